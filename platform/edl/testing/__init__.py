@@ -1,0 +1,2 @@
+"""Virtual clock, fake cluster, fault injector: what tests and simulations stand on.
+"""
