@@ -1,0 +1,504 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Member(_message.Message):
+    __slots__ = ("role", "index", "uid")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    index: int
+    uid: str
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., uid: _Optional[str] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("member", "pid", "control_address", "bulk_address", "ready", "sources")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BULK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    pid: int
+    control_address: str
+    bulk_address: str
+    ready: bool
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., pid: _Optional[int] = ..., control_address: _Optional[str] = ..., bulk_address: _Optional[str] = ..., ready: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("name", "records")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    records: int
+    def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
+
+class RegisterReply(_message.Message):
+    __slots__ = ("incarnation", "placement")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    placement: Placement
+    def __init__(self, incarnation: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
+
+class Placement(_message.Message):
+    __slots__ = ("version", "ps", "slots")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    ps: _containers.RepeatedCompositeFieldContainer[PsAddress]
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., ps: _Optional[_Iterable[_Union[PsAddress, _Mapping]]] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PsAddress(_message.Message):
+    __slots__ = ("index", "uid", "bulk_address")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    BULK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    uid: str
+    bulk_address: str
+    def __init__(self, index: _Optional[int] = ..., uid: _Optional[str] = ..., bulk_address: _Optional[str] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("member", "wait_seconds", "known_incarnation")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    wait_seconds: float
+    known_incarnation: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., known_incarnation: _Optional[int] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("incarnation", "cut", "placement_version", "task", "wait", "stop")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    placement_version: int
+    task: Task
+    wait: Wait
+    stop: Stop
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., placement_version: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+
+class Wait(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Task(_message.Message):
+    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    MINIBATCH_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    kind: str
+    epoch: int
+    source: str
+    start: int
+    end: int
+    minibatch: int
+    pin: int
+    step: int
+    expires_seconds: float
+    payload: bytes
+    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ProgressRequest(_message.Message):
+    __slots__ = ("member", "known_cut", "leases")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_CUT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    known_cut: int
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseProgress]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., known_cut: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ...) -> None: ...
+
+class LeaseProgress(_message.Message):
+    __slots__ = ("lease", "through", "loss_sum", "loss_steps", "skipped_records")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    LOSS_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    through: int
+    loss_sum: float
+    loss_steps: int
+    skipped_records: int
+    def __init__(self, lease: _Optional[int] = ..., through: _Optional[int] = ..., loss_sum: _Optional[float] = ..., loss_steps: _Optional[int] = ..., skipped_records: _Optional[int] = ...) -> None: ...
+
+class ProgressReply(_message.Message):
+    __slots__ = ("incarnation", "cut", "placement_version", "lost")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    placement_version: int
+    lost: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., placement_version: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("member", "lease", "last", "result", "known_cut")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_CUT_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    lease: int
+    last: LeaseProgress
+    result: bytes
+    known_cut: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., lease: _Optional[int] = ..., last: _Optional[_Union[LeaseProgress, _Mapping]] = ..., result: _Optional[bytes] = ..., known_cut: _Optional[int] = ...) -> None: ...
+
+class ReportReply(_message.Message):
+    __slots__ = ("accepted", "reason", "incarnation", "cut")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    incarnation: int
+    cut: int
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class FailRequest(_message.Message):
+    __slots__ = ("member", "kind", "message", "detail", "lease")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    kind: str
+    message: str
+    detail: str
+    lease: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., detail: _Optional[str] = ..., lease: _Optional[int] = ...) -> None: ...
+
+class FailReply(_message.Message):
+    __slots__ = ("fatal",)
+    FATAL_FIELD_NUMBER: _ClassVar[int]
+    fatal: bool
+    def __init__(self, fatal: _Optional[bool] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("member", "reason", "leases")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    reason: str
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseProgress]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ...) -> None: ...
+
+class LeaveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("incarnation", "floor", "revoked", "live", "restore", "cut")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    floor: int
+    revoked: _containers.RepeatedScalarFieldContainer[int]
+    live: _containers.RepeatedScalarFieldContainer[int]
+    restore: str
+    cut: int
+    def __init__(self, incarnation: _Optional[int] = ..., floor: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., live: _Optional[_Iterable[int]] = ..., restore: _Optional[str] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class AttachReply(_message.Message):
+    __slots__ = ("initialized", "version", "uid", "applied", "pins")
+    INITIALIZED_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    initialized: bool
+    version: int
+    uid: str
+    applied: _containers.RepeatedCompositeFieldContainer[LeaseStep]
+    pins: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, initialized: _Optional[bool] = ..., version: _Optional[int] = ..., uid: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ..., pins: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeaseStep(_message.Message):
+    __slots__ = ("lease", "through")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    THROUGH_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    through: int
+    def __init__(self, lease: _Optional[int] = ..., through: _Optional[int] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("incarnation", "leases", "floor")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    leases: _containers.RepeatedScalarFieldContainer[int]
+    floor: int
+    def __init__(self, incarnation: _Optional[int] = ..., leases: _Optional[_Iterable[int]] = ..., floor: _Optional[int] = ...) -> None: ...
+
+class RevokeReply(_message.Message):
+    __slots__ = ("applied",)
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    applied: _containers.RepeatedCompositeFieldContainer[LeaseStep]
+    def __init__(self, applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
+
+class AnnounceRequest(_message.Message):
+    __slots__ = ("incarnation", "cut")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class AnnounceReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("incarnation", "cut", "checkpoint", "pin")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    checkpoint: str
+    pin: bool
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("version", "applied", "copy_seconds")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    COPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    applied: _containers.RepeatedCompositeFieldContainer[LeaseStep]
+    copy_seconds: float
+    def __init__(self, version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ..., copy_seconds: _Optional[float] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("incarnation", "cut")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("incarnation", "cut")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class UnpinReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SavedRequest(_message.Message):
+    __slots__ = ("incarnation", "cut")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class SavedReply(_message.Message):
+    __slots__ = ("file", "size", "checksum", "error")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    size: int
+    checksum: str
+    error: str
+    def __init__(self, file: _Optional[str] = ..., size: _Optional[int] = ..., checksum: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Declare(_message.Message):
+    __slots__ = ("dense", "tables", "optimizer", "fingerprint")
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    dense: _containers.RepeatedCompositeFieldContainer[Variable]
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    optimizer: str
+    fingerprint: str
+    def __init__(self, dense: _Optional[_Iterable[_Union[Variable, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., optimizer: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class Variable(_message.Message):
+    __slots__ = ("name", "shape", "statistic")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    STATISTIC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    statistic: bool
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., statistic: _Optional[bool] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("name", "rows", "dim", "initializer", "seed")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    dim: int
+    initializer: str
+    seed: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., dim: _Optional[int] = ..., initializer: _Optional[str] = ..., seed: _Optional[int] = ...) -> None: ...
+
+class Declared(_message.Message):
+    __slots__ = ("version", "first")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    first: bool
+    def __init__(self, version: _Optional[int] = ..., first: _Optional[bool] = ...) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("pin",)
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    pin: int
+    def __init__(self, pin: _Optional[int] = ...) -> None: ...
+
+class Pulled(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class PullRows(_message.Message):
+    __slots__ = ("pin", "tables")
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    pin: int
+    tables: _containers.RepeatedCompositeFieldContainer[TableRows]
+    def __init__(self, pin: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ...) -> None: ...
+
+class TableRows(_message.Message):
+    __slots__ = ("name", "count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    count: int
+    def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Push(_message.Message):
+    __slots__ = ("incarnation", "worker", "lease", "step", "cut", "learning_rate", "weight", "pull", "tables", "empty")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    worker: int
+    lease: int
+    step: int
+    cut: int
+    learning_rate: float
+    weight: float
+    pull: bool
+    tables: _containers.RepeatedCompositeFieldContainer[TableRows]
+    empty: bool
+    def __init__(self, incarnation: _Optional[int] = ..., worker: _Optional[int] = ..., lease: _Optional[int] = ..., step: _Optional[int] = ..., cut: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight: _Optional[float] = ..., pull: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., empty: _Optional[bool] = ...) -> None: ...
+
+class Pushed(_message.Message):
+    __slots__ = ("outcome", "version", "cut")
+    class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        APPLIED: _ClassVar[Pushed.Outcome]
+        DUPLICATE: _ClassVar[Pushed.Outcome]
+        REVOKED: _ClassVar[Pushed.Outcome]
+    APPLIED: Pushed.Outcome
+    DUPLICATE: Pushed.Outcome
+    REVOKED: Pushed.Outcome
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    outcome: Pushed.Outcome
+    version: int
+    cut: int
+    def __init__(self, outcome: _Optional[_Union[Pushed.Outcome, str]] = ..., version: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class ScanRows(_message.Message):
+    __slots__ = ("pin", "table", "cursor", "limit")
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    pin: int
+    table: str
+    cursor: int
+    limit: int
+    def __init__(self, pin: _Optional[int] = ..., table: _Optional[str] = ..., cursor: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ScannedRows(_message.Message):
+    __slots__ = ("cursor", "count")
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    cursor: int
+    count: int
+    def __init__(self, cursor: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("reason", "kind")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    kind: str
+    def __init__(self, reason: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
