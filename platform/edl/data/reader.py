@@ -1,0 +1,147 @@
+"""The reader port: what a data set is to the rest of EDL, and how one is opened.
+
+A data set is a list of named sources with a record count; a record range is ``[start, end)`` of one source.
+The master counts with it, workers read with it. Formats live in their own modules and are imported on use, so
+that counting loads neither TensorFlow nor NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from edl.core.errors import BadInputError
+from edl.data.files import PathOrPaths, data_files, detect_format
+
+Record: TypeAlias = bytes | list[str]
+"""One record: ``bytes`` from RecordIO (usually a serialized ``tf.train.Example``), a list of cells from CSV."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A named part of a data set, usually a file. ``name`` is what ``read`` takes; it is stable between processes."""
+
+    name: str
+    records: int
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a model's ``feed(dataset, mode, metadata)`` is told about the records.
+
+    Args:
+        format: ``recordio``, ``csv``, or the name that a custom reader gives itself.
+        column_names: the columns of a table in the order of a row's cells; empty for RecordIO.
+        column_dtypes: the type of each column, as the name of a TensorFlow dtype; CSV cells are ``string``.
+    """
+
+    format: str
+    column_names: tuple[str, ...] = ()
+    column_dtypes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CorruptRange:
+    """Records ``[start, end)`` of a source that cannot be read.
+
+    Args:
+        source: the source's name (a path).
+        start: index of the first unreadable record within the source.
+        end: index after the last one.
+        chunk: number of the chunk within the file, from 0; the line number for CSV.
+        offset: byte offset of the chunk (of the row for CSV) within the file.
+        reason: what is wrong, in one clause.
+    """
+
+    source: str
+    start: int
+    end: int
+    chunk: int
+    offset: int
+    reason: str
+
+    @property
+    def records(self) -> int:
+        """How many records are lost with this range."""
+        return self.end - self.start
+
+
+class CorruptRecordError(BadInputError):
+    """A record cannot be read and the caller did not ask to skip. ``corrupt`` says which."""
+
+    def __init__(self, corrupt: CorruptRange) -> None:
+        super().__init__(
+            f"records {corrupt.start} to {corrupt.end - 1} cannot be read: {corrupt.reason}",
+            where=f"{corrupt.source}, chunk {corrupt.chunk} at byte {corrupt.offset}",
+            hint="restore the file, or allow data.max_corrupt_records of at least "
+            f"{corrupt.records} to skip and count them",
+        )
+        self.corrupt = corrupt
+
+
+OnCorrupt: TypeAlias = Callable[[CorruptRange], None]
+"""Is told of every unreadable range, in order. It may raise to stop the read."""
+
+
+class Reader(Protocol):
+    """Reads the records of a data set. One instance serves several threads; nothing stays open between calls."""
+
+    @property
+    def metadata(self) -> Metadata:
+        """What ``feed`` is told."""
+
+    def sources(self) -> Sequence[Source]:
+        """Name and record count of every source, in a stable order. Reads no record.
+
+        Raises:
+            BadInputError: a source is not in the format.
+        """
+
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
+        """The records ``[start, end)`` of one source, in order; meant for a minibatch or a few per call.
+
+        Without ``on_corrupt`` an unreadable record is an error. With it, each unreadable range, cut to the range
+        that was asked for, is reported and left out: the indices of what is returned are
+        ``range(start, end)`` without the reported ranges.
+
+        Raises:
+            CorruptRecordError: a record cannot be read and ``on_corrupt`` is None.
+            BadInputError: unknown source, or a range outside of it.
+        """
+
+
+def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None) -> Reader:
+    """Open a data set with one of the built-in readers.
+
+    Args:
+        paths: a file, a directory (its data files in sorted order) or a list of both.
+        options: the job's ``data.reader``. ``format`` (``recordio`` or ``csv``) is found from the files when it
+            is absent; the other options belong to the format.
+
+    Raises:
+        BadInputError: no data there, a file cannot be read, the format or an option is unknown.
+    """
+    rest = dict(options or {})
+    files = data_files(paths)
+    chosen = rest.pop("format", None)
+    name = detect_format(files) if chosen is None else str(chosen)
+    return _format_reader(name, files, rest)
+
+
+def _format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:
+    # The formats build on this module's types, hence imports on use.
+    if name == "recordio":
+        from edl.data.recordio.reader import RecordIOReader
+
+        return RecordIOReader.from_options(files, options)
+    if name == "csv":
+        from edl.data.csv_rows import CsvReader
+
+        return CsvReader.from_options(files, options)
+    raise BadInputError(
+        f"unknown data format {name!r}",
+        where="data.reader.format",
+        hint="the built-in formats are recordio and csv; a model module may define custom_data_reader for others",
+    )
