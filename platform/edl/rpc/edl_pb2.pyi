@@ -230,20 +230,22 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("incarnation", "floor", "revoked", "live", "restore", "cut")
+    __slots__ = ("incarnation", "floor", "revoked", "live", "restore", "cut", "slots")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     floor: int
     revoked: _containers.RepeatedScalarFieldContainer[int]
     live: _containers.RepeatedScalarFieldContainer[int]
     restore: str
     cut: int
-    def __init__(self, incarnation: _Optional[int] = ..., floor: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., live: _Optional[_Iterable[int]] = ..., restore: _Optional[str] = ..., cut: _Optional[int] = ...) -> None: ...
+    slots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnation: _Optional[int] = ..., floor: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., live: _Optional[_Iterable[int]] = ..., restore: _Optional[str] = ..., cut: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("initialized", "version", "uid", "applied", "pins")
