@@ -1,0 +1,319 @@
+"""The JobSpec: one file says all about a job; every role reads it whole, as these frozen values.
+
+Attribute names are the YAML names. Each field's annotation carries what may be written, its unit, one sentence, and
+which values this version has built (edl.spec.section). Quantities are numbers in the field's unit: bytes, cores,
+seconds. Paths are text as written; edl.spec.paths gives them their meaning on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
+from edl.spec.kind import CORES, DURATION, SIZE, Choice, Flag, Number, Text, Whole
+from edl.spec.node import Json
+from edl.spec.section import Option, Section
+
+API_VERSION = "edl.dev/v1"
+
+_JOB_NAME = Text(
+    r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
+    "a job name: 1 to 40 of a-z, 0-9 and -, beginning with a letter and not ending with -",
+)
+_DEFINITION = Text(
+    r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", "a module below the zoo and a function in it, such as mnist.model.custom_model"
+)
+_MOUNT = Text(r"^/[\s\S]*$", "an absolute path")
+_PRIORITY = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a PriorityClass, such as high or low")
+_PATH = Text(meaning="a path")
+_TEXT = Text()
+_LABEL = Text(r"^[\s\S]*$")
+_COUNT = Whole(0)
+_POSITIVE = Whole(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one pod of a role asks Kubernetes for."""
+
+    cpu: Annotated[float, Option(CORES, "CPU of one pod; edl run does not limit its processes.", "cores")] = 2.0
+    memory: Annotated[int, Option(SIZE, "Memory of one pod; edl run does not limit its processes.", "bytes")] = 2 << 30
+    gpu: Annotated[int, Option(_COUNT, "GPUs of one pod.", "devices", built=(0,))] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The user's model code."""
+
+    definition: Annotated[str, Option(_DEFINITION, "The module below the zoo and the function that makes the model.")]
+    zoo: Annotated[str, Option(_PATH, "The directory of model code; relative to this file under edl run.")] = (
+        "model_zoo"
+    )
+    params: Annotated[
+        Mapping[str, Json], Option(Named(Anything()), "Keyword arguments of the function that makes the model.")
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Where records come from; each set is a tuple of paths, empty when there is none."""
+
+    training: Annotated[tuple[str, ...], Option(Paths(), "Files or directories of records to train on.")] = ()
+    validation: Annotated[tuple[str, ...], Option(Paths(), "Files or directories of records to evaluate on.")] = ()
+    prediction: Annotated[tuple[str, ...], Option(Paths(), "Files or directories of records to predict.")] = ()
+    reader: Annotated[
+        Mapping[str, Json],
+        Option(Named(Anything()), "Arguments of the reader, such as format (recordio or csv); the reader checks them."),
+    ] = field(default_factory=dict)
+    max_corrupt_records: Annotated[
+        int, Option(_COUNT, "Corrupt records that are skipped and counted before the job fails.", "records")
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """How long and in which portions to train."""
+
+    epochs: Annotated[int, Option(_POSITIVE, "How often the training records are gone through.", "epochs")] = 1
+    minibatch_size: Annotated[int, Option(_POSITIVE, "Records of one step of one worker.", "records")] = 64
+    minibatches_per_task: Annotated[
+        int, Option(_POSITIVE, "Minibatches that a worker leases at once.", "minibatches")
+    ] = 64
+    evaluation_steps: Annotated[
+        int | None,
+        Option(Nullable(_POSITIVE), "Steps from one evaluation to the next; null evaluates at the end only.", "steps"),
+    ] = None
+    max_steps: Annotated[
+        int | None, Option(Nullable(_POSITIVE), "Steps after which the job ends; null ends with the epochs.", "steps")
+    ] = None
+    seed: Annotated[int, Option(_COUNT, "Seed of the initial weights and of the order of the records.")] = 0
+    on_nan: Annotated[
+        str,
+        Option(
+            Choice(("stop", "skip")),
+            "When a loss or gradient is not finite: stop the job naming the records, or skip the minibatch's update.",
+        ),
+    ] = "stop"
+    on_crashing_range: Annotated[
+        str,
+        Option(
+            Choice(("fail", "skip")),
+            "When a range of records makes workers crash again and again: fail the job, or skip the range and say so.",
+        ),
+    ] = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How workers combine what they learn."""
+
+    name: Annotated[
+        str,
+        Option(
+            Choice(("ParameterServer", "AllReduce", "Local")),
+            "ParameterServer for elastic jobs; Local for one process to debug in.",
+            built=("ParameterServer", "Local"),
+        ),
+    ] = "ParameterServer"
+    mode: Annotated[
+        str, Option(Choice(("async", "sync")), "Whether parameter servers apply each push at once.", built=("async",))
+    ] = "async"
+    grads_to_wait: Annotated[
+        int, Option(_POSITIVE, "Pushes that a synchronous update waits for.", "pushes", built=(1,))
+    ] = 1
+    version_tolerance: Annotated[
+        int, Option(_COUNT, "Versions that a push may lag behind in synchronous mode.", "versions", built=(0,))
+    ] = 0
+    staleness_aware: Annotated[
+        bool, Option(Flag(), "Whether the learning rate falls with a push's staleness.", built=(False,))
+    ] = False
+    get_model_steps: Annotated[
+        int, Option(_POSITIVE, "Steps of a worker from one pull to the next.", "steps", built=(1,))
+    ] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """When cuts of the parameters and the ledger are kept."""
+
+    every_steps: Annotated[int, Option(_POSITIVE, "Steps from one checkpoint to the next.", "steps")] = 1000
+    keep: Annotated[int, Option(_POSITIVE, "Newest checkpoints that are kept.", "checkpoints")] = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Where the trained model goes."""
+
+    path: Annotated[
+        str | None, Option(Nullable(_PATH), "Directory of the exported model; null is export/ in the run's directory.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """The coordinator's pod."""
+
+    priority: Annotated[str, Option(_PRIORITY, "PriorityClass of the pod; edl run does not use it.")] = "high"
+    resources: Annotated[Resources, Option(Section(Resources), "What the pod asks for.")] = field(
+        default_factory=Resources
+    )
+    lost_timeout: Annotated[
+        float, Option(DURATION, "How long workers and parameter servers wait for a lost master.", "seconds")
+    ] = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterServers:
+    """The roles that hold the parameters."""
+
+    count: Annotated[int, Option(_POSITIVE, "Number of parameter servers.", "processes or pods")] = 1
+    priority: Annotated[str, Option(_PRIORITY, "PriorityClass of the pods; edl run does not use it.")] = "high"
+    replicas: Annotated[int, Option(_COUNT, "Copies of each slot on other parameter servers.", built=(0,))] = 0
+    embedding_threshold: Annotated[
+        int, Option(SIZE, "Embedding layers of at least this size are served as rows.", "bytes")
+    ] = 2 << 20
+    resources: Annotated[Resources, Option(Section(Resources), "What each pod asks for.")] = field(
+        default_factory=Resources
+    )
+    max_rows: Annotated[
+        int | None, Option(Nullable(_POSITIVE), "Rows that an embedding table may hold.", "rows", built=(None,))
+    ] = None
+    evict_after_steps: Annotated[
+        int | None,
+        Option(Nullable(_POSITIVE), "Steps after which an unused row is dropped.", "steps", built=(None,)),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The elastic part of the job."""
+
+    min: Annotated[int, Option(_COUNT, "Below this many workers the job is called starved; it goes on.", "workers")] = 1
+    max: Annotated[int, Option(_POSITIVE, "As many workers are asked for; edl run starts this many.", "workers")] = 2
+    priority: Annotated[str, Option(_PRIORITY, "PriorityClass of the pods; edl run does not use it.")] = "low"
+    resources: Annotated[Resources, Option(Section(Resources), "What each pod asks for.")] = field(
+        default_factory=Resources
+    )
+    oom_memory_factor: Annotated[
+        float,
+        Option(Number(1.0), "Memory of a worker's successor after it ran out of memory, as a factor.", built=(1.0,)),
+    ] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A directory that all roles share."""
+
+    mount: Annotated[str, Option(_MOUNT, "Where the volume appears in paths of this file.")]
+    claim: Annotated[
+        str | None, Option(Nullable(_TEXT), "PersistentVolumeClaim of the volume; edl run does not use it.")
+    ] = None
+    local: Annotated[
+        str | None,
+        Option(Nullable(_PATH), "Folder that stands for the volume under edl run, relative to this file."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where journal, checkpoints and logs go."""
+
+    claim: Annotated[
+        str | None,
+        Option(Nullable(_TEXT), "PersistentVolumeClaim; null is the first volume's. edl run does not use it."),
+    ] = None
+    path: Annotated[
+        str | None,
+        Option(
+            Nullable(_PATH), "Directory of runs; null is .edl where edl run was called, on Kubernetes the first volume."
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What every pod of the job gets; edl run does not use it, except env."""
+
+    env: Annotated[Mapping[str, str], Option(Named(_LABEL), "Environment variables of every role.")] = field(
+        default_factory=dict
+    )
+    node_selector: Annotated[Mapping[str, str], Option(Named(_LABEL), "Labels of the nodes that pods may use.")] = (
+        field(default_factory=dict)
+    )
+    tolerations: Annotated[
+        tuple[Mapping[str, Json], ...], Option(ListOf(Named(Anything())), "Tolerations, as Kubernetes has them.")
+    ] = ()
+    affinity: Annotated[Mapping[str, Json], Option(Named(Anything()), "Affinity, as Kubernetes has it.")] = field(
+        default_factory=dict
+    )
+    labels: Annotated[Mapping[str, str], Option(Named(_LABEL), "Labels that are added to pods.")] = field(
+        default_factory=dict
+    )
+    annotations: Annotated[Mapping[str, str], Option(Named(_LABEL), "Annotations that are added to pods.")] = field(
+        default_factory=dict
+    )
+    overrides: Annotated[
+        Mapping[str, Json], Option(Named(Anything()), "Parts of a pod that are merged in last, as Kubernetes has them.")
+    ] = field(default_factory=dict)
+    image_pull_secrets: Annotated[
+        tuple[str, ...], Option(ListOf(_TEXT), "Names of the Secrets that the image is pulled with.")
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunAs:
+    """The user that containers run as."""
+
+    user: Annotated[int, Option(_COUNT, "Numeric user id.")] = 1000
+    group: Annotated[int, Option(_COUNT, "Numeric group id, also of the volumes' files.")] = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Whom pods run as; edl run does not use it."""
+
+    run_as: Annotated[RunAs, Option(Section(RunAs), "User and group of every container.")] = field(
+        default_factory=RunAs
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """All about one job."""
+
+    name: Annotated[str, Option(_JOB_NAME, "Names the job, its runs and its pods.")]
+    model: Annotated[Model, Option(Section(Model), "The user's model code.")]
+    image: Annotated[str | None, Option(Nullable(_TEXT), "Container image of every role; edl run does not use it.")] = (
+        None
+    )
+    data: Annotated[Data, Option(Section(Data), "Where records come from.")] = field(default_factory=Data)
+    train: Annotated[Train, Option(Section(Train), "How long and in which portions to train.")] = field(
+        default_factory=Train
+    )
+    strategy: Annotated[Strategy, Option(Section(Strategy), "How workers combine what they learn.")] = field(
+        default_factory=Strategy
+    )
+    checkpoint: Annotated[
+        Checkpoint | None, Option(Nullable(Section(Checkpoint)), "When checkpoints are kept; null keeps none.")
+    ] = field(default_factory=Checkpoint)
+    export: Annotated[
+        Export | None, Option(Nullable(Section(Export)), "Where the trained model goes; null exports nothing.")
+    ] = field(default_factory=Export)
+    master: Annotated[Master, Option(Section(Master), "The coordinator's pod.")] = field(default_factory=Master)
+    ps: Annotated[ParameterServers, Option(Section(ParameterServers), "The roles that hold the parameters.")] = field(
+        default_factory=ParameterServers
+    )
+    workers: Annotated[Workers, Option(Section(Workers), "The elastic part of the job.")] = field(
+        default_factory=Workers
+    )
+    volumes: Annotated[tuple[Volume, ...], Option(ListOf(Section(Volume)), "Directories that all roles share.")] = ()
+    storage: Annotated[Storage, Option(Section(Storage), "Where journal, checkpoints and logs go.")] = field(
+        default_factory=Storage
+    )
+    pod: Annotated[Pod, Option(Section(Pod), "What every pod of the job gets.")] = field(default_factory=Pod)
+    security: Annotated[Security, Option(Section(Security), "Whom pods run as.")] = field(default_factory=Security)
+
+
+JOB = Section(JobSpec, constants=(("apiVersion", API_VERSION),))

@@ -1,0 +1,241 @@
+"""The kinds of values a document holds: each reads a node, writes it back as JSON, and describes itself.
+
+A kind never raises on a user's mistake: it reports to the place and returns None, and whoever started the reading
+raises once, with all problems. Mappings with named fields are in edl.spec.section.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edl.spec import quantity
+from edl.spec.node import Json, Node, Place, Scalar
+from edl.spec.problem import nearest
+
+
+class Kind(Protocol):
+    """What a value may be."""
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value of a node; reports to the place and returns None when the node does not hold one."""
+
+    def write(self, value: Any) -> Json:
+        """The value as JSON, such that read gives it back."""
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    """What the kinds of single values share: one way to refuse, and JSON that is the value itself."""
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        raise NotImplementedError
+
+    def refuse(self, node: Node, place: Place, hint: str | None = None) -> None:
+        """Report what was found and what is allowed."""
+        place.report(node, f"found {found(node)}, must be {self.expected}", hint)
+
+    def write(self, value: Any) -> Json:
+        """The value as JSON."""
+        plain: Scalar = value
+        return plain
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(_Scalar):
+    """A whole number of at least ``minimum``."""
+
+    minimum: int | None = 0
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return "a whole number" if self.minimum is None else f"a whole number of at least {self.minimum}"
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        value = node.value
+        if isinstance(value, bool) or not isinstance(value, int) or value < _floor(self.minimum):
+            return self.refuse(node, place)
+        return value
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {"type": "integer"} | ({} if self.minimum is None else {"minimum": self.minimum})
+
+
+@dataclass(frozen=True, slots=True)
+class Number(_Scalar):
+    """A finite number of at least ``minimum``; always a float once read."""
+
+    minimum: float | None = None
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return "a number" if self.minimum is None else f"a number of at least {self.minimum:g}"
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        number = _number(node.value)
+        if number is None or number < _floor(self.minimum):
+            return self.refuse(node, place)
+        return number
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {"type": "number"} | ({} if self.minimum is None else {"minimum": self.minimum})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(_Scalar):
+    """True or false."""
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return "true or false"
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        return node.value if isinstance(node.value, bool) else self.refuse(node, place)
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text(_Scalar):
+    """Text, not empty unless a pattern says so; ``meaning`` names what the pattern admits."""
+
+    pattern: str = r"^[\s\S]+$"
+    meaning: str = "text"
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return self.meaning
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        # fullmatch, because $ of a Python pattern also matches before a last line feed
+        if isinstance(node.value, str) and re.fullmatch(self.pattern, node.value):
+            return node.value
+        quoted = None if isinstance(node.value, str | dict | list | None) else "put it in quotes to make it text"
+        return self.refuse(node, place, quoted)
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {"type": "string", "pattern": self.pattern}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(_Scalar):
+    """One of a few names."""
+
+    names: tuple[str, ...]
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return one_of(self.names)
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        if node.value in self.names:
+            return node.value
+        close = nearest(node.value, self.names) if isinstance(node.value, str) else None
+        return self.refuse(node, place, close and f"did you mean '{close}'?")
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {"enum": list(self.names)}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(_Scalar):
+    """A number in the documented unit, or text with a unit of its own: ``2Mi``, ``500m``, ``30m``."""
+
+    parse: Callable[[str], float]
+    pattern: str
+    meaning: str
+    whole: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return self.meaning
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        number = self._parsed(node.value) if isinstance(node.value, str) else _number(node.value)
+        if number is None or number < 0 or (self.whole and number != int(number)):
+            return self.refuse(node, place)
+        return int(number) if self.whole else float(number)
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {
+            "anyOf": [
+                {"type": "integer" if self.whole else "number", "minimum": 0},
+                {"type": "string", "pattern": self.pattern},
+            ]
+        }
+
+    def _parsed(self, text: str) -> float | None:
+        try:
+            return self.parse(text)
+        except ValueError:
+            return None
+
+
+SIZE = Quantity(quantity.size, quantity.SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
+CORES = Quantity(quantity.cores, quantity.CORES_PATTERN, "CPU cores such as 2, 1.5 or 500m")
+DURATION = Quantity(
+    quantity.duration, quantity.DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds"
+)
+
+
+def found(node: Node) -> str:
+    """A node as an error message quotes it."""
+    match node.value:
+        case dict():
+            return "a mapping"
+        case list():
+            return "a list"
+        case None:
+            return "nothing (null)"
+        case bool():
+            return "true" if node.value else "false"
+        case str():
+            return f"'{node.value}'"
+        case number:
+            return f"{number}"
+
+
+def one_of(names: tuple[str, ...]) -> str:
+    """Names as an error message lists them."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _floor(minimum: float | None) -> float:
+    return -math.inf if minimum is None else minimum

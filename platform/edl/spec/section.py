@@ -1,0 +1,154 @@
+"""Mappings with named fields, as frozen dataclasses whose annotations say all there is to know about each field.
+
+    epochs: Annotated[int, Option(Whole(1), "How often the training records are gone through.", unit="epochs")] = 1
+
+From these annotations come the reader with its error messages, the writer, and the JSON Schema: one source for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from edl.spec.kind import Kind, found
+from edl.spec.node import Json, Node, Place
+from edl.spec.problem import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of a section.
+
+    Attributes:
+        kind: what its value may be.
+        doc: one sentence for the user.
+        unit: the unit of its value, where it has one.
+        built: the values whose behaviour exists in this version; None when all that the kind admits do.
+    """
+
+    kind: Kind
+    doc: str
+    unit: str | None = None
+    built: tuple[Any, ...] | None = None
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The field's value; a value that is known but not built is a problem, never ignored."""
+        before = len(place.problems)
+        value = self.kind.read(node, place)
+        if self.built is not None and len(place.problems) == before and value not in self.built:
+            built = ", ".join(found(Node(value, "")) if value is None else str(value) for value in self.built)
+            place.report(node, f"{value} is not built yet", f"this version has: {built}")
+        return value
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of the values that this version accepts."""
+        text = f"{self.doc} Unit: {self.unit}." if self.unit else self.doc
+        accepted = self.kind.schema()
+        if self.built is not None:
+            text += " Other values are not built yet."
+            accepted = {"enum": [self.kind.write(value) for value in self.built]}
+        return {"description": text, **accepted}
+
+
+@cache
+def options(section: type) -> dict[str, Option]:
+    """The fields of a section, by name, in their order."""
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name: _option(hints[field.name]) for field in fields(section)}
+
+
+def defaults(section: type) -> dict[str, Any]:
+    """The defaults of a section's fields; fields that must be given are absent."""
+    found_defaults = {}
+    for field in fields(section):
+        if field.default is not MISSING:
+            found_defaults[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            found_defaults[field.name] = field.default_factory()
+    return found_defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping with the fields of a frozen dataclass; unknown fields are problems.
+
+    ``constants`` are members of the document that the dataclass does not carry, such as apiVersion.
+    """
+
+    section: type
+    constants: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return f"a mapping with {', '.join(self.names)}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that the mapping may have."""
+        return (*(name for name, _ in self.constants), *options(self.section))
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The dataclass, or None when a field is missing or wrong."""
+        if not isinstance(node.value, dict):
+            return place.report(node, f"found {found(node)}, must be {self.expected}")
+        before = len(place.problems)
+        values = {name: self._member(name, member, place) for name, member in node.value.items()}
+        for name in self._missing(node.value):
+            place.member(name).report(node, "is missing", options(self.section)[name].doc)
+        if len(place.problems) > before:
+            return None
+        return self.section(**{name: value for name, value in values.items() if name in options(self.section)})
+
+    def write(self, value: Any) -> Json:
+        """All fields, defaults included."""
+        members = {name: option.kind.write(getattr(value, name)) for name, option in options(self.section).items()}
+        return {**dict(self.constants), **members}
+
+    def schema(self) -> dict[str, Json]:
+        """An object without additional properties, each property with its description and default."""
+        properties: dict[str, Json] = {name: {"const": text} for name, text in self.constants}
+        for name, option in options(self.section).items():
+            properties[name] = option.schema() | self._default(name, option)
+        required: list[Json] = list(self._missing(()))
+        shape: dict[str, Json] = {"type": "object", "additionalProperties": False, "properties": properties}
+        return shape | ({"required": required} if required else {})
+
+    def _member(self, name: str, node: Node, place: Place) -> Any:
+        option = options(self.section).get(name)
+        if option is not None:
+            return option.read(node, place.member(name))
+        if name not in dict(self.constants):
+            return place.member(name).report(node, *self._unknown(name))
+        if node.value != dict(self.constants)[name]:
+            place.member(name).report(node, f"found {found(node)}, must be '{dict(self.constants)[name]}'")
+        return None
+
+    def _unknown(self, name: str) -> tuple[str, str]:
+        close = nearest(name, self.names) or _elsewhere(self.section, name)
+        guess = f"; did you mean '{close}'?" if close else ""
+        return f"unknown field{guess}", f"allowed here: {', '.join(self.names)}"
+
+    def _missing(self, present: Iterable[str]) -> list[str]:
+        return [name for name in options(self.section) if name not in {*present, *defaults(self.section)}]
+
+    def _default(self, name: str, option: Option) -> dict[str, Json]:
+        given = defaults(self.section)
+        return {"default": option.kind.write(given[name])} if name in given else {}
+
+
+def _option(hint: Any) -> Option:
+    (option,) = (extra for extra in hint.__metadata__ if isinstance(extra, Option))
+    return option
+
+
+def _elsewhere(section: type, name: str) -> str | None:
+    """The full path of a field that was written one level too high: ``epochs`` for ``train.epochs``."""
+    for outer, option in options(section).items():
+        inner = getattr(option.kind, "section", None)
+        if dataclasses.is_dataclass(inner) and name in options(inner):  # type: ignore[arg-type]
+            return f"{outer}.{name}"
+    return None
