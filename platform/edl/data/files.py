@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, EdlError, RetryableError
 
 PathOrPaths: TypeAlias = str | Path | Sequence[str | Path]
 
 INDEX_SUFFIX = ".idx"
 RECORDIO_MAGIC = bytes.fromhex("04030201")
 _SUFFIXES = {".recordio": "recordio", ".rio": "recordio", ".csv": "csv", ".tsv": "csv"}
+
+
+def unreadable(file: Path, error: OSError) -> EdlError:
+    """The error to raise for ``error``: bad input where the path is to blame, else worth another try (a volume)."""
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
+        return BadInputError(f"cannot be read: {error.strerror}", where=str(file), hint="check path and permissions")
+    return RetryableError(f"cannot be read: {error.strerror}", where=str(file), hint="is the volume reachable?")
+
+
+def beside(path: Path) -> Path:
+    """A hidden name of this process in the same directory, to be renamed to ``path`` when it is complete."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def data_files(paths: PathOrPaths) -> tuple[Path, ...]:
@@ -40,9 +53,7 @@ def _files_of(path: Path) -> list[Path]:
     except FileNotFoundError:
         raise BadInputError("there is no such file or directory", where=str(path), hint=_nearest(path)) from None
     except OSError as error:
-        raise BadInputError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="check its permissions"
-        ) from error
+        raise unreadable(path, error) from error
 
 
 def _directory_files(directory: Path) -> list[Path]:
@@ -98,9 +109,7 @@ def _format_of(file: Path) -> str | None:
         with file.open("rb") as stream:
             head = stream.read(len(RECORDIO_MAGIC))
     except OSError as error:
-        raise BadInputError(
-            f"cannot be read: {error.strerror}", where=str(file), hint="check its permissions"
-        ) from error
+        raise unreadable(file, error) from error
     if not head:
         return None
     if head == RECORDIO_MAGIC:

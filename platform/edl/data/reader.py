@@ -50,15 +50,15 @@ class CorruptRange:
         source: the source's name (a path).
         start: index of the first unreadable record within the source.
         end: index after the last one.
-        chunk: number of the chunk within the file, from 0; the line number for CSV.
-        offset: byte offset of the chunk (of the row for CSV) within the file.
+        chunk: number of the chunk within the file, from 0; None in formats without chunks.
+        offset: byte offset of the chunk, or of the record in formats without chunks, within the file.
         reason: what is wrong, in one clause.
     """
 
     source: str
     start: int
     end: int
-    chunk: int
+    chunk: int | None
     offset: int
     reason: str
 
@@ -72,9 +72,11 @@ class CorruptRecordError(BadInputError):
     """A record cannot be read and the caller did not ask to skip. ``corrupt`` says which."""
 
     def __init__(self, corrupt: CorruptRange) -> None:
+        which = f"record {corrupt.start}" if corrupt.records == 1 else f"records {corrupt.start} to {corrupt.end - 1}"
+        place = "byte" if corrupt.chunk is None else f"chunk {corrupt.chunk} at byte"
         super().__init__(
-            f"records {corrupt.start} to {corrupt.end - 1} cannot be read: {corrupt.reason}",
-            where=f"{corrupt.source}, chunk {corrupt.chunk} at byte {corrupt.offset}",
+            f"{which} cannot be read: {corrupt.reason}",
+            where=f"{corrupt.source}, {place} {corrupt.offset}",
             hint="restore the file, or allow data.max_corrupt_records of at least "
             f"{corrupt.records} to skip and count them",
         )

@@ -1,0 +1,147 @@
+"""A chunk, byte by byte: the header, the compressors, and the records within a payload."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias
+
+from edl.core.errors import BadInputError
+
+Compression: TypeAlias = Literal["none", "snappy", "gzip"]
+COMPRESSORS: dict[Compression, int] = {"none": 0, "snappy": 1, "gzip": 2}
+_NAMES = {number: name for name, number in COMPRESSORS.items()}
+
+MAGIC = 0x01020304
+_HEADER = struct.Struct("<5I")
+_LENGTH = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size
+LENGTH_BYTES = _LENGTH.size
+
+
+class CorruptChunkError(Exception):
+    """A chunk's bytes are not what its header says. The reader adds the place and translates it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The 20 bytes before a payload.
+
+    Args:
+        checksum: CRC-32 (IEEE) of the payload as stored.
+        compressor: 0 none, 1 snappy framing, 2 gzip.
+        size: bytes of the payload as stored.
+        records: records in the chunk.
+    """
+
+    checksum: int
+    compressor: int
+    size: int
+    records: int
+
+    @classmethod
+    def parse(cls, data: bytes) -> Header | None:
+        """The header in ``data``, or None where these bytes are none (too short, or another magic)."""
+        if len(data) != HEADER_BYTES:
+            return None
+        magic, *fields = _HEADER.unpack(data)
+        return cls(*fields) if magic == MAGIC else None
+
+    def pack(self) -> bytes:
+        """The header as it stands in a file."""
+        return _HEADER.pack(MAGIC, self.checksum, self.compressor, self.size, self.records)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedChunk:
+    """A checked, decompressed payload. Record i lies in ``payload[bounds[i] + 4 : bounds[i + 1]]``."""
+
+    payload: bytes
+    bounds: array[int]
+
+    def records(self, first: int, last: int) -> list[bytes]:
+        """Records ``[first, last)``, counted within the chunk."""
+        payload = self.payload
+        return [payload[begin + LENGTH_BYTES : end] for begin, end in pairwise(self.bounds[first : last + 1])]
+
+
+def encode_chunk(records: Iterable[bytes], compression: Compression) -> bytes:
+    """Header and payload of one chunk. Uncompressed, the bytes are those of the original writer."""
+    parts: list[bytes] = []
+    for record in records:
+        parts += (_LENGTH.pack(len(record)), record)
+    stored = _compress(b"".join(parts), compression)
+    return Header(zlib.crc32(stored), COMPRESSORS[compression], len(stored), len(parts) // 2).pack() + stored
+
+
+def decode_chunk(header: Header, stored: bytes) -> DecodedChunk:
+    """Check, decompress and divide a payload.
+
+    Raises:
+        CorruptChunkError: truncated, a wrong checksum, an unknown or failing compressor, lengths that do not add up.
+    """
+    if len(stored) < header.size:
+        raise CorruptChunkError(f"the payload is truncated: {len(stored)} of {header.size} bytes")
+    checksum = zlib.crc32(stored)
+    if checksum != header.checksum:
+        raise CorruptChunkError(f"checksum {checksum:#010x} instead of {header.checksum:#010x}")
+    payload = _decompress(stored, header.compressor)
+    return DecodedChunk(payload, _bounds(payload, header.records))
+
+
+def _bounds(payload: bytes, records: int) -> array[int]:
+    bounds = array("Q", [0])
+    position = 0
+    length_at, append = _LENGTH.unpack_from, bounds.append
+    try:
+        for _ in range(records):
+            position += LENGTH_BYTES + length_at(payload, position)[0]
+            append(position)
+    except struct.error:
+        position = -1
+    if position != len(payload):
+        raise CorruptChunkError(f"the lengths of its {records} records do not add up to {len(payload)} bytes")
+    return bounds
+
+
+def _compress(payload: bytes, compression: Compression) -> bytes:
+    if compression == "snappy":
+        # Frames of up to 64 KiB that span records: the original reads records across frames.
+        return bytes(_cramjam().snappy.compress(payload))
+    # mtime 0: equal records give equal files.
+    return gzip.compress(payload, mtime=0) if compression == "gzip" else payload
+
+
+def _decompress(stored: bytes, compressor: int) -> bytes:
+    name = _NAMES.get(compressor)
+    if name is None:
+        raise CorruptChunkError(f"unknown compressor {compressor}")
+    if name == "snappy":
+        return _decompress_snappy(stored)
+    try:
+        return gzip.decompress(stored) if name == "gzip" else stored
+    except (OSError, EOFError, zlib.error) as error:
+        raise CorruptChunkError(f"gzip: {error}") from error
+
+
+def _decompress_snappy(stored: bytes) -> bytes:
+    cramjam = _cramjam()
+    try:
+        return bytes(cramjam.snappy.decompress(stored))
+    except cramjam.DecompressionError as error:
+        raise CorruptChunkError(f"snappy: {error}") from error
+
+
+def _cramjam() -> Any:
+    try:
+        import cramjam
+    except ImportError as error:
+        raise BadInputError(
+            "snappy compression needs the package cramjam", hint="pip install 'edl-platform[train]'"
+        ) from error
+    return cramjam

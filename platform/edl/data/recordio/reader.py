@@ -1,0 +1,128 @@
+"""Reading records by position, out of one file and out of a data set of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from edl.core.errors import BadInputError
+from edl.data.files import unreadable
+from edl.data.options import Options
+from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.recordio.chunk import HEADER_BYTES, CorruptChunkError, DecodedChunk, Header, decode_chunk
+from edl.data.recordio.index import Index, load_index
+
+
+class RecordFile:
+    """One RecordIO file. Keeps the last chunk that was read, so that small reads in order are cheap.
+
+    Nothing stays open between calls, and threads may share an instance.
+
+    Args:
+        path: the file.
+        save_index: keep the index beside the file too.
+    """
+
+    def __init__(self, path: str | Path, *, save_index: bool = False) -> None:
+        self.path = Path(path)
+        self._save_index = save_index
+        # (number, its content or why it cannot be read): replaced as a whole, which is what makes threads safe.
+        self._last: tuple[int, DecodedChunk | str] = (-1, "")
+
+    @cached_property
+    def index(self) -> Index:
+        """Where the chunks are; walked once."""
+        return load_index(self.path, save=self._save_index)
+
+    @property
+    def records(self) -> int:
+        """Records in the file, as the headers say."""
+        return self.index.records
+
+    def read(self, start: int = 0, end: int | None = None, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
+        """Records ``[start, end)``, clipped to the file as the original's Scanner does; ``on_corrupt`` as in the port.
+
+        Raises:
+            CorruptRecordError: a chunk of the range cannot be read and ``on_corrupt`` is None.
+        """
+        start, end = max(start, 0), self.records if end is None else min(end, self.records)
+        found: list[bytes] = []
+        for number in self.index.chunks(start, end):
+            first = self.index.firsts[number]
+            begin, finish = max(start, first), min(end, self.index.firsts[number + 1])
+            chunk = self._chunk(number)
+            if isinstance(chunk, DecodedChunk):
+                found += chunk.records(begin - first, finish - first)
+            else:
+                self._report(number, begin, finish, chunk, on_corrupt)
+        return found
+
+    def _report(self, number: int, begin: int, finish: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
+        corrupt = CorruptRange(str(self.path), begin, finish, number, self.index.offsets[number], reason)
+        if on_corrupt is None:
+            raise CorruptRecordError(corrupt)
+        on_corrupt(corrupt)
+
+    def _chunk(self, number: int) -> DecodedChunk | str:
+        last, content = self._last
+        if last != number:
+            content = self._load(number)
+            self._last = (number, content)
+        return content
+
+    def _load(self, number: int) -> DecodedChunk | str:
+        """The chunk, or the reason why it cannot be read."""
+        header = self.index.headers[number]
+        stored = self._stored(header, self.index.offsets[number])
+        try:
+            return decode_chunk(header, stored)
+        except CorruptChunkError as error:
+            return str(error)
+
+    def _stored(self, header: Header, offset: int) -> bytes:
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(offset)
+                current = Header.parse(stream.read(HEADER_BYTES))
+                # A damaged size must not be allocated.
+                rest = os.fstat(stream.fileno()).st_size - offset - HEADER_BYTES
+                stored = stream.read(max(0, min(header.size, rest)))
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        if current != header:
+            raise BadInputError(
+                f"the file changed while it was in use: another chunk at byte {offset}",
+                where=str(self.path),
+                hint="write new files beside the old ones instead of over them",
+            )
+        return stored
+
+
+class RecordIOReader:
+    """A data set of RecordIO files: the reader port."""
+
+    metadata = Metadata(format="recordio")
+
+    def __init__(self, files: Sequence[Path], *, save_index: bool = False) -> None:
+        self._files = {str(file): RecordFile(file, save_index=save_index) for file in files}
+
+    @classmethod
+    def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> RecordIOReader:
+        """With the options of ``data.reader``: ``index: memory`` (the default) or ``index: file``."""
+        chosen = Options(options, allowed=("index",))
+        return cls(files, save_index=chosen.one_of("index", ("memory", "file")) == "file")
+
+    def sources(self) -> tuple[Source, ...]:
+        """Name (the path) and record count of each file."""
+        return tuple(Source(name, file.records) for name, file in self._files.items())
+
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
+        """Records ``[start, end)`` of one file; see the port."""
+        file = self._files.get(source)
+        if file is None:
+            raise BadInputError("no such source in this data set", where=source)
+        if not 0 <= start <= end <= file.records:
+            raise BadInputError(f"records {start} to {end} of {file.records} were asked for", where=source)
+        return file.read(start, end, on_corrupt)

@@ -1,0 +1,127 @@
+"""Writing a file: records are gathered into chunks by the original's rule; the file appears when it is complete."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from edl.core.errors import BadInputError, StorageError
+from edl.data.files import beside
+from edl.data.recordio.chunk import COMPRESSORS, Compression, encode_chunk
+
+DEFAULT_CHUNK_LIMIT = 32 * 1024 * 1024
+"""Bytes of records in a chunk, in the original."""
+
+
+class RecordTooLargeError(BadInputError):
+    """A record does not fit into a chunk. (The original drops it with a line in its log.)"""
+
+
+class NotBytesError(BadInputError, ValueError):
+    """What was to be written is not bytes. A ValueError too, as in the original."""
+
+
+class Writer:
+    """Writes one RecordIO file, as a context manager.
+
+    The bytes go to a hidden file beside ``path``, which is renamed at the end; after an exception it is removed and an
+    earlier file of that name stays.
+
+    Args:
+        path: the file to write; it is replaced.
+        compression: ``none`` writes byte for byte what the original would; it reads ``none`` and ``snappy``.
+        chunk_limit: most bytes of records in a chunk, not counting their lengths, before compression. A reader
+            holds a chunk in memory and reads all of it to get at one record.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+
+    def __init__(
+        self, path: str | Path, *, compression: Compression = "none", chunk_limit: int = DEFAULT_CHUNK_LIMIT
+    ) -> None:
+        if compression not in COMPRESSORS:
+            raise BadInputError(f"unknown compression {compression!r}", hint=f"one of {', '.join(COMPRESSORS)}")
+        if chunk_limit < 1:
+            raise BadInputError(f"a chunk limit of {chunk_limit} bytes", hint="at least 1")
+        self.path = Path(path)
+        self.records = 0
+        self._compression = compression
+        self._limit = chunk_limit
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._temporary = beside(self.path)
+        self._stream = self._open()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.discard()
+
+    def write(self, record: bytes) -> None:
+        """Add a record. Empty ones are legal.
+
+        Raises:
+            RecordTooLargeError: it is as large as the chunk limit or larger; the file goes on without it.
+            NotBytesError: it is not bytes.
+        """
+        if not isinstance(record, bytes | bytearray | memoryview):
+            raise NotBytesError(f"a record of type {type(record).__name__}", where=str(self.path), hint="pass bytes")
+        record = bytes(record)
+        if len(record) >= self._limit:
+            raise RecordTooLargeError(
+                f"record {self.records} has {len(record)} bytes; a record must be smaller than a chunk, {self._limit}",
+                where=str(self.path),
+                hint="raise the chunk limit, or store large values in files of their own",
+            )
+        if self._pending_bytes + len(record) > self._limit:
+            self._flush()
+        self._pending.append(record)
+        self._pending_bytes += len(record)
+        self.records += 1
+
+    def close(self) -> None:
+        """Write what is pending, flush to disk, and put the file in its place. Again: nothing."""
+        if self._stream.closed:
+            return
+        self._flush()
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+            self._temporary.replace(self.path)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def discard(self) -> None:
+        """Forget the file; one that was there before stays."""
+        self._stream.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _open(self) -> BinaryIO:
+        try:
+            return self._temporary.open("wb")
+        except OSError as error:
+            raise StorageError(f"cannot be written: {error.strerror}", where=str(self.path)) from error
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        chunk = encode_chunk(self._pending, self._compression)
+        try:
+            self._stream.write(chunk)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._pending, self._pending_bytes = [], 0
+
+    def _failed(self, error: OSError) -> StorageError:
+        self._temporary.unlink(missing_ok=True)
+        return StorageError(f"cannot be written: {error.strerror}", where=str(self.path), hint="is the disk full?")
