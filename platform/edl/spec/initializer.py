@@ -35,7 +35,7 @@ def check(initializer: Mapping[str, Any]) -> None:
     Raises:
         BadInputError: if the name is unknown or its parameters are not exactly the expected numbers.
     """
-    name = initializer.get("name")
+    name = str(initializer.get("name"))
     if name not in PARAMETERS:
         raise BadInputError(f"unknown row initializer {name!r}", hint=f"known: {', '.join(PARAMETERS)}")
     given = {key: value for key, value in initializer.items() if key != "name"}
@@ -70,9 +70,10 @@ def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int6
             return np.full(shape, initializer["value"], np.float32)
         case "uniform":
             low, high = initializer["minval"], initializer["maxval"]
-            return (low + (high - low) * _fractions(seed, ids, dim)).astype(np.float32)
+            values = low + (high - low) * _fractions(seed, ids, dim)
         case _:
-            return (initializer["mean"] + initializer["stddev"] * _gaussian(seed, ids, dim)).astype(np.float32)
+            values = initializer["mean"] + initializer["stddev"] * _gaussian(seed, ids, dim)
+    return np.asarray(values, np.float32)
 
 
 def _fractions(seed: int, ids: NDArray[np.int64], count: int) -> NDArray[np.float64]:
