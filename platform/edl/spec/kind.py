@@ -100,6 +100,15 @@ class Number(_Scalar):
 
 
 @dataclass(frozen=True, slots=True)
+class Measure(Number):
+    """A measured number, such as a loss: one that is not finite is written as null, since JSON has no word for it."""
+
+    def write(self, value: Any) -> Json:
+        """The value as JSON."""
+        return float(value) if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
 class Flag(_Scalar):
     """True or false."""
 

@@ -103,19 +103,19 @@ class Section:
             return None
         return self.section(**{name: value for name, value in values.items() if name in options(self.section)})
 
-    def write(self, value: Any) -> Json:
+    def write(self, value: Any) -> dict[str, Json]:
         """All fields, defaults included."""
         members = {name: option.kind.write(getattr(value, name)) for name, option in options(self.section).items()}
         return {**dict(self.constants), **members}
 
-    def schema(self) -> dict[str, Json]:
-        """An object without additional properties, each property with its description and default."""
+    def schema(self, required: tuple[str, ...] = ()) -> dict[str, Json]:
+        """An object without additional properties; ``required`` adds constants to the fields that have no default."""
         properties: dict[str, Json] = {name: {"const": text} for name, text in self.constants}
         for name, option in options(self.section).items():
             properties[name] = option.schema() | self._default(name, option)
-        required: list[Json] = list(self._missing(()))
+        needed = [*required, *self._missing(())]
         shape: dict[str, Json] = {"type": "object", "additionalProperties": False, "properties": properties}
-        return shape | ({"required": required} if required else {})
+        return shape | ({"required": needed} if needed else {})
 
     def _member(self, name: str, node: Node, place: Place) -> Any:
         option = options(self.section).get(name)

@@ -1,0 +1,223 @@
+"""What happens in a run, one value for each kind of event: a line of ``events.jsonl`` and of ``--json``.
+
+A line is a JSON object: ``{"event": "role_started", "time": 1700000000.5, "role": "worker", "index": 0, …}``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from edl.spec.collection import Nullable
+from edl.spec.kind import Choice, Number, Text, Whole
+from edl.spec.node import Json
+from edl.spec.problem import Problem, SpecError
+from edl.spec.section import Option, Section
+from edl.spec.status import ROLES, Index, Metrics, Phase, Pid, Reason, Report, Step, Summary
+
+_COUNT = Whole(0)
+_NAME = Text(meaning="a name")
+
+Role = Annotated[str, Option(Choice(ROLES), "Which role.")]
+Worker = Annotated[int | None, Option(Nullable(_COUNT), "Index of the worker; null when none was at it.")]
+Source = Annotated[str, Option(_NAME, "Source of the records.")]
+Start = Annotated[int, Option(_COUNT, "First record of the range in its source.", "records")]
+End = Annotated[int, Option(_COUNT, "First record after the range.", "records")]
+
+
+@dataclass(frozen=True, slots=True)
+class Event(Report):
+    """Something that happened; ``kind`` is its name in JSON."""
+
+    kind: ClassVar[str]
+    time: Annotated[float, Option(Number(0.0), "When it happened.", "unix seconds")]
+
+    @classmethod
+    def section(cls) -> Section:
+        """All fields and the kind, which comes first."""
+        return Section(cls, constants=(("event", cls.kind),))
+
+    def line(self) -> str:
+        """The event as one line, without the line feed."""
+        return json.dumps(self.to_json(), allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """A run began, or goes on after --resume."""
+
+    kind: ClassVar[str] = "run_started"
+    run: Annotated[str, Option(_NAME, "The run's id.")]
+    run_dir: Annotated[str, Option(_NAME, "The run's directory.")]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStarted(Event):
+    """A process or pod of the job started."""
+
+    kind: ClassVar[str] = "role_started"
+    role: Role
+    index: Index
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnded(Event):
+    """A process or pod of the job is gone."""
+
+    kind: ClassVar[str] = "role_ended"
+    role: Role
+    index: Index
+    pid: Pid
+    reason: Reason
+    exit_code: Annotated[
+        int | None, Option(Nullable(Whole(None)), "Exit status, negative for a signal; null if unknown.")
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRevoked(Event):
+    """A worker may no longer push for a range."""
+
+    kind: ClassVar[str] = "lease_revoked"
+    worker: Worker
+    source: Source
+    start: Start
+    end: End
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsReturned(Event):
+    """A range went back to the head of the queue."""
+
+    kind: ClassVar[str] = "records_returned"
+    start: Start
+    end: End
+    source: Source
+    worker: Worker
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStarted(Event):
+    """An evaluation of one pinned version began."""
+
+    kind: ClassVar[str] = "evaluation_started"
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnded(Event):
+    """Every validation record was evaluated once."""
+
+    kind: ClassVar[str] = "evaluation_ended"
+    step: Step
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved(Event):
+    """A cut is on disk."""
+
+    kind: ClassVar[str] = "checkpoint_saved"
+    cut: Annotated[int, Option(_COUNT, "Number of the cut.")]
+    step: Step
+    pause_seconds: Annotated[float, Option(Number(0.0), "How long updates waited for it.", "seconds")]
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack(Event):
+    """Parameters, and with ``records`` also the ledger, went back to a cut."""
+
+    kind: ClassVar[str] = "rolled_back"
+    records: Annotated[int, Option(_COUNT, "Records that are leased again.", "records")]
+    to_cut: Annotated[int | None, Option(Nullable(_COUNT), "Number of the cut; null is the start of the job.")]
+    reason: Reason
+    updates: Annotated[int, Option(_COUNT, "Updates that were lost without leasing records again.")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined(Event):
+    """A range made workers crash again and again and is left out."""
+
+    kind: ClassVar[str] = "quarantined"
+    source: Source
+    start: Start
+    end: End
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Warned(Event):
+    """Something the user should know that does not end the job."""
+
+    kind: ClassVar[str] = "warning"
+    message: Annotated[str, Option(_NAME, "What, for people.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported(Event):
+    """The trained model is on disk."""
+
+    kind: ClassVar[str] = "exported"
+    path: Annotated[str, Option(_NAME, "Directory of the model.")]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded(Event):
+    """The last event of a run."""
+
+    kind: ClassVar[str] = "job_ended"
+    phase: Phase
+    reason: Reason
+    summary: Annotated[Summary, Option(Section(Summary), "What the run came to.")]
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        RunStarted,
+        RoleStarted,
+        RoleEnded,
+        LeaseRevoked,
+        RecordsReturned,
+        EvaluationStarted,
+        EvaluationEnded,
+        CheckpointSaved,
+        RolledBack,
+        Quarantined,
+        Warned,
+        Exported,
+        JobEnded,
+    )
+}
+
+
+def parse(line: str, where: str = "event") -> Event:
+    """The event of a line; raises SpecError for anything that Event.line did not write."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise SpecError([Problem(where, "", f"not JSON: {error}")]) from error
+    return from_json(value, where)
+
+
+def from_json(value: object, where: str = "event") -> Event:
+    """The event of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+    kind = value.get("event") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in EVENTS:
+        raise SpecError([Problem(where, "event", f"found {kind!r}, must be one of {', '.join(EVENTS)}")])
+    return EVENTS[kind].from_json(value, where)
+
+
+def schema() -> dict[str, Json]:
+    """JSON Schema of one event."""
+    return {"oneOf": [_schema(event) for event in EVENTS.values()]}
+
+
+def _schema(event: type[Event]) -> dict[str, Json]:
+    section = event.section()
+    return {"title": event.kind, "description": event.__doc__} | section.schema(required=("event",))

@@ -1,0 +1,114 @@
+"""What a job tells about itself: its status now, and the summary at its end.
+
+One set of values for ``status.json``, for the events of edl.spec.event and, on Kubernetes, for the
+status ConfigMap. Reading is strict: an unknown or missing field raises SpecError. Numbers that are not finite become
+null in JSON and come back as None. Times are unix seconds, record ranges are half open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Self
+
+from edl.spec.collection import ListOf, Named, Nullable
+from edl.spec.kind import Choice, Measure, Number, Text, Whole
+from edl.spec.node import Json, Place, tree
+from edl.spec.problem import Problem, SpecError
+from edl.spec.section import Option, Section
+
+PHASES = ("Starting", "Training", "Evaluating", "Exporting", "Predicting", "Done", "Failed", "Interrupted")
+ROLES = ("supervisor", "master", "ps", "worker")
+
+_COUNT = Whole(0)
+_SECONDS = Number(0.0)
+_NAME = Text(meaning="a name")
+_FREE = Text(r"^[\s\S]*$")
+_MEASURES = Named(Nullable(Measure()))
+
+Pid = Annotated[int | None, Option(Nullable(Whole(1)), "Process id; null where there is no process here.")]
+Index = Annotated[int, Option(_COUNT, "Number of the role's process or pod, from 0.")]
+Reason = Annotated[str, Option(_FREE, "Why, for people.")]
+Step = Annotated[int, Option(_COUNT, "Updates of the parameters since the job began.", "steps")]
+Phase = Annotated[str, Option(Choice(PHASES), "What the job is doing, or how it ended.")]
+Metrics = Annotated[Mapping[str, float | None], Option(_MEASURES, "Values of the newest evaluation by metric.")]
+
+
+class Report:
+    """A value that travels as a JSON object."""
+
+    __slots__ = ()
+
+    @classmethod
+    def section(cls) -> Section:
+        """What the JSON object looks like."""
+        return Section(cls)
+
+    def to_json(self) -> dict[str, Json]:
+        """All fields; from_json gives an equal value back."""
+        return self.section().write(self)
+
+    @classmethod
+    def from_json(cls, value: object, where: str = "status") -> Self:
+        """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+        problems: list[Problem] = []
+        report: Self = cls.section().read(tree(value, where), Place("", problems))
+        if problems:
+            raise SpecError(problems)
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStatus(Report):
+    """One worker or parameter server as it is now."""
+
+    index: Index
+    pid: Pid
+    state: Annotated[str, Option(_NAME, "What it is doing.")]
+    uid: Annotated[str, Option(_FREE, "Names this incarnation of the process or pod.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Report):
+    """The job as it is now: the content of ``status.json``."""
+
+    job: Annotated[str, Option(_NAME, "The job's name.")]
+    run: Annotated[str, Option(_NAME, "The run's id.")]
+    run_dir: Annotated[str, Option(_NAME, "The run's directory.")]
+    phase: Phase
+    updated: Annotated[float, Option(_SECONDS, "When this was written.", "unix seconds")]
+    incarnation: Annotated[int, Option(_COUNT, "The master's number, growing with every start of it.")] = 0
+    reason: Reason = ""
+    epoch: Annotated[int, Option(_COUNT, "The epoch in progress, from 1; 0 before the first.")] = 0
+    epochs: Annotated[int, Option(_COUNT, "Epochs of the whole job.")] = 0
+    step: Step = 0
+    records_total: Annotated[int, Option(_COUNT, "Records of the whole job.", "records")] = 0
+    records_done: Annotated[int, Option(_COUNT, "Records that are done for good.", "records")] = 0
+    loss: Annotated[float | None, Option(Nullable(Measure()), "Newest training loss.")] = None
+    metrics: Metrics = field(default_factory=dict)
+    samples_per_second: Annotated[float, Option(_SECONDS, "Records a second, lately.", "records/s")] = 0.0
+    seconds_left: Annotated[float | None, Option(Nullable(_SECONDS), "Time left, as far as known.", "seconds")] = None
+    workers: Annotated[tuple[RoleStatus, ...], Option(ListOf(Section(RoleStatus)), "Every live worker.")] = ()
+    ps: Annotated[tuple[RoleStatus, ...], Option(ListOf(Section(RoleStatus)), "Every parameter server.")] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Summary(Report):
+    """What a run came to."""
+
+    records_total: Annotated[int, Option(_COUNT, "Records that the job was to work through, all epochs.", "records")]
+    records_done: Annotated[int, Option(_COUNT, "Records that are done, each counted once an epoch.", "records")]
+    records_repeated: Annotated[int, Option(_COUNT, "Records that were worked on again after a loss.", "records")] = 0
+    records_lost: Annotated[int, Option(_COUNT, "Records that are neither done nor skipped.", "records")] = 0
+    records_rolled_back: Annotated[int, Option(_COUNT, "Records that went back to a checkpoint.", "records")] = 0
+    records_skipped: Annotated[int, Option(_COUNT, "Corrupt or quarantined records, left out.", "records")] = 0
+    updates_rolled_back: Annotated[int, Option(_COUNT, "Updates that were lost with a parameter server.")] = 0
+    updates_rolled_back_of: Annotated[
+        Mapping[str, int], Option(Named(_COUNT), "The same, by variable: updates of each that were lost.")
+    ] = field(default_factory=dict)
+    samples_per_second: Annotated[float, Option(_SECONDS, "Records a second over the whole run.", "records/s")] = 0.0
+    seconds: Annotated[float, Option(_SECONDS, "From start to end.", "seconds")] = 0.0
+    workers_lost: Annotated[int, Option(_COUNT, "Workers that ended before their work did.")] = 0
+    metrics: Metrics = field(default_factory=dict)
+    export: Annotated[str | None, Option(Nullable(_NAME), "Directory of the exported model.")] = None
+    logs: Annotated[str | None, Option(Nullable(_NAME), "Directory of the roles' logs.")] = None
