@@ -105,7 +105,7 @@ class CsvFile:
         header = self._header(parsed) if self._dialect.header else None
         offsets, rows = array("Q"), 0
         for row in parsed:
-            if header is None:
+            if header is None and row.fault is None:
                 header = [str(number) for number in range(len(row.cells))]
             if rows % _INDEX_EVERY == 0:
                 offsets.append(row.offset)

@@ -38,9 +38,10 @@ def serialize_example(features: Mapping[str, Value]) -> bytes:
 def _fill(feature: Any, name: str, value: Value) -> None:
     values = [value] if isinstance(value, bytes | str | int | float) else value
     try:
-        if all(isinstance(item, int) for item in values):
+        kinds = set(map(type, values))
+        if all(issubclass(kind, int) for kind in kinds):
             feature.int64_list.value.extend(values)
-        elif all(isinstance(item, int | float) for item in values):
+        elif all(issubclass(kind, int | float) for kind in kinds):
             feature.float_list.value.extend(values)
         else:
             feature.bytes_list.value.extend(_as_bytes(item) for item in values)
@@ -62,7 +63,7 @@ def _as_bytes(item: object) -> bytes:
 @cache
 def _example_class() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(_file())  # type: ignore[no-untyped-call]
+    pool.Add(_file())
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Example"))
 
 

@@ -1,0 +1,122 @@
+"""``edl data``: example data sets, written as files that ``edl run`` can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from edl.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from edl.data.layout import Layout
+    from edl.data.tables import DataSet
+
+app = typer.Typer(help="Write example data sets to train on.", no_args_is_help=True, add_completion=False)
+
+# NumPy, protobuf and scikit-learn are imported when a command runs: `edl` starts quickly, and the light client has none
+# of them. Hence these choices are named here too; mypy compares them with those of edl.data.
+Format: TypeAlias = Literal["recordio", "csv"]
+Compression: TypeAlias = Literal["none", "snappy", "gzip"]
+ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
+
+Out = Annotated[Path, typer.Argument(help="Directory to write train/ and test/ into.", show_default=False)]
+FormatOption = Annotated[
+    Format, typer.Option("--format", help="recordio: tf.train.Example records; csv: rows with a header.")
+]
+CompressionOption = Annotated[Compression, typer.Option(help="Of RecordIO files.")]
+PerFileOption = Annotated[int, typer.Option("--records-per-file", help="Most records in one file.", min=1)]
+ShareOption = Annotated[float, typer.Option("--validation", help="Share held back in test/ (MNIST has its own part).")]
+SeedOption = Annotated[int, typer.Option(help="Of the split, the order and the copies.", min=0)]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace train/ and test/ in a directory that is in use.")]
+
+
+@app.command()
+def mnist(
+    out: Out,
+    file_format: FormatOption = "recordio",
+    compression: CompressionOption = "none",
+    records_per_file: PerFileOption = 16_384,
+    source: Annotated[
+        ImageSource,
+        typer.Option(help="keras: MNIST, needs a network; digits: scikit-learn's, offline; auto: what works."),
+    ] = "auto",
+    validation: ShareOption = 0.2,
+    records: Annotated[
+        int | None, typer.Option(help="Training records; those that are missing are made by moving images.", min=1)
+    ] = None,
+    seed: SeedOption = 0,
+    force: ForceOption = False,
+) -> None:
+    """Handwritten digits, 28x28: MNIST or, without a network, the digits that ship with scikit-learn."""
+
+    def load() -> DataSet:
+        from edl.data import sets
+
+        return sets.mnist(source, held_back=validation, records=records, seed=seed)
+
+    _make(load, out, file_format, compression, records_per_file, force)
+
+
+@app.command()
+def iris(
+    out: Out,
+    file_format: FormatOption = "csv",
+    compression: CompressionOption = "none",
+    records_per_file: PerFileOption = 16_384,
+    validation: ShareOption = 0.2,
+    seed: SeedOption = 0,
+    force: ForceOption = False,
+) -> None:
+    """Iris flowers: 150 records of four lengths and a class."""
+
+    def load() -> DataSet:
+        from edl.data import sets
+
+        return sets.iris(held_back=validation, seed=seed)
+
+    _make(load, out, file_format, compression, records_per_file, force)
+
+
+def _make(
+    load: Callable[[], DataSet], out: Path, file_format: Format, compression: Compression, per_file: int, force: bool
+) -> None:
+    try:
+        from edl.data.layout import Layout, refuse_in_use
+
+        layout = Layout(file_format, compression, per_file)
+        if not force:
+            refuse_in_use(out)
+        with Console(stderr=True).status("Loading"):
+            data = load()
+    except ImportError as error:
+        raise BadInputError(
+            f"making data needs the package {error.name}", hint="pip install 'edl-platform[train]'"
+        ) from error
+    _write(data, out, layout)
+
+
+def _write(data: DataSet, out: Path, layout: Layout) -> None:
+    from edl.data.layout import write_set
+
+    columns = (TextColumn("Writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(data.training) + len(data.validation))
+        written = write_set(data, out, layout, lambda count: progress.advance(task, count))
+    _summarize(data, written)
+
+
+def _summarize(data: DataSet, written: dict[str, list[Path]]) -> None:
+    table = Table("directory", "records", "files", "size", box=None)
+    for files, records in zip(written.values(), (data.training, data.validation), strict=True):
+        size = decimal(sum(file.stat().st_size for file in files))
+        table.add_row(str(files[0].parent), f"{len(records):,}", str(len(files)), size)
+    console = Console()
+    console.print(f"From {data.origin}.", highlight=False)
+    console.print(table)
