@@ -1,0 +1,26 @@
+"""Starts the supervisor such that it cannot outlive who started it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def start_supervisor(run_dir: Path, program: Sequence[str] = ("-m", "edl.local")) -> subprocess.Popen[bytes]:
+    """Start ``python -m edl.local RUN_DIR`` in a session of its own and return it at once.
+
+    The supervisor and all roles are killed when the calling *thread* ends, so this belongs in the main thread. Keep
+    the returned object and its ``stdin`` open. SIGINT and SIGTERM stop the job; ``wait`` returns the exit code.
+
+    Args:
+        run_dir: an existing run directory with ``spec.json``.
+        program: what Python runs; tests put a supervisor of fake roles here.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    command = [sys.executable, *program, str(run_dir), "--parent", str(os.getpid())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -1,0 +1,171 @@
+"""Owns every role process of a run: to processes what kubelet and Job controller are to pods."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+from edl.core.cluster import PodSeen, Role
+from edl.core.errors import BadInputError, RetryableError
+from edl.local.ending import Ending
+from edl.local.loop import Loop
+from edl.local.pods import PodTable
+from edl.local.process import RoleProcess
+from edl.local.record import Record
+from edl.local.restart import RestartPolicy
+from edl.local.roles import RoleCommand, RoleEnvironment
+from edl.local.runtime import RuntimeDir
+from edl.local.server import Server
+
+DONE_GRACE_SECONDS = 2.0
+"""What roles get to leave when the master is done."""
+STOP_GRACE_SECONDS = 3.0
+"""What roles get to leave when the user stops the job."""
+
+ABANDONED_EXIT_CODE = 137
+
+
+class Supervisor:
+    """Runs one job: the master, and the pods it asks for."""
+
+    def __init__(self, loop: Loop, run_dir: Path, runtime: RuntimeDir, command: RoleCommand) -> None:
+        self._loop = loop
+        self._run_dir = run_dir
+        self._runtime = runtime
+        self._command = command
+        self._record = Record(run_dir)
+        self._table = PodTable()
+        self._processes: dict[str, RoleProcess] = {}
+        self._restarts = RestartPolicy()
+        self._exit_code: int | None = None
+        self._server = Server(loop, runtime.cluster_socket, runtime.token, self)
+        loop.on_signal(signal.SIGCHLD, self._reap)
+        loop.on_signal(signal.SIGINT, lambda: self._stop(130, STOP_GRACE_SECONDS))
+        loop.on_signal(signal.SIGTERM, lambda: self._stop(143, STOP_GRACE_SECONDS))
+
+    def run(self) -> int:
+        """Supervise until the job has ended or is stopped; return the exit code.
+
+        Raises:
+            OSError: the master cannot be started.
+        """
+        self._record.line(f"supervisor (pid {os.getpid()}) started")
+        try:
+            self._start_master()
+            while self._exit_code is None or self._processes:
+                self._loop.turn()
+        finally:
+            self._kill_all()
+            self._server.close()
+        self._record.line(f"supervisor ended, exit code {self._exit_code}")
+        return self._exit_code
+
+    def abandon(self) -> None:
+        """Kill every role at once and end: nobody is left to supervise for."""
+        self._exit_code = ABANDONED_EXIT_CODE
+        self._kill_all()
+
+    def _kill_all(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+    def start(self, role: Role, index: int) -> str:
+        """Start a pod, or return the uid of the live one of that name.
+
+        Raises:
+            RetryableError: the job is ending, or the machine has no process left to give.
+            BadInputError: the role's command does not exist.
+        """
+        live = self._table.live(role, index)
+        if live is not None:
+            return live.uid
+        if self._exit_code is not None:
+            raise RetryableError("The job is ending")
+        try:
+            process = self._launch(role, index)
+        except FileNotFoundError as error:
+            raise BadInputError(f"{role} {index} cannot be started: {error}") from error
+        except OSError as error:
+            raise RetryableError(f"{role} {index} cannot be started now: {error}") from error
+        self._server.publish(self._table.started(process.uid, role, index, process.pid))
+        return process.uid
+
+    def delete(self, uid: str, grace: float) -> None:
+        """Tell a pod to go and kill it after ``grace`` seconds."""
+        if not self._table.delete(uid):
+            return
+        self._record.line(f"{uid} is told to go, grace {grace:g} s")
+        self._end(self._processes[uid], grace)
+
+    def seen(self) -> Iterable[PodSeen]:
+        """Return every pod, the ended ones first."""
+        return self._table
+
+    def _end(self, process: RoleProcess, grace: float) -> None:
+        if grace <= 0:
+            process.kill()
+            return
+        process.terminate()
+        self._loop.after(grace, lambda: process.kill() if process.uid in self._processes else None)
+
+    def _launch(self, role: Role, index: int) -> RoleProcess:
+        environment = self._environment(role, index)
+        process = RoleProcess(environment, self._command(role, index))
+        self._processes[process.uid] = process
+        self._record.line(f"{process.uid} (pid {process.pid}) started")
+        return process
+
+    def _environment(self, role: Role, index: int) -> RoleEnvironment:
+        return RoleEnvironment(
+            role=role,
+            index=index,
+            uid=f"{role}-{index}-{secrets.token_hex(6)}",
+            run_dir=self._run_dir,
+            runtime_dir=self._runtime.path,
+            token_file=self._runtime.token_file,
+            cluster_socket=self._runtime.cluster_socket,
+            master_address=f"unix:{self._runtime.master_socket}",
+        )
+
+    def _start_master(self) -> None:
+        if self._exit_code is None:
+            self._launch(Role.MASTER, 0)
+
+    def _reap(self) -> None:
+        for process in list(self._processes.values()):
+            ending = process.poll()
+            if ending is not None:
+                del self._processes[process.uid]
+                self._ended(process, ending)
+
+    def _ended(self, process: RoleProcess, ending: Ending) -> None:
+        self._record.ended(process, ending)
+        if process.role == Role.MASTER:
+            self._master_ended(process.age, ending)
+        else:
+            self._server.publish(self._table.ended(process.uid, ending))
+
+    def _master_ended(self, age: float, ending: Ending) -> None:
+        if self._exit_code is not None:
+            return
+        if ending.exit_code == 0:
+            self._stop(0, DONE_GRACE_SECONDS)
+            return
+        self._restarts = self._restarts.died(age)
+        if self._restarts.hopeless:
+            self._record.line("the master keeps dying at once; its log says why")
+            self._stop(1, DONE_GRACE_SECONDS)
+            return
+        self._loop.after(self._restarts.delay, self._start_master)
+
+    def _stop(self, exit_code: int, grace: float) -> None:
+        if self._exit_code is not None:  # asked twice: no more patience
+            self._kill_all()
+            return
+        self._exit_code = exit_code
+        self._record.line(f"every role is told to go, grace {grace:g} s")
+        for process in self._processes.values():
+            self._end(process, grace)

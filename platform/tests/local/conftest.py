@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local.stage import Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    monkeypatch.setenv("EDL_TEST_STAGE", stage.address)
+    yield stage
+    stage.close()

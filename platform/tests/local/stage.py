@@ -1,0 +1,126 @@
+"""Where a test meets the processes of a supervisor with fake roles, without polling and without sleeping.
+
+Every fake role connects to the stage. A connection that ends is a process that is gone, whoever killed it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edl.local.client import LocalCluster
+from edl.local.launch import start_supervisor
+from edl.local.roles import RoleEnvironment
+
+PATIENCE = 20.0
+"""Seconds; a bound for a loaded machine, never an expectation."""
+PROGRAM = (str(Path(__file__).with_name("fake_supervisor.py")),)
+
+
+class Actor:
+    """One fake role process."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(PATIENCE)
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+        report: dict[str, Any] = json.loads(self._lines.readline())
+        self.pid: int = report["pid"]
+        self.parent: int = report["parent"]
+        self.session: int = report["session"]
+        self.variables: Mapping[str, str] = report["env"]
+        self.environment = RoleEnvironment.from_variables(self.variables)
+
+    @property
+    def uid(self) -> str:
+        return self.environment.uid
+
+    def obey(self, line: str) -> None:
+        """Tell it what to do and wait until it has done it."""
+        self._connection.sendall(line.encode() + b"\n")
+        assert self._lines.readline() == b"ok\n"
+
+    def exit(self, code: int) -> None:
+        self._connection.sendall(f"exit {code}\n".encode())
+
+    def signal(self, signum: int) -> None:
+        os.kill(self.pid, signum)
+
+    def wait_gone(self, seconds: float = PATIENCE) -> None:
+        """Block until the process, and all that it forked, is gone; TimeoutError when it takes longer."""
+        self._connection.settimeout(seconds)
+        try:
+            assert self._lines.read() == b""
+        except ConnectionResetError:  # it went with something unread
+            return
+
+    def close(self) -> None:
+        self._lines.close()
+        self._connection.close()
+
+
+class Stage:
+    """A run directory, a supervisor for it, and the roles that report."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self._folder = Path(tempfile.mkdtemp(prefix="edl-stage-"))
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self._folder / "stage.sock"))
+        self._listener.listen()
+        self._listener.settimeout(PATIENCE)
+        self._actors: dict[str, Actor] = {}
+        self._clusters: list[LocalCluster] = []
+        self.supervisor: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return str(self._folder / "stage.sock")
+
+    def open(self) -> Actor:
+        """Start the supervisor and return the master."""
+        self.supervisor = start_supervisor(self.run_dir, PROGRAM)
+        return self.next_actor()
+
+    def next_actor(self) -> Actor:
+        """Wait for the next role that reports."""
+        actor = Actor(self._listener.accept()[0])
+        self._actors[actor.uid] = actor
+        return actor
+
+    def actor(self, uid: str) -> Actor:
+        """Wait for the role of that uid."""
+        while uid not in self._actors:
+            self.next_actor()
+        return self._actors[uid]
+
+    def connect(self, environment: RoleEnvironment) -> LocalCluster:
+        cluster = LocalCluster.of(environment)
+        self._clusters.append(cluster)
+        return cluster
+
+    def wait_closed(self, seconds: float = PATIENCE) -> int:
+        assert self.supervisor is not None
+        return self.supervisor.wait(seconds)
+
+    def close_supervisor(self) -> None:
+        if self.supervisor is not None and self.supervisor.stdin is not None:
+            self.supervisor.kill()
+            self.supervisor.wait()
+            self.supervisor.stdin.close()
+
+    def close(self) -> None:
+        for cluster in self._clusters:
+            cluster.close()
+        self.close_supervisor()
+        for actor in self._actors.values():
+            actor.close()
+        self._listener.close()
+        shutil.rmtree(self._folder)

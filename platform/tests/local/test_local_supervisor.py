@@ -1,0 +1,172 @@
+"""The supervisor with real processes: who is restarted, who dies with whom, what is written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from edl.core.cluster import Role
+from edl.core.errors import BadInputError, RefusedError
+from edl.local.client import LocalCluster
+from edl.local.roles import RoleEnvironment
+from local.stage import PATIENCE, Actor, Stage
+
+GONE_SECONDS = 2.0
+"""What architecture.md promises after a SIGKILL of the supervisor or of `edl run`."""
+
+
+def with_worker_and_ps(stage: Stage) -> list[Actor]:
+    master = stage.open()
+    cluster = stage.connect(master.environment)
+    uids = [cluster.start(Role.WORKER, 0), cluster.start(Role.PS, 0)]
+    return [master, *(stage.actor(uid) for uid in uids)]
+
+
+def test_roles_know_who_they_are_and_the_token_is_in_no_variable(stage: Stage) -> None:
+    master, worker, _ = with_worker_and_ps(stage)
+    assert (worker.environment.role, worker.environment.index) == (Role.WORKER, 0)
+    assert worker.environment.run_dir == stage.run_dir.resolve()
+    assert worker.environment.token_file.stat().st_mode & 0o777 == 0o600
+    assert worker.environment.runtime_dir.stat().st_mode & 0o777 == 0o700
+    assert worker.environment.cluster_socket.stat().st_mode & 0o777 == 0o600
+    token = worker.environment.read_token()
+    assert len(token) == 64
+    assert token not in json.dumps(dict(worker.variables))
+    assert worker.session == worker.pid  # a terminal's Ctrl-C does not reach it
+    assert master.parent == worker.parent
+    assert len(os.fsencode(f"{worker.environment.runtime_dir}/worker-99999.sock")) < 104
+
+
+def test_killed_master_is_restarted_and_the_others_are_left_alone(stage: Stage) -> None:
+    master, worker, ps = with_worker_and_ps(stage)
+    master.signal(signal.SIGKILL)
+    again = stage.next_actor()
+    assert again.environment.role == Role.MASTER
+    assert again.uid != master.uid
+    worker.obey("say still here")
+    ps.obey("say still here")
+
+
+def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: Stage) -> None:
+    master = stage.open()
+    master.obey("say first life")
+    master.exit(3)
+    again = stage.next_actor()
+    again.obey("say second life")
+    again.exit(0)
+    assert stage.wait_closed() == 0
+    events = [json.loads(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
+    assert [(event["pid"], event["reason"], event["exit_code"]) for event in events] == [
+        (master.pid, "Error", 3),
+        (again.pid, "Completed", 0),
+    ]
+    assert {(event["event"], event["role"], event["index"]) for event in events} == {("role_ended", "master", 0)}
+    log = (stage.run_dir / "logs" / "master-0.log").read_text().splitlines()
+    assert log[1::2] == ["first life", "second life"]
+    assert log[0].startswith(f"--- {master.uid} started ")
+    assert log[2].startswith(f"--- {again.uid} started ")
+
+
+def test_master_that_exits_0_ends_everything(stage: Stage) -> None:
+    master, worker, ps = with_worker_and_ps(stage)
+    worker.obey("stubborn")
+    ps.obey("polite 0")
+    master.exit(0)
+    assert stage.wait_closed() == 0
+    worker.wait_gone()
+    ps.wait_gone()
+    assert not master.environment.runtime_dir.exists()
+
+
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_stopped_supervisor_leaves_nobody(stage: Stage, signum: int, exit_code: int) -> None:
+    actors = with_worker_and_ps(stage)
+    actors[1].obey("stubborn")
+    assert stage.supervisor is not None
+    stage.supervisor.send_signal(signum)
+    assert stage.wait_closed() == exit_code
+    for actor in actors:
+        actor.wait_gone()
+    assert not actors[0].environment.runtime_dir.exists()
+
+
+def test_killed_supervisor_takes_all_roles_along_also_stopped_ones(stage: Stage) -> None:
+    actors = with_worker_and_ps(stage)
+    actors[1].signal(signal.SIGSTOP)
+    assert stage.supervisor is not None
+    stage.supervisor.kill()
+    for actor in actors:
+        actor.wait_gone(GONE_SECONDS)
+
+
+LAUNCHER = """
+import signal, sys
+from pathlib import Path
+from edl.local.launch import start_supervisor
+supervisor = start_supervisor(Path(sys.argv[1]), (sys.argv[2],))
+print(supervisor.pid, flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="waits with a pidfd")
+@pytest.mark.parametrize("supervisor_stopped", [False, True])
+def test_killed_parent_takes_the_supervisor_and_all_roles_along(stage: Stage, supervisor_stopped: bool) -> None:
+    program = Path(__file__).with_name("fake_supervisor.py")
+    command = [sys.executable, "-c", LAUNCHER, str(stage.run_dir), str(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        supervisor_pid = int(parent.stdout.readline())
+        master = stage.next_actor()
+        master.signal(signal.SIGSTOP)
+        if supervisor_stopped:
+            os.kill(supervisor_pid, signal.SIGSTOP)
+        supervisor = os.pidfd_open(supervisor_pid)
+        parent.kill()
+        master.wait_gone(GONE_SECONDS)
+        gone, _, _ = select.select([supervisor], [], [], GONE_SECONDS)
+        os.close(supervisor)
+        assert gone
+
+
+def test_what_a_role_started_dies_with_it(stage: Stage) -> None:
+    _, worker, _ = with_worker_and_ps(stage)
+    worker.obey("child")
+    worker.signal(signal.SIGKILL)
+    worker.wait_gone()  # the child holds the connection too
+
+
+def test_wrong_token_is_refused(stage: Stage) -> None:
+    master = stage.open()
+    stranger = LocalCluster(master.environment.cluster_socket, "0" * 64)
+    with pytest.raises(RefusedError, match="token"):
+        stranger.start(Role.WORKER, 0)
+    with pytest.raises(RefusedError, match="token"):
+        next(stranger.watch())
+    stranger.close()
+
+
+def test_master_is_not_startable_by_a_master(stage: Stage) -> None:
+    cluster = stage.connect(stage.open().environment)
+    with pytest.raises(BadInputError, match="not 'master'"):
+        cluster.start(Role.MASTER, 1)
+    with pytest.raises(BadInputError, match="from 0"):
+        cluster.start(Role.WORKER, -1)
+
+
+def test_folder_of_a_killed_supervisor_is_swept_by_the_next(stage: Stage) -> None:
+    master = stage.open()
+    left: RoleEnvironment = master.environment
+    assert stage.supervisor is not None
+    stage.supervisor.kill()
+    stage.supervisor.wait(PATIENCE)
+    stage.close_supervisor()
+    assert left.runtime_dir.exists()
+    stage.open()
+    assert not left.runtime_dir.exists()
