@@ -1,0 +1,191 @@
+"""Run directories: ``<storage.path>/<namespace>/<job>/<run id>/``, who owns a job's folder, and which run is meant."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edl.core.errors import BadInputError
+from edl.store.durable import sync_directory, translated
+from edl.store.jsonfiles import Tail, append_line, read_json, tail, write_json
+from edl.store.locks import FileLock, HeldError
+
+__all__ = [
+    "LOCAL_NAMESPACE",
+    "HeldError",
+    "JobLock",
+    "RunDir",
+    "Tail",
+    "append_line",
+    "create",
+    "job_dir",
+    "latest",
+    "read_json",
+    "resolve",
+    "runs",
+    "tail",
+    "write_json",
+]
+
+LOCAL_NAMESPACE = "local"
+_NUMBERED = re.compile(r"r([1-9][0-9]*)")
+_BUSY = (
+    "One process runs a job at a time. Wait until it has ended, stop it (Ctrl-C there), or give this job another name."
+)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run. Only names: nothing here looks at the disk."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """``r1, r2, …`` locally; the Job's uid on Kubernetes."""
+        return self.path.name
+
+    @property
+    def job_dir(self) -> Path:
+        """The folder of all runs of the job."""
+        return self.path.parent
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the master's journal."""
+        return self.path / "journal"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the cuts, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """Folder of the exported model; made when the export is complete."""
+        return self.path / "export"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the roles' log files."""
+        return self.path / "logs"
+
+    @property
+    def status(self) -> Path:
+        """The newest status, replaced as a whole."""
+        return self.path / "status.json"
+
+    @property
+    def events(self) -> Path:
+        """One event a line, appended."""
+        return self.path / "events.jsonl"
+
+    @property
+    def spec(self) -> Path:
+        """The JobSpec that the run was started with."""
+        return self.path / "spec.json"
+
+
+def job_dir(storage: Path, job: str, namespace: str = LOCAL_NAMESPACE) -> Path:
+    """The folder of all runs of ``job``."""
+    return storage / namespace / job
+
+
+def runs(job_dir: Path) -> list[RunDir]:
+    """The numbered runs in ``job_dir``, oldest first."""
+    with translated(job_dir, "list the runs"):
+        try:
+            names = os.listdir(job_dir)
+        except FileNotFoundError:
+            return []
+    numbered = sorted((int(match[1]), name) for name in names if (match := _NUMBERED.fullmatch(name)))
+    return [RunDir(job_dir / name) for _, name in numbered]
+
+
+def create(job_dir: Path) -> RunDir:
+    """Make the next run's folder, with ``journal``, ``checkpoints`` and ``logs`` in it.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    with translated(job_dir, "create a run directory"):
+        job_dir.mkdir(parents=True, exist_ok=True)
+        run = _next(job_dir)
+        for folder in (run.journal, run.checkpoints, run.logs):
+            folder.mkdir()
+        sync_directory(run.path)
+        sync_directory(job_dir)
+    return run
+
+
+def _next(job_dir: Path) -> RunDir:
+    existing = runs(job_dir)
+    number = int(existing[-1].run_id[1:]) + 1 if existing else 1
+    while True:
+        run = RunDir(job_dir / f"r{number}")
+        try:
+            run.path.mkdir()
+        except FileExistsError:
+            number += 1  # another process took it in between
+        else:
+            return run
+
+
+def latest(job_dir: Path) -> RunDir | None:
+    """The newest run; None when there is none."""
+    existing = runs(job_dir)
+    return existing[-1] if existing else None
+
+
+def resolve(job_dir: Path, run_id: str | None) -> RunDir:
+    """The run that the user means: ``run_id``, or the newest.
+
+    Raises:
+        BadInputError: there is no such run; names those that exist.
+    """
+    existing = runs(job_dir)
+    if not existing:
+        raise BadInputError(
+            "this job has no run yet", where=str(job_dir), hint="Start one with edl run, without --resume."
+        )
+    found = [run for run in existing if run_id in (None, run.run_id)]
+    if not found:
+        names = ", ".join(run.run_id for run in existing)
+        raise BadInputError(f"this job has no run {run_id!r}", where=str(job_dir), hint=f"Its runs are: {names}.")
+    return found[-1]
+
+
+class JobLock:
+    """The right to run a job, held by its supervisor as long as that lives; whoever comes second learns its name."""
+
+    def __init__(self, job_dir: Path, run_id: str | None = None) -> None:
+        """Take the lock ``<job_dir>/LOCK``.
+
+        Raises:
+            HeldError: the job is running (exit code 2); names process, host, run and start.
+            StorageError: the folder cannot be made or locked.
+        """
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lock = FileLock(job_dir / "LOCK", self._holder(run_id), what=f"job {job_dir.name!r}", hint=_BUSY)
+
+    def describe(self, run_id: str) -> None:
+        """Tell which run it is, once that is known."""
+        self._lock.describe(self._holder(run_id))
+
+    def close(self) -> None:
+        """Let another process run the job. Closing twice does nothing."""
+        self._lock.close()
+
+    def __enter__(self) -> JobLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _holder(self, run_id: str | None) -> str:
+        run = f", run {run_id}" if run_id else ""
+        return f"process {os.getpid()} on {socket.gethostname()}{run}, started {self._started}"
