@@ -6,7 +6,7 @@ version: nothing here depends on ``hash()``.
 
 The arithmetic is splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) for ids
 and FNV-1a (Fowler, Noll, Vo) for names. It uses integer operators only, so that it takes Python ints and NumPy
-uint64 arrays alike.
+uint64 arrays alike. Of a name's hash the upper half is used: FNV mixes upwards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def slot_of_name(name: str) -> int:
     h = 0xCBF29CE484222325
     for byte in name.encode():
         h = ((h ^ byte) * 0x100000001B3) & _MASK
-    return int(mix(h) % SLOTS)
+    return (h >> 32) % SLOTS
 
 
 def placement(ps_count: int) -> tuple[int, ...]:

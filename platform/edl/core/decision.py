@@ -1,0 +1,16 @@
+"""A decision and why it was taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[T_co]):
+    """A value with the reason that users read."""
+
+    value: T_co
+    reason: str

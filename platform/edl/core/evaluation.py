@@ -1,0 +1,75 @@
+"""Evaluation of one pinned version: which records are left, and the sum of what workers found.
+
+Metric results are the metrics' state variables. ``additive`` states are added elementwise as they come; the states of
+metrics that merge in their own way are kept, one set a task, and a worker merges them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl.core.tasks import Ledger
+
+States = dict[str, Any]
+
+
+def add(total: States, part: Mapping[str, Any]) -> States:
+    """Merge one task's states into the total; neither argument is changed.
+
+    Args:
+        total: ``{metric: {"additive": bool, "states": ...}}``; of metrics that do not add up, ``states`` is a list
+            with one entry a task.
+        part: the same, of one task.
+
+    Raises:
+        ValueError: two tasks disagree about the metrics or the shape of a state.
+    """
+    if total and total.keys() != part.keys():
+        raise ValueError(f"metrics differ between tasks: {sorted(total)} and {sorted(part)}")
+    merged: States = {}
+    for name, found in part.items():
+        if not found["additive"]:
+            before = total[name]["states"] if total else []
+            merged[name] = {"additive": False, "states": [*before, found["states"]]}
+        elif total:
+            merged[name] = {"additive": True, "states": _sum(total[name]["states"], found["states"])}
+        else:
+            merged[name] = dict(found)
+    return merged
+
+
+def _sum(a: Any, b: Any) -> Any:
+    if isinstance(a, list) and isinstance(b, list):
+        if len(a) != len(b):
+            raise ValueError(f"metric states differ in shape: {len(a)} and {len(b)} values")
+        return [_sum(x, y) for x, y in zip(a, b, strict=True)]
+    return a + b
+
+
+@dataclass(slots=True)
+class Round:
+    """One evaluation over all validation records at one cut.
+
+    Attributes:
+        step: global step of the pinned version, for people.
+        final: whether it is the one at the end of training.
+        ledger: validation ranges, each done exactly once.
+    """
+
+    pin: int
+    step: int
+    final: bool
+    ledger: Ledger
+    states: States = field(default_factory=dict)
+
+    def snapshot(self) -> dict[str, Any]:
+        """The round as JSON, for the journal's compaction."""
+        return {
+            "pin": self.pin,
+            "step": self.step,
+            "final": self.final,
+            "ledger": self.ledger.snapshot(),
+            "states": self.states,
+        }

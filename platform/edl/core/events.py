@@ -1,0 +1,334 @@
+"""What can happen to a job, and what a job can want done: the alphabet of ``edl.core.job``.
+
+Events are facts that the master's shell saw; commands are wishes that it carries out. All are values: a failure is a
+list of events that can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl.core.cluster import PodSeen, Role
+from edl.core.tasks import Work
+
+# ------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class PodChanged:
+    """The cluster says something about a pod."""
+
+    pod: PodSeen
+
+
+@dataclass(frozen=True, slots=True)
+class PodsSynced:
+    """Every pod that exists has been reported: pods that the journal knows and nobody saw are gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    """The cluster would not start a pod; it may later if ``retry``."""
+
+    role: Role
+    index: int
+    reason: str
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PsAttached:
+    """A PS answered the master: it listens to this incarnation from now on.
+
+    Attributes:
+        initialized: it holds variables (declared by a worker, or restored).
+        version: pushes it has applied.
+        pins: cuts it still keeps.
+    """
+
+    uid: str
+    initialized: bool
+    version: int
+    pins: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDeclared:
+    """A worker told every PS what the variables and the optimizer are."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseWanted:
+    """A worker asks for work."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a worker says about one lease: steps below ``through`` are in on all PS."""
+
+    lease: int
+    through: int
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A worker's batched progress, which is also its heartbeat."""
+
+    worker: str
+    known_cut: int
+    steps: tuple[Steps, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReported:
+    """A worker finished a task."""
+
+    worker: str
+    lease: int
+    last: Steps | None = None
+    result: Any = None
+    known_cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeft:
+    """A worker that was told to go says goodbye; nothing of it is in flight."""
+
+    worker: str
+    reason: str
+    steps: tuple[Steps, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker cannot go on. ``kind``: input, nan, refused (all end the job) or crash (its pod will end)."""
+
+    worker: str
+    kind: str
+    message: str
+    detail: str = ""
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """A PS refuses these leases from now on; it had applied so many steps of each."""
+
+    ps: str
+    applied: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """A PS holds its part of a cut."""
+
+    ps: str
+    cut: int
+    version: int
+    applied: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is complete on disk (``error`` empty) or is not."""
+
+    cut: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """Somebody wants the job to end now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    PodChanged
+    | PodsSynced
+    | StartRefused
+    | PsAttached
+    | ModelDeclared
+    | LeaseWanted
+    | Progressed
+    | TaskReported
+    | WorkerLeft
+    | WorkerFailed
+    | Revoked
+    | SnapshotTaken
+    | CheckpointSaved
+    | StopWanted
+    | Tick
+)
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Append an entry to the journal; answers of the same batch wait until it is on disk."""
+
+    entry: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Answer: work for the worker. ``seconds``: without progress for so long, the lease is revoked."""
+
+    lease: int
+    kind: str
+    work: Work
+    minibatch: int
+    seconds: float
+    pin: int = 0
+    step: int = 0
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitForWork:
+    """Answer: nothing now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWork:
+    """Answer: leave, no more work will come."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Answer to progress and reports: leases that are not the worker's (any more)."""
+
+    lost: tuple[int, ...] = ()
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartPod:
+    """Ask the cluster for a pod."""
+
+    role: Role
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Tell a pod to go."""
+
+    uid: str
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPs:
+    """Make a PS listen to this incarnation; ``restore``: the cut whose checkpoint it loads first."""
+
+    uid: str
+    floor: int
+    revoked: tuple[int, ...]
+    live: tuple[int, ...]
+    cut: int
+    restore: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeLeases:
+    """Make a PS refuse these leases and say how many steps of each it applied."""
+
+    ps: str
+    leases: tuple[int, ...]
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceCut:
+    """Tell every PS that cut is coming."""
+
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Every push stamped below the cut is in: copy the state, keep later pushes out of the copy."""
+
+    cut: int
+    checkpoint: bool
+    pin: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseCut:
+    """The cut is off: let the pushes in that wait for it."""
+
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """When every PS has its shard on disk, write the manifest with this ledger position."""
+
+    cut: int
+    step: int
+    version: int
+    ledger: Mapping[str, Any]
+    pause: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unpin:
+    """Nobody reads the cut any more."""
+
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """An event for people: a line of ``events.jsonl``."""
+
+    event: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The job is over: ``phase`` is Done, Failed or Interrupted."""
+
+    phase: str
+    reason: str
+    detail: str = ""
+
+
+Answer = Granted | WaitForWork | StopWork | Acknowledged
+Command = (
+    Record
+    | Answer
+    | StartPod
+    | DeletePod
+    | AttachPs
+    | RevokeLeases
+    | AnnounceCut
+    | TakeSnapshot
+    | ReleaseCut
+    | SaveCheckpoint
+    | Unpin
+    | Tell
+    | EndJob
+)

@@ -1,0 +1,58 @@
+"""Who is in the world of a synchronous strategy, and with which rank.
+
+Ranks are dense, survivors keep their order, and rounds only increase: a message of an older round is recognised by its
+number alone. (The synchronous strategies come with their own issue; the rule and its properties stand here.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edl.core.decision import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker that could take part.
+
+    Attributes:
+        heard: when it last said that it is there, in the caller's clock.
+        ready: whether it can take a step now (model built, connected).
+    """
+
+    uid: str
+    index: int
+    heard: float
+    ready: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The members of one round; a member's rank is its position."""
+
+    round: int
+    members: tuple[str, ...]
+
+    def rank(self, uid: str) -> int | None:
+        """Rank of a member, None if it is not in the world."""
+        return self.members.index(uid) if uid in self.members else None
+
+
+def compute(
+    current: World, members: Sequence[Member], now: float, *, silence: float, smallest: int
+) -> Decision[World]:
+    """The world that should be, given who was heard of within ``silence`` seconds.
+
+    Returns ``current`` itself when nothing changes. A world of fewer than ``smallest`` is an empty one: nobody steps.
+    """
+    live = {m.uid: m for m in members if m.ready and now - m.heard <= silence}
+    kept = [uid for uid in current.members if uid in live]
+    new = sorted((m.index, uid) for uid, m in live.items() if uid not in current.members)
+    order = (*kept, *(uid for _, uid in new))
+    reason = f"{len(new)} joined, {len(current.members) - len(kept)} left"
+    if len(order) < smallest:
+        order, reason = (), f"{len(order)} of at least {smallest} workers are there"
+    if order == current.members:
+        return Decision(current, "nobody joined or left")
+    return Decision(World(current.round + 1, order), reason)

@@ -1,0 +1,97 @@
+"""What work exists: a dataset cut into shards, in an order that is a function of (seed, epoch).
+
+The order is never stored. A plan of millions of shards costs nothing to make and nothing to keep: the i-th shard of an
+epoch is computed when it is wanted, by a keyed permutation (a Feistel network with cycle walking: Black and Rogaway,
+Ciphers with Arbitrary Finite Domains, CT-RSA 2002).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from edl.core.partition import mix
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A named sequence of records: a file, a table."""
+
+    name: str
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Records ``[start, end)`` of a source."""
+
+    source: str
+    start: int
+    end: int
+
+
+def permuted(index: int, count: int, key: int) -> int:
+    """Where a keyed permutation of ``range(count)`` sends ``index``.
+
+    Raises:
+        ValueError: unless ``0 <= index < count``.
+    """
+    if not 0 <= index < count:
+        raise ValueError(f"index {index} is not in a plan of {count}")
+    half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & mask
+        for turn in range(4):
+            left, right = right, left ^ (mix(right ^ mix((key << 3) + turn)) & mask)
+        index = (left << half) | right
+        if index < count:
+            return index
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A dataset cut into shards of ``size`` records; a source's last shard may be shorter.
+
+    Attributes:
+        size: records a shard.
+        seed: order of the shards in every epoch; None keeps the order of the sources.
+    """
+
+    sources: tuple[Source, ...]
+    size: int
+    seed: int | None = None
+    _ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"a shard holds at least one record, got size {self.size}")
+        ends = accumulate(-(-source.records // self.size) for source in self.sources)
+        object.__setattr__(self, "_ends", tuple(ends))
+
+    @property
+    def count(self) -> int:
+        """Shards an epoch."""
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def records(self) -> int:
+        """Records an epoch."""
+        return sum(source.records for source in self.sources)
+
+    def shard(self, epoch: int, index: int) -> Shard:
+        """The ``index``-th shard to be worked on in an epoch."""
+        if self.seed is not None:
+            index = permuted(index, self.count, mix(mix(self.seed & 0xFFFFFFFF) + epoch))
+        at = bisect_right(self._ends, index)
+        source = self.sources[at]
+        start = (index - (self._ends[at - 1] if at else 0)) * self.size
+        return Shard(source.name, start, min(start + self.size, source.records))
+
+
+def plan(sources: Sequence[Source], size: int, seed: int | None, epoch: int) -> Iterator[Shard]:
+    """All shards of one epoch, lazily, in the epoch's order; every record is covered exactly once."""
+    whole = Plan(tuple(sources), size, seed)
+    return (whole.shard(epoch, index) for index in range(whole.count))

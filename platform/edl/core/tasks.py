@@ -1,0 +1,224 @@
+"""Who works on what: the ledger of record ranges.
+
+Every record of every epoch is in exactly one place: *planned* (not yet reached by the lazy plan), *returned* (to be
+leased again, before anything that is planned), *leased*, or *done*; a range that was given up by the user's rule is
+*quarantined*. Ranges move between these places and are cut in two, and nothing else: what is dropped nowhere is
+never lost, and ranges that never overlap are never done twice.
+
+The methods that change a ledger are called from ``JobState.apply`` only, live and in replay alike.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl.core.shards import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Records ``[start, end)`` of a source in one epoch."""
+
+    epoch: int
+    source: str
+    start: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        """How many records it covers."""
+        return self.end - self.start
+
+    def split(self, at: int) -> tuple[Work, Work]:
+        """Cut at record ``at``; either part may be empty."""
+        return Work(self.epoch, self.source, self.start, at), Work(self.epoch, self.source, at, self.end)
+
+
+@dataclass(slots=True)
+class Lease:
+    """A range in the hands of one worker.
+
+    Attributes:
+        number: unique over the run, increasing.
+        minibatch: records a step; step k covers ``[start + k * minibatch, ...)``, the last may be shorter.
+        worker: uid of the holder's pod.
+        through: steps ``0 .. through - 1`` are done.
+        revoking: why it is being taken back; empty while it is held.
+    """
+
+    number: int
+    work: Work
+    minibatch: int
+    worker: str
+    through: int = 0
+    revoking: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Steps in the whole range."""
+        return -(-self.work.records // self.minibatch)
+
+    def position(self, through: int) -> int:
+        """First record that is not done after ``through`` steps."""
+        return min(self.work.start + through * self.minibatch, self.work.end)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The ranges of one kind of work: a plan, repeated for a number of epochs."""
+
+    plan: Plan
+    epochs: int
+    minibatch: int
+    epoch: int = 0
+    index: int = 0
+    returned: deque[Work] = field(default_factory=deque)
+    leases: dict[int, Lease] = field(default_factory=dict)
+    done_records: int = 0
+    done_steps: int = 0
+    quarantined: list[Work] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.plan.count:
+            self.epoch = self.epochs
+
+    @property
+    def total(self) -> int:
+        """Records of all epochs."""
+        return self.plan.records * self.epochs
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to lease."""
+        return bool(self.returned) or self.epoch < self.epochs
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is planned, returned or leased."""
+        return not self.waiting and not self.leases
+
+    def outstanding_steps(self) -> int:
+        """Steps that are leased and not done."""
+        return sum(lease.steps - lease.through for lease in self.leases.values())
+
+    def next(self, max_steps: int | None = None) -> Work | None:
+        """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing."""
+        if max_steps is not None and max_steps <= 0:
+            return None
+        if self.returned:
+            work = self.returned[0]
+        elif self.epoch < self.epochs:
+            shard = self.plan.shard(self.epoch, self.index)
+            work = Work(self.epoch, shard.source, shard.start, shard.end)
+        else:
+            return None
+        if max_steps is None:
+            return work
+        return work.split(min(work.end, work.start + max_steps * self.minibatch))[0]
+
+    def lease(self, number: int, work: Work, worker: str) -> Lease:
+        """Hand out ``work``, which must be what ``next`` says or the head of it."""
+        whole = self.next()
+        if whole is None or (whole.epoch, whole.source, whole.start) != (work.epoch, work.source, work.start):
+            raise ValueError(f"{work} is not next: {whole}")
+        if self.returned:
+            self.returned.popleft()
+        else:
+            self._advance()
+        rest = whole.split(work.end)[1]
+        if rest.records:
+            self.returned.appendleft(rest)
+        lease = self.leases[number] = Lease(number, work, self.minibatch, worker)
+        return lease
+
+    def _advance(self) -> None:
+        self.index += 1
+        if self.index == self.plan.count:
+            self.epoch, self.index = self.epoch + 1, 0
+
+    def progress(self, number: int, through: int) -> int:
+        """Enter steps as done; returns the records this adds. Fewer steps than before add nothing."""
+        lease = self.leases[number]
+        through = max(lease.through, min(through, lease.steps))
+        added = lease.position(through) - lease.position(lease.through)
+        self.done_records += added
+        self.done_steps += through - lease.through
+        lease.through = through
+        return added
+
+    def done(self, number: int) -> int:
+        """Enter the whole range as done and close the lease; returns the records this adds."""
+        added = self.progress(number, self.leases[number].steps)
+        del self.leases[number]
+        return added
+
+    def give_back(self, number: int, through: int, quarantine: int = 0) -> Work:
+        """Close a lease after ``through`` steps; the rest goes to the head of the queue and is returned.
+
+        The first ``quarantine`` records of the rest are put aside instead.
+        """
+        self.progress(number, through)
+        lease = self.leases.pop(number)
+        rest = lease.work.split(lease.position(lease.through))[1]
+        if quarantine:
+            bad, rest = rest.split(min(rest.end, rest.start + quarantine))
+            self.quarantined.append(bad)
+        if rest.records:
+            self.returned.appendleft(rest)
+        return rest
+
+    def remaining(self) -> int:
+        """Records that are neither done nor quarantined, counted by looking at every place they can be in."""
+        planned = 0
+        if self.epoch < self.epochs:
+            handed_out = (self.plan.shard(self.epoch, i) for i in range(self.index))
+            planned = self.plan.records * (self.epochs - self.epoch) - sum(s.end - s.start for s in handed_out)
+        leased = sum(lease.work.end - lease.position(lease.through) for lease in self.leases.values())
+        return planned + leased + sum(work.records for work in self.returned)
+
+    def ranges(self) -> Iterator[tuple[str, Work]]:
+        """Every range that is not planned and not done, with the place it is in."""
+        for work in self.returned:
+            yield "returned", work
+        for lease in self.leases.values():
+            yield "leased", lease.work.split(lease.position(lease.through))[1]
+        for work in self.quarantined:
+            yield "quarantined", work
+
+    def snapshot(self) -> dict[str, Any]:
+        """The ledger as JSON, for the journal's compaction."""
+        return {
+            "epoch": self.epoch,
+            "index": self.index,
+            "returned": [_row(work) for work in self.returned],
+            "leases": [[n, _row(x.work), x.minibatch, x.worker, x.through] for n, x in self.leases.items()],
+            "done_records": self.done_records,
+            "done_steps": self.done_steps,
+            "quarantined": [_row(work) for work in self.quarantined],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Become what ``snapshot`` described."""
+        self.epoch, self.index = state["epoch"], state["index"]
+        self.returned = deque(Work(*row) for row in state["returned"])
+        self.leases = {n: Lease(n, Work(*row), m, w, t) for n, row, m, w, t in state["leases"]}
+        self.done_records, self.done_steps = state["done_records"], state["done_steps"]
+        self.quarantined = [Work(*row) for row in state["quarantined"]]
+
+    def position(self, applied: Mapping[int, int]) -> dict[str, Any]:
+        """The snapshot of a ledger in which ``applied`` steps of each lease are done and no lease is held.
+
+        This is the ledger's half of a cut: what is not in the parameters is to be leased again.
+        """
+        copy = Ledger(self.plan, self.epochs, self.minibatch)
+        copy.restore(self.snapshot())
+        for number in sorted(copy.leases, reverse=True):
+            copy.give_back(number, applied.get(number, 0))
+        return copy.snapshot()
+
+
+def _row(work: Work) -> list[Any]:
+    return [work.epoch, work.source, work.start, work.end]
