@@ -82,7 +82,7 @@ class Relaunch:
     delay: float | None
 
 
-CRASHES_WITHOUT_A_STEP = 3
+CRASHES_WITHOUT_A_STEP = 6
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 
 

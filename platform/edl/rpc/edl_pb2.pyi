@@ -298,16 +298,18 @@ class AnnounceReply(_message.Message):
     def __init__(self) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("incarnation", "cut", "checkpoint", "pin")
+    __slots__ = ("incarnation", "cut", "checkpoint", "pin", "floor")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
+    FLOOR_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     cut: int
     checkpoint: str
     pin: bool
-    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ...) -> None: ...
+    floor: int
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ..., floor: _Optional[int] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
     __slots__ = ("version", "applied", "copy_seconds")

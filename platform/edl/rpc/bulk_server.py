@@ -1,0 +1,176 @@
+"""The server's half of the bulk plane: accepts connections, checks who calls, hands frames to a handler."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from edl.core.errors import RefusedError, RetryableError
+from edl.rpc.connection import Connection
+from edl.rpc.edl_pb2 import Refusal
+from edl.rpc.frames import MAX_META, Answer, Frame, Kind, Limits
+from edl.rpc.listening import Listener
+from edl.rpc.proof import MAX_TOKEN, check_token
+from edl.rpc.refusal import Refused, kind_of
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Frame], Answer]
+
+_STRANGER = Limits(meta=MAX_TOKEN, body=0)
+_HANDSHAKE = 5.0  # seconds for the whole first frame
+_STOP = 5.0  # seconds that stop() waits for handlers
+_EXHAUSTED = 0.1  # seconds to wait when the process has no file descriptor left
+
+
+class BulkServer:
+    """Serves bulk requests, with one thread for each connection.
+
+    A handler that raises RefusedError answers REFUSED and the connection goes on; any other exception is logged,
+    answered REFUSED (``internal``), and ends the connection.
+
+    Args:
+        address: ``unix:<path>`` or ``host:port``; port 0 lets the kernel choose.
+        token: the job's.
+        handle: answers a frame; called in the connection's thread. The frame's body is valid until it returns,
+            the answer's buffers must stay unchanged until they are sent.
+        max_body: bytes of the largest body that is taken.
+        idle: seconds without a byte moving after which a peer counts as gone.
+        max_connections: more are closed at once.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        handle: Handler,
+        *,
+        max_body: int,
+        idle: float = 600.0,
+        max_connections: int = 1024,
+    ) -> None:
+        self.address = address
+        self._token = token.encode()
+        self._handle = handle
+        self._limits = Limits(MAX_META, max_body)
+        self._idle = idle
+        self._max_connections = max_connections
+        self._lock = threading.Lock()
+        self._open: dict[Connection, threading.Thread] = {}
+        self._stopping = threading.Event()
+        self._listener: Listener | None = None
+        self._waker, self._woken = socket.socketpair()
+        self._acceptor = threading.Thread(target=self._accept_all, name="bulk-accept", daemon=True)
+
+    def start(self) -> None:
+        """Listen; ``address`` then is where clients connect to.
+
+        Raises:
+            RefusedError: the address cannot be used, or another live server listens there.
+        """
+        self._listener = Listener(self.address)
+        self.address = self._listener.address
+        self._acceptor.start()
+
+    def stop(self) -> None:
+        """Close every connection and wait for the handlers, at most five seconds; again is harmless."""
+        with self._lock:
+            self._stopping.set()
+            threads = list(self._open.values())
+            for connection in self._open:
+                connection.wake()
+        self._waker.close()
+        if self._listener is not None:
+            self._acceptor.join()
+            self._listener.close()
+        self._woken.close()
+        _join(threads)
+
+    def _accept_all(self) -> None:
+        assert self._listener is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._listener.sock, selectors.EVENT_READ)
+            ready.register(self._woken, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                ready.select()
+                self._accept(self._listener.sock)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, peer = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.warning("%s: a connection could not be accepted: %s", self.address, error)
+            self._stopping.wait(_EXHAUSTED)
+            return
+        sock.setblocking(True)
+        self._admit(sock, f"a client at {peer[0]}:{peer[1]}" if peer else f"a client of {self.address}")
+
+    def _admit(self, sock: socket.socket, peer: str) -> None:
+        with self._lock:
+            if self._stopping.is_set() or len(self._open) >= self._max_connections:
+                log.warning("%s: %s is turned away, %d connections are open", self.address, peer, len(self._open))
+                sock.close()
+                return
+            connection = Connection(sock, peer, _STRANGER, _HANDSHAKE)
+            thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
+            self._open[connection] = thread
+        thread.start()
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            self._greet(connection)
+            while True:
+                connection.send(self._answer(connection.receive()))
+        except RetryableError as gone:
+            log.debug("%s", gone)
+        except Refused as refused:
+            self._part(connection, refused)
+        finally:
+            with self._lock:
+                del self._open[connection]
+            connection.close()
+
+    def _greet(self, connection: Connection) -> None:
+        hello = connection.receive(within=_HANDSHAKE)
+        if hello.kind is not Kind.HELLO:
+            raise Refused(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
+        check_token(hello.meta, self._token)
+        connection.set_limits(self._limits)
+        connection.set_timeout(self._idle)
+        connection.send(Answer(Kind.WELCOME))
+
+    def _answer(self, frame: Frame) -> Answer:
+        try:
+            return self._handle(frame)
+        except RefusedError as refused:
+            return refusal(refused)
+        except Exception as error:
+            log.exception("%s: the handler of %s failed", self.address, frame.kind.name)
+            raise Refused(f"The server failed inside: {error!r}", kind="internal") from error
+
+    def _part(self, connection: Connection, refused: Refused) -> None:
+        log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
+        try:
+            connection.send(refusal(refused))
+        except RetryableError as gone:
+            log.debug("%s", gone)
+
+
+def refusal(error: RefusedError) -> Answer:
+    """Return the frame that tells a peer why it is refused."""
+    reason = f"{error.message}. {error.hint}" if error.hint else error.message
+    return Answer(Kind.REFUSED, Refusal(reason=reason, kind=kind_of(error)).SerializeToString())
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    until = time.monotonic() + _STOP
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            log.warning("a bulk handler is still busy while its server stops")

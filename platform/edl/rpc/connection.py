@@ -1,0 +1,178 @@
+"""One bulk connection: frames through a stream socket, with neither copies nor allocations per frame.
+
+Waiting is bounded by the kernel (``SO_RCVTIMEO``, ``SO_SNDTIMEO``), which spares the poll before every call that
+Python's own timeouts cost. A connection is used by one thread at a time; only ``wake`` may be called from another.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edl.core.errors import RetryableError
+from edl.rpc.frames import HEAD_SIZE, Answer, Frame, Limits, decode_head, encode_head
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_MAX_VECTORS = 512  # IOV_MAX is 1024 on Linux and the BSDs, 16 is all that POSIX promises
+_SOCKET_BUFFER = 1 << 20  # bytes; a 400 KB frame fits, so that its sender need not wait for the reader
+_KEEPALIVE = 2  # seconds until a silent TCP peer is probed, and between probes
+_KEEPALIVE_PROBES = 3
+_UNREACHABLE = 10_000  # milliseconds that sent bytes may stay unacknowledged
+_FIRST_BODY = 1 << 16  # bytes
+
+
+class Connection:
+    """A connected stream socket that carries frames.
+
+    Args:
+        sock: connected; the connection owns it.
+        peer: what error messages call the other side.
+        limits: largest frame that is taken.
+        timeout: seconds without a byte moving after which the peer counts as gone.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, limits: Limits, timeout: float) -> None:
+        self.peer = peer
+        self._sock = sock
+        self._limits = limits
+        self._head = bytearray(HEAD_SIZE)
+        self._meta = bytearray(min(4096, limits.meta))
+        self._body = bytearray(min(_FIRST_BODY, limits.body))
+        self._timeout = timeout
+        tune(sock)
+        self.set_timeout(timeout)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Wait at most so long for the peer from now on."""
+        self._timeout = seconds
+        set_kernel_timeout(self._sock, seconds)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Take frames up to these limits from now on."""
+        self._limits = limits
+
+    def send(self, answer: Answer) -> None:
+        """Send a frame; returns when all its bytes are with the kernel.
+
+        Raises:
+            RetryableError: the peer is gone or does not read.
+        """
+        views = [view for view in (memoryview(buffer) for buffer in answer.buffers) if view.nbytes]
+        head = encode_head(answer.kind, len(answer.meta), sum(view.nbytes for view in views))
+        pieces: list[Buffer] = [head + answer.meta, *(view.cast("B") for view in views)]
+        try:
+            send_all(self._sock, pieces)
+        except OSError as error:
+            raise self._gone("sending", error) from error
+
+    def receive(self, into: memoryview | None = None, *, within: float | None = None) -> Frame:
+        """Wait for the next frame; the body of the last one becomes invalid.
+
+        Args:
+            into: contiguous memory for the body, if it fits there; else the connection's own is used.
+            within: seconds for the whole frame, however slowly its bytes come.
+
+        Raises:
+            Refused: not a frame, another version, or larger than the limits; what follows cannot be read.
+            RetryableError: the peer is gone or silent.
+        """
+        deadline = None if within is None else time.monotonic() + within
+        try:
+            self._fill([memoryview(self._head)], HEAD_SIZE, deadline)
+            kind, meta_size, body_size = decode_head(self._head, self._limits)
+            meta, body = self._room_for_meta(meta_size), self._room_for_body(body_size, into)
+            if meta_size or body_size:
+                self._fill([meta, body], meta_size + body_size, deadline)
+        except OSError as error:
+            raise self._gone("receiving", error) from error
+        return Frame(kind, bytes(meta), body)
+
+    def wake(self) -> None:
+        """End what another thread waits for on this connection; it sees the peer gone."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.EBADF):
+                raise
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def _room_for_meta(self, size: int) -> memoryview:
+        if size > len(self._meta):
+            self._meta = bytearray(size)
+        return memoryview(self._meta)[:size]
+
+    def _room_for_body(self, size: int, into: memoryview | None) -> memoryview:
+        if into is not None and size <= into.nbytes:
+            return into.cast("B")[:size] if size else into[:0]
+        if size > len(self._body):
+            self._body = bytearray(size)
+        return memoryview(self._body)[:size]
+
+    def _fill(self, views: list[memoryview], size: int, deadline: float | None) -> None:
+        """Receive exactly ``size`` bytes into the views, which are together that long."""
+        while size:
+            count = self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "closed by the peer")
+            size -= count
+            if size:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise BlockingIOError(errno.EAGAIN, "too slow")
+                views = remaining(views, count)
+
+    def _gone(self, doing: str, error: OSError) -> RetryableError:
+        if isinstance(error, BlockingIOError):
+            return RetryableError(f"The peer is silent: {doing} took longer than {self._timeout:g} s", where=self.peer)
+        return RetryableError(f"The peer is gone: {doing} failed: {error.strerror or error}", where=self.peer)
+
+
+def send_all(sock: socket.socket, pieces: Sequence[Buffer]) -> None:
+    """Send all pieces in order, whatever part of them the kernel takes at a time."""
+    views = [memoryview(piece) for piece in pieces]
+    while views:
+        batch = views[:_MAX_VECTORS]
+        count = sock.sendmsg(batch)
+        views = remaining(batch, count) + views[_MAX_VECTORS:]
+
+
+def remaining(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of byte views after ``count`` bytes of them were used; empty views are left out."""
+    for position, view in enumerate(views):
+        if count < view.nbytes:
+            return [view[count:], *(later for later in views[position + 1 :] if later.nbytes)]
+        count -= view.nbytes
+    return []
+
+
+def tune(sock: socket.socket) -> None:
+    """Set the options of a bulk socket: large buffers; over TCP no delay, and a vanished peer is noticed."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE),
+        ("TCP_KEEPINTVL", _KEEPALIVE),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", _UNREACHABLE),
+    ):
+        if hasattr(socket, name):  # each exists on Linux; macOS lacks some
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def set_kernel_timeout(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel end blocking calls after so long; they then raise BlockingIOError."""
+    whole = int(seconds)
+    value = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1_000_000)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -1,0 +1,48 @@
+"""When to try again: decorrelated jitter within a time limit.
+
+Own code rather than tenacity: that library has neither this kind of jitter nor an injectable clock or source of
+randomness, and importing it loads asyncio into every role.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How long to keep trying; the defaults find a restarted master in well under a second.
+
+    Attributes:
+        within: seconds from the first try after which no other try begins.
+        first: seconds; no pause is shorter.
+        ceiling: seconds; no pause is longer.
+    """
+
+    within: float = 10.0
+    first: float = 0.05
+    ceiling: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Time and chance; tests give their own."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    uniform: Callable[[float, float], float] = random.uniform
+
+
+def pauses(retry: Retry, uniform: Callable[[float, float], float]) -> Iterator[float]:
+    """Yield the seconds to wait before each further try, without end.
+
+    Each is drawn from ``[first, 3 * last pause]`` and capped ("decorrelated jitter", Brooker, AWS Architecture Blog,
+    2015): peers that failed at the same moment do not come back at the same moment.
+    """
+    pause = retry.first
+    while True:
+        pause = min(retry.ceiling, uniform(retry.first, pause * 3))
+        yield pause
