@@ -16,34 +16,14 @@ from edl.core.errors import EdlError, RetryableError
 from edl.rpc.address import parse
 from edl.rpc.control_server import ControlServer, serve
 from edl.rpc.methods import Method, Reply, Request
+from edl.rpc.options import CLIENT_OPTIONS
 from edl.rpc.proof import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 from edl.rpc.refusal import Refused
 from edl.rpc.retry import Retry, Timing, pauses
+from edl.rpc.verdict import translate
 
 __all__ = ["Channel", "ControlServer", "Retry", "connect", "serve"]
 
-MAX_MESSAGE = 4 << 20
-"""Bytes of the largest control message."""
-
-OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 2_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
-    ("grpc.enable_http_proxy", 0),
-)
-
-_TRANSIENT = frozenset({
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-})
 _SUSPECT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
 """After these the connection may lead nowhere (a vanished pod answers no packet): the next try gets a new one."""
 
@@ -114,8 +94,54 @@ class Channel:
             status = error.code()
             if status in _SUSPECT:
                 self._replace(line)
-            raise self._translate(method, error, replaced=line is not self._line) from error
-        except ValueError as error:  # what grpc raises on a channel that is closed
-            if self._closed:
-                raise Refused("This channel was closed", kind="closed", where=self.address) from error
-            raise RetryableError("The connection was replaced", where=self.address) from error
+            raise self._translate(error, method.name, deadline, replaced=line is not self._line) from error
+        except ValueError as error:  # what grpc raises on a connection that was closed in the meantime
+            raise self._closed_or_replaced() from error
+
+    def _translate(self, error: grpc.RpcError, method: str, deadline: float, *, replaced: bool) -> EdlError:
+        if error.code() is grpc.StatusCode.CANCELLED and (replaced or self._closed):
+            return self._closed_or_replaced()
+        return translate(error, method, self.address, deadline)
+
+    def _closed_or_replaced(self) -> EdlError:
+        if self._closed:
+            return Refused("This channel was closed", kind="closed", where=self.address)
+        return RetryableError("The connection was lost in another call", where=self.address)
+
+    def _replace(self, line: _Line) -> None:
+        """Connect anew, unless another thread has done so since ``line`` was in use."""
+        with self._lock:
+            if line is self._line and not self._closed:
+                self._line = _Line(self.address)
+                line.close()
+
+
+class _Line:
+    """One gRPC channel and its callables, made once for each method."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._callables: dict[str, Callable[..., Any]] = {}
+
+    def invoke(
+        self, method: Method[Request, Reply], request: Request, deadline: float, metadata: tuple[tuple[str, str], ...]
+    ) -> Reply:
+        function = self._callables.get(method.path)
+        if function is None:
+            function = self._callables[method.path] = self._channel.unary_unary(
+                method.path, method.request.SerializeToString, method.reply.FromString
+            )
+        reply: Reply = function(request, timeout=deadline, metadata=metadata)
+        return reply
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def connect(address: str, token: str, *, timing: Timing | None = None) -> Channel:
+    """Return a channel to a peer; it connects with the first call.
+
+    Raises:
+        BadInputError: the address is none.
+    """
+    return Channel(address, token, timing=timing)

@@ -12,6 +12,10 @@ PROTOCOL_VERSION = 1
 MAX_TOKEN = 1024
 """Bytes; a token that is longer is refused before it is read."""
 
+TOKEN_KEY = "edl-token"
+VERSION_KEY = "edl-version"
+"""Metadata of every control call."""
+
 
 def check_version(theirs: object) -> None:
     """Refuse a peer that speaks another version, naming both.

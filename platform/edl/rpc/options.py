@@ -1,0 +1,31 @@
+"""The options of gRPC that both halves of the control plane must agree on."""
+
+from __future__ import annotations
+
+MAX_MESSAGE = 4 << 20
+"""Bytes of the largest control message."""
+
+_KEEPALIVE = 2_000  # milliseconds; a vanished pod answers no packet, not even with a reset
+
+_SIZES = (("grpc.max_send_message_length", MAX_MESSAGE), ("grpc.max_receive_message_length", MAX_MESSAGE))
+
+CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZES,
+    ("grpc.keepalive_time_ms", _KEEPALIVE),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
+    ("grpc.enable_http_proxy", 0),
+)
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *_SIZES,
+    ("grpc.so_reuseport", 0),  # two servers must not share a port by accident
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE // 2),  # else clients' keepalives look like abuse
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE // 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_ping_strikes", 0),
+)
