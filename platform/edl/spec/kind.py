@@ -68,7 +68,7 @@ class Whole(_Scalar):
         """The value, or None with a problem reported."""
         value = node.value
         if isinstance(value, bool) or not isinstance(value, int) or value < _floor(self.minimum):
-            return self.refuse(node, place)
+            return self.refuse(node, place, _unquote(value))
         return value
 
     def schema(self) -> dict[str, Json]:
@@ -91,7 +91,7 @@ class Number(_Scalar):
         """The value, or None with a problem reported."""
         number = _number(node.value)
         if number is None or number < _floor(self.minimum):
-            return self.refuse(node, place)
+            return self.refuse(node, place, _unquote(node.value))
         return number
 
     def schema(self) -> dict[str, Json]:
@@ -244,6 +244,11 @@ def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
+
+
+def _unquote(value: object) -> str | None:
+    quoted = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?", value)
+    return "leave the quotes out to make it a number" if quoted else None
 
 
 def _floor(minimum: float | None) -> float:

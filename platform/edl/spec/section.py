@@ -8,6 +8,7 @@ From these annotations come the reader with its error messages, the writer, and 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
@@ -39,8 +40,7 @@ class Option:
         before = len(place.problems)
         value = self.kind.read(node, place)
         if self.built is not None and len(place.problems) == before and value not in self.built:
-            built = ", ".join(found(Node(value, "")) if value is None else str(value) for value in self.built)
-            place.report(node, f"{value} is not built yet", f"this version has: {built}")
+            place.report(node, f"{_written(value)} is not built yet", f"built: {', '.join(map(_written, self.built))}")
         return value
 
     def schema(self) -> dict[str, Json]:
@@ -94,10 +94,13 @@ class Section:
     def read(self, node: Node, place: Place) -> Any:
         """The dataclass, or None when a field is missing or wrong."""
         if not isinstance(node.value, dict):
-            return place.report(node, f"found {found(node)}, must be {self.expected}")
+            advice = "leave the field out to have its defaults" if node.value is None and place.path else None
+            return place.report(node, f"found {found(node)}, must be {self.expected}", advice)
         before = len(place.problems)
         values = {name: self._member(name, member, place) for name, member in node.value.items()}
-        for name in self._missing(node.value):
+        # a field that is there with a typo is not missing as well
+        meant = {nearest(name, self.names) for name in node.value if name not in self.names}
+        for name in self._missing({*node.value, *meant}):
             place.member(name).report(node, "is missing", options(self.section)[name].doc)
         if len(place.problems) > before:
             return None
@@ -132,12 +135,16 @@ class Section:
         guess = f"; did you mean '{close}'?" if close else ""
         return f"unknown field{guess}", f"allowed here: {', '.join(self.names)}"
 
-    def _missing(self, present: Iterable[str]) -> list[str]:
+    def _missing(self, present: Iterable[str | None]) -> list[str]:
         return [name for name in options(self.section) if name not in {*present, *defaults(self.section)}]
 
     def _default(self, name: str, option: Option) -> dict[str, Json]:
         given = defaults(self.section)
         return {"default": option.kind.write(given[name])} if name in given else {}
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value).strip('"')
 
 
 def _option(hint: Any) -> Option:

@@ -1,0 +1,109 @@
+"""A job file as a JobSpec and back: read, override, check, convert; all mistakes of a file are told at once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from edl.spec import rules
+from edl.spec.document import parse_json, parse_yaml
+from edl.spec.job import API_VERSION, JOB, JobSpec
+from edl.spec.node import Json, Node, Place
+from edl.spec.override import override
+from edl.spec.problem import Problem, SpecError
+
+_BEGINNING = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
+
+
+def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, required: Iterable[str] = ()) -> JobSpec:
+    """The job of a YAML or JSON file.
+
+    Args:
+        path: the file; a name that ends in .json is read by a faster parser.
+        overrides: ``FIELD=VALUE`` each, as given to ``--set``, applied in order.
+        required: sets of records that this use of the job needs: ``training``, ``validation``, ``prediction``. Without
+            any, the job must have something to train on or to predict.
+
+    Raises:
+        SpecError: a BadInputError with every problem of the file, each with file, line and path in the document.
+    """
+    source = os.fspath(path)
+    text = _text(Path(path))
+    root = parse_json(text, source) if source.endswith(".json") else None
+    spec = None if root is None else _job(root, tuple(overrides), tuple(required), [])
+    return spec or _load_yaml(text, source, tuple(overrides), tuple(required))
+
+
+def dump(spec: JobSpec) -> dict[str, Json]:
+    """All fields as JSON values, defaults included: what load reads back as an equal spec."""
+    return JOB.write(spec)
+
+
+def changes(old: JobSpec, new: JobSpec) -> list[tuple[str, Json, Json]]:
+    """The fields in which two specs differ: path, old value, new value; in the order of the fields."""
+    return list(_differences("", dump(old), dump(new)))
+
+
+def _load_yaml(text: str, source: str, overrides: tuple[str, ...], required: tuple[str, ...]) -> JobSpec:
+    # YAML contains JSON: this is also where mistakes in a JSON file get their lines
+    problems: list[Problem] = []
+    root = parse_yaml(text, source, problems)
+    if root is None and not problems:
+        problems.append(Problem(source, "", "is empty, must be a mapping of fields", _BEGINNING))
+    spec = None if root is None else _job(root, overrides, required, problems)
+    if spec is None:
+        raise SpecError(sorted(problems, key=_line))
+    return spec
+
+
+def _job(root: Node, overrides: tuple[str, ...], required: tuple[str, ...], problems: list[Problem]) -> JobSpec | None:
+    """The job of a tree; None when ``problems`` says why there is none."""
+    for assignment in overrides:
+        root = override(root, assignment, problems)
+    spec: JobSpec | None = JOB.read(root, Place("", problems))
+    problems.extend(
+        Problem(_nearest_node(root, rule.path).where, rule.path, rule.message, rule.hint)
+        for rule in (rules.broken(spec, required) if spec is not None else ())
+    )
+    return None if problems else spec
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError([Problem(str(path), "", "not a text file in UTF-8")]) from error
+    except FileNotFoundError as error:
+        raise SpecError([Problem(str(path), "", "no such file")]) from error
+    except IsADirectoryError as error:
+        inside = sorted(file.name for file in path.glob("*.y*ml"))
+        hint = f"it contains: {', '.join(inside)}" if inside else None
+        raise SpecError([Problem(str(path), "", "is a directory, must be a job file", hint)]) from error
+    except OSError as error:
+        raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
+
+
+def _line(problem: Problem) -> int:
+    line = re.search(r":(\d+)$", problem.where)
+    return int(line[1]) if line else 0
+
+
+def _nearest_node(root: Node, path: str) -> Node:
+    """The node at a path, or the innermost one on the way to it that exists."""
+    node = root
+    for step in re.findall(r"[^.\[\]]+", path):
+        if isinstance(node.value, list):
+            node = node.value[int(step)]
+        elif isinstance(node.value, dict) and step in node.value:
+            node = node.value[step]
+    return node
+
+
+def _differences(path: str, old: Json, new: Json) -> Iterator[tuple[str, Json, Json]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys([*old, *new]):
+            yield from _differences(f"{path}.{name}" if path else name, old.get(name), new.get(name))
+    elif old != new:
+        yield path, old, new

@@ -1,0 +1,51 @@
+"""What the fields of a JobSpec demand of each other; what a single field admits is said where it is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from edl.spec.job import Data, JobSpec
+from edl.spec.section import options
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule that a spec breaks: the path of the field to change, what is wrong, what can be done."""
+
+    path: str
+    message: str
+    hint: str | None = None
+
+
+def broken(spec: JobSpec, required: Iterable[str] = ()) -> list[Broken]:
+    """The rules that ``spec`` breaks; ``required`` names sets of records that must be given: ``training``, …"""
+    return [*_records(spec, tuple(required)), *_evaluation(spec), *_workers(spec), *_volumes(spec)]
+
+
+def _records(spec: JobSpec, required: tuple[str, ...]) -> Iterator[Broken]:
+    if not required and not spec.data.prediction:
+        required = ("training",)
+    for name in required:
+        if not getattr(spec.data, name):
+            yield Broken(f"data.{name}", "is missing", options(Data)[name].doc)
+
+
+def _evaluation(spec: JobSpec) -> Iterator[Broken]:
+    if spec.train.evaluation_steps is not None and not spec.data.validation:
+        message = f"found {spec.train.evaluation_steps}, but data.validation is missing"
+        yield Broken("train.evaluation_steps", message, "give data.validation, or leave train.evaluation_steps out")
+
+
+def _workers(spec: JobSpec) -> Iterator[Broken]:
+    if spec.workers.max < spec.workers.min:
+        yield Broken("workers.max", f"found {spec.workers.max}, must be at least workers.min, {spec.workers.min}")
+
+
+def _volumes(spec: JobSpec) -> Iterator[Broken]:
+    seen: dict[str, int] = {}
+    for index, volume in enumerate(spec.volumes):
+        mount = volume.mount.rstrip("/") or "/"
+        if mount in seen:
+            yield Broken(f"volumes[{index}].mount", f"found '{volume.mount}', which volumes[{seen[mount]}] has already")
+        seen.setdefault(mount, index)
