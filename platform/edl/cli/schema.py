@@ -1,0 +1,19 @@
+"""``edl schema``: the JSON Schema of job files, for editors and for checks elsewhere."""
+
+from __future__ import annotations
+
+import typer
+
+from edl.spec.schema import JOB_SCHEMA, published
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of job files.
+
+    An editor with a YAML language server completes and checks a job file whose first line is
+    `# yaml-language-server: $schema=FILE` where FILE is this output.
+    """
+    typer.echo(published(JOB_SCHEMA), nl=False)

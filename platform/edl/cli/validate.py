@@ -1,0 +1,75 @@
+"""``edl validate``: is this job file right, and what would it run?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def validate(
+    job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
+    ] = None,
+) -> None:
+    """Check a job file and say what it would run.
+
+    Looks at the file alone: whether the model and the data exist is found out by edl run.
+    """
+    spec = load(job, settings or ())
+    typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in outline(spec)))
+
+
+def outline(spec: JobSpec) -> list[str]:
+    """What the job would run, a few lines for people."""
+    lines = [f"job {spec.name}: {spec.model.definition} from {spec.model.zoo}"]
+    if spec.data.training:
+        lines.append(f"trains on {_paths(spec.data.training)}: {_training(spec)}")
+    if spec.data.validation:
+        steps = spec.train.evaluation_steps
+        often = f"every {_counted(steps, 'step')} and at the end" if steps else "at the end"
+        lines.append(f"evaluates on {_paths(spec.data.validation)}, {often}")
+    if spec.data.prediction:
+        lines.append(f"predicts {_paths(spec.data.prediction)} with edl predict")
+    return [*lines, _roles(spec), *_outcome(spec)]
+
+
+def _training(spec: JobSpec) -> str:
+    train = spec.train
+    end = f", at most {_counted(train.max_steps, 'step')}" if train.max_steps else ""
+    return f"{_counted(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}{end}"
+
+
+def _roles(spec: JobSpec) -> str:
+    if spec.strategy.name == "Local":
+        return "strategy Local: one process"
+    workers, ps = spec.workers, spec.ps
+    many = f"{workers.min} to {workers.max} workers" if workers.min < workers.max else _counted(workers.max, "worker")
+    return f"strategy {spec.strategy.name}, {spec.strategy.mode}: {many}, {_counted(ps.count, 'parameter server')}"
+
+
+def _outcome(spec: JobSpec) -> list[str]:
+    lines = []
+    if spec.checkpoint:
+        kept = f"keeps {_counted(spec.checkpoint.keep, 'checkpoint')}"
+        lines.append(f"{kept}, one every {_counted(spec.checkpoint.every_steps, 'step')}")
+    if spec.export:
+        lines.append(f"exports to {spec.export.path or 'export/ in the run directory'}")
+    return lines
+
+
+def _paths(paths: tuple[str, ...]) -> str:
+    return ", ".join(paths)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
