@@ -19,6 +19,7 @@ class PodTable:
 
     def __init__(self) -> None:
         self._live: dict[str, PodSeen] = {}
+        self._names: dict[tuple[Role, int], PodSeen] = {}
         self._ended: dict[str, PodSeen] = {}
         self._deleting: set[str] = set()
 
@@ -27,16 +28,12 @@ class PodTable:
 
     def live(self, role: Role, index: int) -> PodSeen | None:
         """Return the live pod of that name."""
-        return next((pod for pod in self._live.values() if (pod.role, pod.index) == (role, index)), None)
-
-    def knows(self, uid: str) -> bool:
-        """Whether the uid is taken."""
-        return uid in self._live or uid in self._ended
+        return self._names.get((role, index))
 
     def started(self, uid: str, role: Role, index: int, pid: int) -> PodSeen:
         """Enter a pod that runs since now."""
         pod = PodSeen(uid, role, index, Phase.RUNNING, reason="Started", pid=pid)
-        self._live[uid] = pod
+        self._live[uid] = self._names[role, index] = pod
         return pod
 
     def delete(self, uid: str) -> bool:
@@ -49,6 +46,7 @@ class PodTable:
     def ended(self, uid: str, ending: Ending) -> PodSeen:
         """Enter a live pod's end and return its last state: ``GONE`` when it was deleted."""
         pod = self._live.pop(uid)
+        del self._names[pod.role, pod.index]
         if uid in self._deleting:
             self._deleting.remove(uid)
             return replace(pod, phase=Phase.GONE, exit_code=ending.exit_code, reason="Deleted")

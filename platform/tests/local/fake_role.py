@@ -1,8 +1,8 @@
 """A role that does what a test tells it, over a socket; started by ``fake_supervisor.py``.
 
-It reports to ``$EDL_TEST_STAGE`` with its environment and its pid, then obeys one word a line: ``exit N``, ``polite N``
-(exit N on SIGTERM), ``stubborn`` (ignore SIGTERM), ``child`` (start a process of its own), ``say TEXT`` (print). Its end
-closes the connection, which is how a test sees that it is gone.
+It reports to ``$EDL_TEST_STAGE`` with its environment and its pid, then obeys one word a line: ``exit N``,
+``polite N`` (exit N on SIGTERM), ``stubborn`` (ignore SIGTERM), ``child`` (start a process of its own), ``say TEXT``
+(print). Its end closes the connection, which is how a test sees that it is gone.
 """
 
 import json

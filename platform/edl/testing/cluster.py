@@ -1,0 +1,251 @@
+"""A cluster without processes, on a virtual clock: for tests of the master and for simulations of thousands of pods.
+
+``FakeCluster`` is the machines, with the faults a test injects; ``connect`` gives the port that a master uses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+from edl.core.cluster import Phase, PodSeen, Role, Synced
+from edl.core.errors import BadInputError, EdlError, RetryableError
+from edl.local.ending import Ending
+from edl.testing.clock import VirtualClock
+
+KILLED = -9
+TERMINATED = -15
+"""Return codes in the manner of ``subprocess``."""
+
+
+@dataclass(slots=True)
+class _Pod:
+    """A pod and how it will behave."""
+
+    seen: PodSeen
+    scheduled: bool = False
+    deleting: bool = False
+    on_sigterm: int | None = TERMINATED
+    """The return code it answers SIGTERM with; None when it ignores it."""
+    term_latency: float = 0.0
+
+
+class FakeCluster:
+    """Pods that start after ``start_latency`` seconds and end when a test says so.
+
+    Args:
+        clock: the time they live in.
+        start_latency: seconds from having room to running.
+        capacity: pods that have room; more stay ``Pending`` until others end. None: no limit.
+        term_latency: seconds a pod takes to leave after SIGTERM.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        *,
+        start_latency: float = 0.0,
+        capacity: int | None = None,
+        term_latency: float = 0.0,
+    ) -> None:
+        self._clock = clock
+        self._start_latency = start_latency
+        self._term_latency = term_latency
+        self._capacity = capacity
+        self._pods: dict[str, _Pod] = {}
+        self._names: dict[tuple[Role, int], str] = {}
+        self._waiting: dict[str, None] = {}
+        self._used = 0
+        self._numbers = itertools.count(1)
+        self._refusal: EdlError | None = None
+        self._subscribers: list[Callable[[PodSeen], None]] = []
+        self._lock = threading.RLock()
+
+    def connect(self) -> FakeConnection:
+        """Return the port, as one incarnation of a master has it."""
+        return FakeConnection(self)
+
+    def pods(self) -> list[PodSeen]:
+        """Return every pod that is not forgotten, the ended ones too."""
+        with self._lock:
+            return [pod.seen for pod in self._pods.values()]
+
+    def subscribe(self, call: Callable[[PodSeen], None]) -> list[PodSeen]:
+        """Have every change told at once, in the thread that makes it; return the pods as they are now."""
+        with self._lock:
+            self._subscribers.append(call)
+            return self.pods()
+
+    def unsubscribe(self, call: Callable[[PodSeen], None]) -> None:
+        """Tell changes no more."""
+        with self._lock, suppress(ValueError):
+            self._subscribers.remove(call)
+
+    def start(self, role: Role, index: int) -> str:
+        """Accept a pod; see ``edl.core.cluster.Cluster.start``."""
+        with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if role == Role.MASTER or index < 0:
+                raise BadInputError(f"A master cannot start {role} {index}")
+            uid = self._names.get((role, index))
+            return uid if uid is not None else self._accept(role, index)
+
+    def delete(self, uid: str, grace: float) -> None:
+        """Tell a pod to go; an ended one is forgotten."""
+        with self._lock:
+            pod = self._pods.get(uid)
+            if pod is None:
+                return
+            if pod.seen.ended:
+                del self._pods[uid]
+                return
+            pod.deleting = True
+            if pod.seen.phase == Phase.PENDING:
+                self._end(uid, None)
+            elif grace <= 0:
+                self._end(uid, KILLED)
+            else:
+                self._terminate(uid, grace)
+
+    def kill(self, uid: str, returncode: int = KILLED) -> None:
+        """End a pod now, as by ``kill -9`` from outside; ``returncode`` as in ``subprocess`` (0: it is done)."""
+        with self._lock:
+            self._end(uid, returncode)
+
+    def terminate(self, uid: str) -> None:
+        """Send SIGTERM from outside, as a preemption does, without ever following up."""
+        with self._lock:
+            self._terminate(uid, None)
+
+    def behave(self, uid: str, *, on_sigterm: int | None) -> None:
+        """Set the return code with which a pod answers SIGTERM; None: it ignores SIGTERM."""
+        with self._lock:
+            self._pods[uid].on_sigterm = on_sigterm
+
+    def refuse(self, error: EdlError | None) -> None:
+        """Raise this error on every start from now on; None ends it."""
+        with self._lock:
+            self._refusal = error
+
+    def resize(self, capacity: int | None) -> None:
+        """Change how many pods have room. Pods that have it keep it."""
+        with self._lock:
+            self._capacity = capacity
+            self._schedule()
+
+    def _accept(self, role: Role, index: int) -> str:
+        uid = f"{role}-{index}-{next(self._numbers):06x}"
+        self._pods[uid] = _Pod(PodSeen(uid, role, index, Phase.PENDING), term_latency=self._term_latency)
+        self._names[role, index] = uid
+        self._waiting[uid] = None
+        self._schedule()
+        pod = self._pods[uid]
+        if not pod.scheduled:
+            self._change(pod, reason="Unschedulable")
+        elif pod.seen.phase == Phase.PENDING:
+            self._change(pod, reason="Scheduled")
+        return uid
+
+    def _schedule(self) -> None:
+        while self._waiting and (self._capacity is None or self._used < self._capacity):
+            uid = next(iter(self._waiting))
+            del self._waiting[uid]
+            self._pods[uid].scheduled = True
+            self._used += 1
+            if self._start_latency <= 0:
+                self._run(uid)
+            else:
+                self._clock.after(self._start_latency, lambda uid=uid: self._run(uid))  # type: ignore[misc]
+
+    def _run(self, uid: str) -> None:
+        with self._lock:
+            pod = self._pods.get(uid)
+            if pod is not None and not pod.seen.ended:
+                self._change(pod, phase=Phase.RUNNING, reason="Started")
+
+    def _terminate(self, uid: str, grace: float | None) -> None:
+        pod = self._pods[uid]
+        if grace is not None:
+            self._clock.after(grace, lambda: self._end(uid, KILLED))
+        returncode = pod.on_sigterm
+        if returncode is None:
+            return
+        if pod.term_latency <= 0:
+            self._end(uid, returncode)
+        else:
+            self._clock.after(pod.term_latency, lambda: self._end(uid, returncode))
+
+    def _end(self, uid: str, returncode: int | None) -> None:
+        """End a pod; does nothing for one that has ended. ``returncode`` is None for a pod that never ran."""
+        with self._lock:
+            pod = self._pods.get(uid)
+            if pod is None or pod.seen.ended:
+                return
+            self._give_room_back(uid, pod)
+            ending = Ending.of(returncode) if returncode is not None else None
+            exit_code = ending.exit_code if ending else None
+            if pod.deleting or ending is None:
+                del self._pods[uid]
+                self._change(pod, phase=Phase.GONE, exit_code=exit_code, reason="Deleted")
+            else:
+                self._change(pod, phase=ending.phase, exit_code=exit_code, reason=ending.reason)
+            self._schedule()
+
+    def _give_room_back(self, uid: str, pod: _Pod) -> None:
+        del self._names[pod.seen.role, pod.seen.index]
+        self._waiting.pop(uid, None)
+        self._used -= pod.scheduled
+
+    def _change(self, pod: _Pod, *, reason: str, phase: Phase | None = None, exit_code: int | None = None) -> None:
+        pod.seen = replace(pod.seen, phase=phase or pod.seen.phase, reason=reason, exit_code=exit_code)
+        for call in list(self._subscribers):
+            call(pod.seen)
+
+
+class FakeConnection:
+    """The cluster port of a ``FakeCluster``. Watches block in other threads while the test's thread moves time."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self._cluster = cluster
+        self._inboxes: list[SimpleQueue[PodSeen | None]] = []
+        self._closed = False
+
+    def start(self, role: Role, index: int) -> str:
+        """Ask for a pod."""
+        self._require_open()
+        return self._cluster.start(role, index)
+
+    def delete(self, uid: str, *, grace: float) -> None:
+        """Tell a pod to go."""
+        self._require_open()
+        self._cluster.delete(uid, grace)
+
+    def watch(self) -> Iterator[PodSeen | Synced]:
+        """Yield pods and changes until closed."""
+        inbox: SimpleQueue[PodSeen | None] = SimpleQueue()
+        self._inboxes.append(inbox)
+        if self._closed:
+            return
+        listed = self._cluster.subscribe(inbox.put)
+        try:
+            yield from listed
+            yield Synced()
+            while (pod := inbox.get()) is not None:
+                yield pod
+        finally:
+            self._cluster.unsubscribe(inbox.put)
+
+    def close(self) -> None:
+        """End every watch."""
+        self._closed = True
+        for inbox in self._inboxes:
+            inbox.put(None)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RetryableError("The cluster is closed")

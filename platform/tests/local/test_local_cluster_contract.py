@@ -1,0 +1,47 @@
+"""The local cluster, with real processes and real signals, keeps the contract."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from cluster_contract import ClusterContract
+from edl.core.cluster import Cluster
+from local.stage import Stage
+
+
+class LocalStand:
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._environment = stage.open().environment
+        self.cluster: Cluster = self.connect()
+
+    def connect(self) -> Cluster:
+        return self._stage.connect(self._environment)
+
+    def await_running(self, uid: str) -> None:
+        self._stage.actor(uid)
+
+    def exit(self, uid: str, code: int) -> None:
+        self._stage.actor(uid).exit(code)
+
+    def kill(self, uid: str) -> None:
+        self._stage.actor(uid).signal(signal.SIGKILL)
+
+    def terminate(self, uid: str) -> None:
+        self._stage.actor(uid).signal(signal.SIGTERM)
+
+    def polite(self, uid: str, code: int) -> None:
+        self._stage.actor(uid).obey(f"polite {code}")
+
+    def stubborn(self, uid: str) -> None:
+        self._stage.actor(uid).obey("stubborn")
+
+    def let_pass(self, seconds: float) -> None:
+        """Real time passes by itself."""
+
+
+class TestLocalCluster(ClusterContract):
+    @pytest.fixture
+    def stand(self, stage: Stage) -> LocalStand:
+        return LocalStand(stage)

@@ -1,0 +1,161 @@
+"""The local cluster's decisions, without processes: endings, restarts, sightings, messages, the pod table."""
+
+from __future__ import annotations
+
+import pytest
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.errors import BadInputError, RefusedError
+from edl.local import restart, wire
+from edl.local.ending import Ending
+from edl.local.pods import ENDED_REMEMBERED, PodTable
+from edl.local.restart import RestartPolicy
+from edl.local.roles import RoleEnvironment
+from edl.local.sightings import Sightings
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(
+    ("returncode", "exit_code", "reason", "phase"),
+    [
+        (0, 0, "Completed", Phase.SUCCEEDED),
+        (1, 1, "Error", Phase.FAILED),
+        (-9, 137, "Killed (SIGKILL)", Phase.FAILED),
+        (-11, 139, "Killed (SIGSEGV)", Phase.FAILED),
+        (-15, 143, "Terminated (SIGTERM)", Phase.FAILED),
+        (143, 143, "Terminated (SIGTERM)", Phase.FAILED),
+        (128, 128, "Error", Phase.FAILED),
+        (255, 255, "Error", Phase.FAILED),
+    ],
+)
+def test_ending(returncode: int, exit_code: int, reason: str, phase: Phase) -> None:
+    ending = Ending.of(returncode)
+    assert (ending.exit_code, ending.reason, ending.phase) == (exit_code, reason, phase)
+
+
+def test_restarts_are_free_then_slower_then_pointless() -> None:
+    policy, delays = RestartPolicy(), []
+    while not policy.hopeless:
+        policy = policy.died(age=0.1)
+        delays.append(policy.delay)
+    assert delays[:9] == [0, 0, 0, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+    assert set(delays[9:]) == {restart.LONGEST_DELAY_SECONDS}
+
+
+def test_long_life_forgives_early_deaths() -> None:
+    policy = RestartPolicy(young_deaths=9).died(age=restart.YOUNG_SECONDS)
+    assert policy.delay == 0
+
+
+def test_environment_round_trip_and_its_errors(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    token_file = tmp_path / "token"
+    environment = RoleEnvironment(
+        Role.PS, 2, "ps-2-a", tmp_path, tmp_path / "rt", token_file, tmp_path / "c.sock", "unix:/m.sock"
+    )
+    variables = environment.to_variables()
+    assert RoleEnvironment.from_variables(variables) == environment
+    for name in variables:
+        with pytest.raises(BadInputError, match=name):
+            RoleEnvironment.from_variables({key: value for key, value in variables.items() if key != name})
+    with pytest.raises(BadInputError, match="EDL_ROLE"):
+        RoleEnvironment.from_variables({**variables, "EDL_ROLE": "boss"})
+    with pytest.raises(BadInputError, match="EDL_INDEX"):
+        RoleEnvironment.from_variables({**variables, "EDL_INDEX": "-1"})
+    with pytest.raises(BadInputError, match="cannot be read"):
+        environment.read_token()
+    token_file.write_text("\n")
+    with pytest.raises(BadInputError, match="empty"):
+        environment.read_token()
+
+
+PODS = st.builds(
+    PodSeen,
+    uid=st.text(min_size=1, max_size=20),
+    role=st.sampled_from(Role),
+    index=st.integers(0, 10**6),
+    phase=st.sampled_from(Phase),
+    exit_code=st.none() | st.integers(0, 255),
+    reason=st.text(max_size=50),
+    pid=st.none() | st.integers(1, 10**6),
+)
+
+
+@given(st.lists(PODS), st.integers(1, 100))
+def test_pods_survive_the_wire_in_pieces_of_any_size(pods: list[PodSeen], size: int) -> None:
+    data = b"".join(wire.encode(wire.pod_message(pod)) for pod in pods)
+    lines = wire.Lines()
+    messages = [message for at in range(0, len(data), size) for message in lines.feed(data[at : at + size])]
+    assert [wire.pod_of(message) for message in messages] == pods
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
+    try:
+        for message in wire.Lines().feed(data + b"\n"):
+            wire.pod_of(message)
+    except RefusedError:
+        pass
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_long_line_is_refused(end: bytes) -> None:
+    with pytest.raises(RefusedError, match="longer"):
+        wire.Lines().feed(b"x" * (wire.LONGEST_LINE + 1) + end)
+
+
+def test_nested_json_is_refused() -> None:
+    with pytest.raises(RefusedError):
+        wire.Lines().feed(b"[" * 60000 + b"\n")
+
+
+def pod(uid: int, ended: bool = False) -> PodSeen:
+    phase = Phase.FAILED if ended else Phase.RUNNING
+    return PodSeen(f"worker-{uid}", Role.WORKER, uid, phase, exit_code=1 if ended else None)
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 5)), max_size=8),
+    st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=20),
+    st.booleans(),
+)
+def test_every_pod_seen_alive_is_seen_ended_once(
+    lists: list[set[int]], ends: list[tuple[int, int]], remembered: bool
+) -> None:
+    """Pods appear in lists; some ends are told, some are listed, some only follow from a list without the pod."""
+    sightings = Sightings()
+    ended: set[int] = set()
+    yielded: list[PodSeen] = []
+    for number, alive in enumerate(lists):
+        listed = [pod(uid) for uid in alive - ended] + [pod(uid, ended=True) for uid in ended if remembered]
+        ended |= {seen.index for seen in yielded if seen.index not in alive}
+        yielded += sightings.listed(listed)
+        for when, uid in ends:
+            if when == number and uid in alive - ended:
+                ended.add(uid)
+                yielded += sightings.changed(pod(uid, ended=True))
+    yielded += sightings.listed([])
+    for uid in range(6):
+        states = [seen.ended for seen in yielded if seen.index == uid]
+        assert states.count(True) == (1 if states else 0)
+        assert states == sorted(states)
+
+
+def test_table_remembers_ended_pods_until_deleted_and_not_too_many() -> None:
+    table = PodTable()
+    for number in range(ENDED_REMEMBERED + 1):
+        table.started(f"u{number}", Role.WORKER, number, 100 + number)
+        table.ended(f"u{number}", Ending.of(1))
+    assert next(iter(table)).uid == "u1"
+    assert not table.delete("u1")
+    assert next(iter(table)).uid == "u2"
+
+
+def test_table_calls_a_deleted_pod_gone() -> None:
+    table = PodTable()
+    table.started("u", Role.WORKER, 0, 100)
+    assert table.live(Role.WORKER, 0) is not None
+    assert table.delete("u")
+    last = table.ended("u", Ending.of(-9))
+    assert (last.phase, last.exit_code, last.reason) == (Phase.GONE, 137, "Deleted")
+    assert table.live(Role.WORKER, 0) is None
+    assert list(table) == []

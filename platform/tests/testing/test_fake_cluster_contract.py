@@ -1,0 +1,127 @@
+"""The fake keeps the contract, and what only it can do works: latency, capacity, refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster_contract import ClusterContract
+from edl.core.cluster import Cluster, Phase, PodSeen, Role
+from edl.core.errors import RetryableError
+from edl.testing.clock import VirtualClock
+from edl.testing.cluster import FakeCluster, FakeConnection
+
+START_LATENCY = 2.0
+
+
+class FakeStand:
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.fake = FakeCluster(self.clock, start_latency=START_LATENCY)
+        self._connections: list[FakeConnection] = []
+        self.cluster: Cluster = self.connect()
+
+    def connect(self) -> Cluster:
+        self._connections.append(self.fake.connect())
+        return self._connections[-1]
+
+    def await_running(self, uid: str) -> None:
+        self.clock.advance(START_LATENCY)
+
+    def exit(self, uid: str, code: int) -> None:
+        self.fake.kill(uid, code)
+
+    def kill(self, uid: str) -> None:
+        self.fake.kill(uid)
+
+    def terminate(self, uid: str) -> None:
+        self.fake.terminate(uid)
+
+    def polite(self, uid: str, code: int) -> None:
+        self.fake.behave(uid, on_sigterm=code)
+
+    def stubborn(self, uid: str) -> None:
+        self.fake.behave(uid, on_sigterm=None)
+
+    def let_pass(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+class TestFakeCluster(ClusterContract):
+    @pytest.fixture
+    def stand(self) -> Iterator[FakeStand]:
+        stand = FakeStand()
+        yield stand
+        stand.close()
+
+
+def states(fake: FakeCluster) -> dict[str, str]:
+    return {f"{pod.role}-{pod.index}": pod.phase for pod in fake.pods()}
+
+
+def test_pods_without_room_wait_until_others_end() -> None:
+    fake = FakeCluster(VirtualClock(), capacity=2)
+    uids = [fake.start(Role.WORKER, index) for index in range(4)]
+    assert list(states(fake).values()) == [Phase.RUNNING, Phase.RUNNING, Phase.PENDING, Phase.PENDING]
+    assert fake.pods()[2].reason == "Unschedulable"
+    fake.kill(uids[0])
+    assert states(fake)["worker-2"] == Phase.RUNNING
+    fake.resize(3)
+    assert states(fake)["worker-3"] == Phase.RUNNING
+
+
+def test_pending_pod_that_is_deleted_never_runs() -> None:
+    clock = VirtualClock()
+    fake = FakeCluster(clock, start_latency=5, capacity=1)
+    seen: list[PodSeen] = []
+    fake.subscribe(seen.append)
+    starting, waiting = fake.start(Role.WORKER, 0), fake.start(Role.WORKER, 1)
+    fake.delete(waiting, 30)
+    fake.delete(starting, 30)
+    clock.advance(60)
+    assert [(pod.uid, pod.phase) for pod in seen] == [
+        (starting, Phase.PENDING),
+        (waiting, Phase.PENDING),
+        (waiting, Phase.GONE),
+        (starting, Phase.GONE),
+    ]
+    assert fake.pods() == []
+
+
+def test_sigterm_takes_its_time_and_the_grace_cuts_it_short() -> None:
+    clock = VirtualClock()
+    fake = FakeCluster(clock, term_latency=3)
+    slow, cut = fake.start(Role.WORKER, 0), fake.start(Role.WORKER, 1)
+    seen: list[tuple[float, str, int | None]] = []
+    fake.subscribe(lambda pod: seen.append((clock.now(), pod.uid, pod.exit_code)))
+    fake.delete(slow, 10)
+    fake.delete(cut, 1)
+    clock.advance(20)
+    assert seen == [(1, cut, 137), (3, slow, 143)]
+
+
+def test_refusal_lasts_until_it_is_taken_back() -> None:
+    fake = FakeCluster(VirtualClock())
+    fake.refuse(RetryableError("the quota is used up"))
+    with pytest.raises(RetryableError, match="quota"):
+        fake.start(Role.WORKER, 0)
+    fake.refuse(None)
+    fake.start(Role.WORKER, 0)
+
+
+def test_thousands_of_pods() -> None:
+    clock = VirtualClock()
+    fake = FakeCluster(clock, start_latency=10, capacity=3000)
+    running: set[str] = set()
+    fake.subscribe(lambda pod: (running.add if pod.phase == Phase.RUNNING else running.discard)(pod.uid))
+    uids = [fake.start(Role.WORKER, index) for index in range(5000)]
+    clock.advance(10)
+    assert len(running) == 3000
+    for uid in uids[:3000]:
+        fake.kill(uid)
+    clock.advance(10)
+    assert running == set(uids[3000:])

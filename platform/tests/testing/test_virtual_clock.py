@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+from edl.testing.clock import VirtualClock
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_calls_run_at_their_own_time_also_nested_ones() -> None:
+    clock = VirtualClock(100)
+    seen: list[tuple[str, float]] = []
+    clock.after(5, lambda: seen.append(("late", clock.now())))
+
+    def early() -> None:
+        seen.append(("early", clock.now()))
+        clock.after(1, lambda: seen.append(("nested", clock.now())))
+
+    clock.after(2, early)
+    clock.advance(4)
+    assert seen == [("early", 102), ("nested", 103)]
+    assert clock.next_due == 105
+    assert clock.advance_to_next()
+    assert seen[-1] == ("late", 105)
+    assert not clock.advance_to_next()
+
+
+def test_time_never_runs_backwards() -> None:
+    with pytest.raises(ValueError, match="advance"):
+        VirtualClock().advance(-1)
+
+
+@given(st.lists(st.floats(0, 100)), st.lists(st.floats(0, 10)))
+def test_every_due_call_runs_once_and_in_order(delays: list[float], steps: list[float]) -> None:
+    clock = VirtualClock()
+    ran: list[tuple[float, int]] = []
+    for number, delay in enumerate(delays):
+        clock.after(delay, lambda number=number: ran.append((clock.now(), number)))  # type: ignore[misc]
+    for step in steps:
+        clock.advance(step)
+        assert {number for _, number in ran} == {n for n, delay in enumerate(delays) if delay <= clock.now()}
+    assert ran == sorted(ran)
