@@ -50,7 +50,8 @@ def resize(images: npt.NDArray[np.float64], side: int) -> npt.NDArray[np.float64
 def _interpolation(old: int, new: int) -> npt.NDArray[np.float64]:
     """``[new, old]``: the share of each old pixel in each new one, along one axis."""
     centres = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-    return np.maximum(1 - np.abs(centres[:, None] - np.arange(old)), 0.0)
+    weights: npt.NDArray[np.float64] = np.maximum(1 - np.abs(centres[:, None] - np.arange(old)), 0.0)
+    return weights
 
 
 def split(digits: Digits, held_back: float, rng: np.random.Generator) -> tuple[Digits, Digits]:

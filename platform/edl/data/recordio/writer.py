@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -103,7 +104,9 @@ class Writer:
 
     def discard(self) -> None:
         """Forget the file; one that was there before stays."""
-        self._stream.close()
+        # Closing flushes, which a full disk refuses again; what matters was raised before.
+        with suppress(OSError):
+            self._stream.close()
         self._temporary.unlink(missing_ok=True)
 
     def _open(self) -> BinaryIO:
@@ -123,5 +126,5 @@ class Writer:
         self._pending, self._pending_bytes = [], 0
 
     def _failed(self, error: OSError) -> StorageError:
-        self._temporary.unlink(missing_ok=True)
+        self.discard()
         return StorageError(f"cannot be written: {error.strerror}", where=str(self.path), hint="is the disk full?")
