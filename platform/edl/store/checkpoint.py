@@ -94,7 +94,7 @@ def commit(directory: Path, manifest: Manifest) -> None:
     """Make the cut in ``directory`` real: from here on it survives, and ``newest`` finds it.
 
     Raises:
-        StorageError: a shard is missing or of another size, or the manifest cannot be written; the cut has not happened.
+        StorageError: a shard is missing or of another size, or the manifest cannot be written: the cut never happened.
     """
     for shard in manifest.shards:
         _check_size(directory, shard)
@@ -200,7 +200,7 @@ def _storable(name: str, array: Array) -> Array:
 
 
 def _bytes_of(array: Array) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _header(arrays: Mapping[str, Array], meta: Mapping[str, str]) -> memoryview:

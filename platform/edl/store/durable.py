@@ -38,12 +38,12 @@ def translated(path: Path, doing: str) -> Iterator[None]:
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write every byte: a single ``os.write`` may take only a part.
+    """Write every byte of ``data`` (a view of single bytes): one ``os.write`` may take only a part.
 
     Raises:
         OSError: as the system reports it; a part may have been written.
     """
-    view = memoryview(data).cast("B")
+    view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
@@ -51,6 +51,15 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 def sync_directory(directory: Path) -> None:
     """Make the names in ``directory`` durable: files created, renamed and removed."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of ``path`` durable, whoever wrote it."""
+    descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

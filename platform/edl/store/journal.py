@@ -7,6 +7,7 @@ other callers gather, and the next write and fdatasync carry them all: group com
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from typing import Any
 
 from edl.core.errors import EdlError, RefusedError, StorageError
 from edl.store.commit_point import CommitPoint
-from edl.store.durable import sync_directory, translated
+from edl.store.durable import sync_directory, sync_file, translated
 from edl.store.locks import FileLock
 from edl.store.replay import Replay, replay
 from edl.store.segment_writer import SegmentWriter
 from edl.store.segments import SegmentId, encode, segments_in
 
 _SYNCS_KEPT = 1024
+_TICK = 100_000_000  # ns; coarser than any file system's time stamps on the systems we run on (10 ms)
 _HELD = "A journal has one writer. Stop the other process, or wait until it has ended."
 
 
@@ -58,7 +60,7 @@ class Journal:
         self._wake = threading.Event()
         self._committed = CommitPoint()
         self._syncs: deque[float] = deque(maxlen=_SYNCS_KEPT)
-        self._seen = _modified(directory)
+        self._seen = 0  # when the folder had last changed and held no newer incarnation, ns; 0: must be looked at
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -80,6 +82,7 @@ class Journal:
         try:
             found = replay(directory)
             _remove_unfinished(directory)
+            _sync(directory, found)
             opening = encode({"holder": holder, "fence": dict(found.fence)})
             writer = SegmentWriter(directory, SegmentId(found.incarnation + 1, 1), opening)
         except BaseException:
@@ -215,7 +218,6 @@ class Journal:
         old.close()
         self._refuse_if_replaced()
         _remove_older(self._directory, segment)
-        self._seen = _modified(self._directory)
         self._committed.advance(1)
 
     def _refuse_if_replaced(self) -> None:
@@ -232,7 +234,8 @@ class Journal:
                 where=str(self._directory),
                 hint="Another master runs this job now; this one must end.",
             )
-        self._seen = modified
+        # Within one tick of the file system's clock another file may still appear without a new time.
+        self._seen = modified if time.time_ns() - modified > _TICK else 0
 
 
 def _modified(directory: Path) -> int:
@@ -246,6 +249,13 @@ def _remove_older(directory: Path, newest: SegmentId) -> None:
             if segment < newest:
                 (directory / segment.name).unlink(missing_ok=True)
         sync_directory(directory)
+
+
+def _sync(directory: Path, found: Replay) -> None:
+    """Make durable what was read: a killed process leaves bytes that are in the system's memory only."""
+    for name in found.fence:
+        with translated(directory / name, "sync the journal"):
+            sync_file(directory / name)
 
 
 def _remove_unfinished(directory: Path) -> None:

@@ -53,7 +53,8 @@ class Manifest:
             "shards": [asdict(shard) for shard in self.shards],
             "ledger": self.ledger,
         }
-        return {**body, "crc32": _checksum(body)}
+        plain = json.loads(json.dumps(body))  # what a reader will see: keys are strings, tuples are lists
+        return {**plain, "crc32": _checksum(plain)}
 
     def shard(self, ps_index: int) -> Path | None:
         """The file of a parameter server in a manifest that was read; None when the cut has none for it."""

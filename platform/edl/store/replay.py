@@ -47,12 +47,13 @@ class Entries:
 
 @dataclass(frozen=True)
 class Replay:
-    """What a journal says. ``incarnation`` is the highest that ever wrote here, 0 for an empty journal."""
+    """What a journal says. Holds the bytes of the segments: drop it when its entries have been applied."""
 
     snapshot: dict[str, Any] | None
     """The state that the entries start from; None when nothing was compacted yet."""
     entries: Entries
     incarnation: int
+    """The highest that ever wrote here; 0 for an empty journal."""
     torn_bytes: int
     """Bytes at the end of the newest segment that a crash left behind: written, never acknowledged."""
     size_bytes: int = 0

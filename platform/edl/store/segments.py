@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.core.errors import StorageError
+from edl.store.durable import translated
 
 MAGIC = b"EDLJRNL\n"
 FORMAT_VERSION = 1
@@ -57,10 +58,11 @@ class SegmentId:
 
 def segments_in(directory: Path) -> list[SegmentId]:
     """The segments in ``directory``, oldest first; none when it does not exist."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
+    with translated(directory, "read the journal"):
+        try:
+            names = os.listdir(directory)
+        except FileNotFoundError:
+            return []
     return sorted(found for name in names if (found := SegmentId.parse(name)) is not None)
 
 

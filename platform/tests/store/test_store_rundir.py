@@ -1,0 +1,155 @@
+"""Run directories, the job's lock, and files of JSON."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from edl.core.errors import BadInputError, RefusedError, StorageError
+from edl.store import rundir
+from edl.store.rundir import HeldError, JobLock, append_line, read_json, tail, write_json
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
+    job = rundir.job_dir(tmp_path, "mnist")
+    created = [rundir.create(job) for _ in range(11)]
+
+    assert [run.run_id for run in created] == [f"r{n}" for n in range(1, 12)]
+    assert job == tmp_path / "local" / "mnist"
+    assert rundir.latest(job) == created[-1]
+    assert rundir.runs(job) == created
+    assert created[0].journal.is_dir()
+    assert created[0].checkpoints.is_dir()
+    assert created[0].logs.is_dir()
+    assert not created[0].export.exists()
+    assert created[0].status == job / "r1" / "status.json"
+    assert created[0].job_dir == job
+
+
+def test_a_number_taken_in_between_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = rundir.create(tmp_path)
+    monkeypatch.setattr(rundir, "runs", lambda _: [])
+
+    assert rundir.create(tmp_path).run_id == "r2"
+    assert taken.run_id == "r1"
+
+
+def test_a_run_is_resolved_by_id_or_as_the_newest(tmp_path: Path) -> None:
+    first, second = rundir.create(tmp_path), rundir.create(tmp_path)
+    (tmp_path / "rubbish").mkdir()
+
+    assert rundir.resolve(tmp_path, None) == second
+    assert rundir.resolve(tmp_path, "r1") == first
+    with pytest.raises(BadInputError, match="no run 'r9'\n  Its runs are: r1, r2"):
+        rundir.resolve(tmp_path, "r9")
+
+
+def test_resolving_without_any_run_says_so(tmp_path: Path) -> None:
+    assert rundir.latest(tmp_path / "never") is None
+    with pytest.raises(BadInputError, match="no run yet"):
+        rundir.resolve(tmp_path / "never", None)
+
+
+def test_a_job_that_is_running_names_its_holder(tmp_path: Path) -> None:
+    with JobLock(tmp_path) as lock:
+        lock.describe("r3")
+        with pytest.raises(HeldError, match=f"in use by process {os.getpid()} on .*, run r3, started 20") as caught:
+            JobLock(tmp_path)
+        assert caught.value.exit_code == 2
+        assert isinstance(caught.value, RefusedError)
+    JobLock(tmp_path, "r4").close()
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    script = """
+import pathlib, sys, time
+from edl.store.rundir import JobLock
+lock = JobLock(pathlib.Path(sys.argv[1]), "r1")
+print("held", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(HeldError, match=f"process {other.pid} on .*, run r1"):
+            JobLock(tmp_path)
+        other.kill()
+    JobLock(tmp_path).close()
+
+
+def test_json_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "status.json"
+    write_json(path, {"done": 1})
+    write_json(path, {"done": 2}, fsync=True)
+
+    def full(descriptor: int, data: memoryview) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StorageError, match=r"status\.json: cannot write: No space left"):
+        write_json(path, {"done": 3})
+
+    assert read_json(path) == {"done": 2}
+    assert os.listdir(tmp_path) == ["status.json"]
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text("{")
+    for name in ("status.json", "missing.json"):
+        with pytest.raises(StorageError, match=name):
+            read_json(tmp_path / name)
+
+
+def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events.jsonl"
+    append_line(path, {"n": 1})
+    write = os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        if len(data) > 4:
+            return write(descriptor, data[:4])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        with pytest.raises(StorageError):
+            append_line(path, {"n": 2})
+    append_line(path, {"n": 3})
+
+    assert tail(path).poll() == [{"n": 1}, {"n": 3}]
+
+
+def test_a_tail_waits_for_the_file_and_leaves_out_what_is_no_object(tmp_path: Path) -> None:
+    follower = tail(tmp_path / "events.jsonl")
+    assert follower.poll() == []
+    (tmp_path / "events.jsonl").write_bytes(b'{"n":1}\nrubbish\n[2]\n{"n":3}\n{"n"')
+
+    assert follower.poll() == [{"n": 1}, {"n": 3}]
+    assert follower.damaged == 2
+
+
+@given(st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=8), max_size=3), max_size=5), st.data())
+def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str, str]], data: st.DataObject) -> None:
+    whole = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    path = Path(tempfile.gettempdir()) / f"edl-tail-{os.getpid()}.jsonl"
+    path.write_bytes(b"")
+    try:
+        follower, seen = tail(path), []
+        for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+            with path.open("ab") as file:
+                file.write(whole[begin:end])
+            seen += follower.poll()
+    finally:
+        path.unlink()
+
+    assert seen == lines
+    assert follower.damaged == 0
