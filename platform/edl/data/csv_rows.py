@@ -65,7 +65,7 @@ class CsvReader:
 
     def _misfit(self, cells: Sequence[str]) -> str | None:
         expected = len(self._header)
-        return None if len(cells) == expected else f"{len(cells)} cells for {expected} columns"
+        return None if len(cells) == expected else f"{len(cells)} of {expected} cells"
 
     def _pick(self, cells: list[str]) -> list[str]:
         picked = self._picked

@@ -9,8 +9,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +18,11 @@ from edl.core.errors import RetryableError
 from edl.data.digits import Digits
 
 _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
-_PROBE_SECONDS = 3.0
+# Keras itself would wait and retry much longer; and no timeout of urllib bounds the look-up of a name.
+_PROBE_SECONDS = 4.0
+_PROBE = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3).close()"
 _LOAD_SECONDS = 180.0
-_SCRIPT = """
+_LOAD = """
 import sys
 import keras
 import numpy
@@ -39,16 +39,15 @@ def load_mnist() -> tuple[Digits, Digits]:
     """MNIST's 60,000 training and 10,000 test digits.
 
     Raises:
-        MnistUnavailableError: no network (tried for 3 seconds), no Keras, or a download that failed or took 3 minutes.
+        MnistUnavailableError: no network (tried for 4 seconds), no Keras, or a download that failed or took 3 minutes.
     """
     if not _cached():
-        _probe()
+        _python(_PROBE, _URL, _PROBE_SECONDS, "the network")
     with tempfile.TemporaryDirectory(prefix="edl-mnist-") as folder:
         target = Path(folder, "mnist.npz")
-        _run_keras(target)
+        _python(_LOAD, str(target), _LOAD_SECONDS, "keras.datasets")
         with np.load(target, allow_pickle=False) as arrays:
-            training, test = (arrays["x"], arrays["y"]), (arrays["vx"], arrays["vy"])
-    return _digits(*training), _digits(*test)
+            return _digits(arrays["x"], arrays["y"]), _digits(arrays["vx"], arrays["vy"])
 
 
 def _digits(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> Digits:
@@ -60,25 +59,17 @@ def _cached() -> bool:
     return Path(home, "datasets", "mnist.npz").is_file()
 
 
-def _probe() -> None:
-    """Whether the download would start: Keras itself would wait and retry much longer."""
+def _python(script: str, argument: str, seconds: float, what: str) -> None:
+    """Run a script in a process of its own, for at most so long."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-c", script, argument]
     try:
-        with urllib.request.urlopen(_URL, timeout=_PROBE_SECONDS):
-            pass
-    except (urllib.error.URLError, OSError) as error:
-        raise _unavailable(f"no way to the download ({getattr(error, 'reason', error)})") from error
-
-
-def _run_keras(target: Path) -> None:
-    command = [sys.executable, "-c", _SCRIPT, str(target)]
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_LOAD_SECONDS, env=quiet)
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds, env=environment)
     except subprocess.TimeoutExpired as error:
-        raise _unavailable(f"the download took longer than {_LOAD_SECONDS:.0f} s") from error
+        raise _unavailable(f"{what} did not answer within {seconds:.0f} s") from error
     except subprocess.CalledProcessError as error:
-        last = error.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise _unavailable(f"keras.datasets failed ({last[0]})") from error
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        raise _unavailable(f"{what} failed ({lines[-1]})") from error
 
 
 def _unavailable(reason: str) -> MnistUnavailableError:

@@ -11,7 +11,6 @@ from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, open_rea
 from hypothesis import given
 from hypothesis import strategies as st
 
-# No lone "\r": csv.writer quotes it, but it is no line end for this reader's byte lines either way.
 cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
 
 
@@ -94,8 +93,8 @@ def test_a_header_that_names_nothing_is_refused(tmp_path: Path, text: str, what:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"1\n", "1 cells for 2 columns"),
-        (b"1,2,3\n", "3 cells for 2 columns"),
+        (b"1\n", "1 of 2 cells"),
+        (b"1,2,3\n", "3 of 2 cells"),
         (b"1,\xff\n", "not UTF-8"),
         (b'1,"x"y\n', "expected after"),
     ],

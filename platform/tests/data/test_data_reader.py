@@ -1,5 +1,6 @@
 """Which files are a data set, in which format, and what is refused."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, EdlError, RetryableError
 from edl.data.reader import Metadata, open_reader
 from edl.data.recordio.writer import Writer
 
@@ -80,11 +81,24 @@ def test_a_missing_path_names_the_nearest_directory(tmp_path: Path) -> None:
     assert caught.value.hint == f"the nearest directory that exists is {tmp_path}"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
-    recordio(tmp_path / "a.recordio").chmod(0)
-    with pytest.raises(BadInputError, match="Permission denied"):
-        open_reader(tmp_path / "a.recordio")
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.EACCES, BadInputError), (errno.EIO, RetryableError), (errno.ESTALE, RetryableError)]
+)
+def test_a_file_that_cannot_be_read_is_refused_and_a_volume_may_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[EdlError]
+) -> None:
+    path = recordio(tmp_path / "a.recordio")
+    reader = open_reader(path)
+    reader.sources()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(kind, match=os.strerror(code)):
+        open_reader(path)
+    with pytest.raises(kind, match=os.strerror(code)):
+        reader.read(str(path), 0, 1)
 
 
 def test_a_file_listed_twice_is_refused(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_without_a_network_auto_falls_back_and_keras_fails(monkeypatch: pytest.M
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setattr(mnist, "_URL", "http://127.0.0.1:1/mnist.npz")
     data = sets.mnist("auto", held_back=0.2, records=None, seed=0)
-    assert "no way to the download" in data.origin
+    assert "MNIST is not available: the network failed" in data.origin
     assert isinstance(data.training, DigitTable)
     with pytest.raises(MnistUnavailableError, match="--source digits"):
         sets.mnist("keras", held_back=0.2, records=None, seed=0)
@@ -199,9 +199,32 @@ def test_without_a_network_auto_falls_back_and_keras_fails(monkeypatch: pytest.M
 
 def test_a_keras_that_fails_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(mnist, "_cached", lambda: True)
-    monkeypatch.setattr(mnist, "_SCRIPT", "raise ValueError('no such data')")
+    monkeypatch.setattr(mnist, "_LOAD", "raise ValueError('no such data')")
     with pytest.raises(EdlError, match=r"keras\.datasets failed \(ValueError: no such data\)"):
         mnist.load_mnist()
+
+
+def test_a_network_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setattr(mnist, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(mnist, "_PROBE_SECONDS", 0.1)
+    with pytest.raises(MnistUnavailableError, match="the network did not answer"):
+        mnist.load_mnist()
+
+
+def test_what_keras_delivers_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+import sys, numpy
+x, y = numpy.full((5, 28, 28), 9, "uint8"), numpy.arange(5, dtype="uint8")
+numpy.savez(sys.argv[1], x=x, y=y, vx=x[:2], vy=y[:2])
+"""
+    monkeypatch.setattr(mnist, "_cached", lambda: True)
+    monkeypatch.setattr(mnist, "_LOAD", script)
+    training, test = mnist.load_mnist()
+    assert training.images.shape == (5, 28, 28)
+    assert training.images.max() == 9
+    assert training.labels.tolist() == [0, 1, 2, 3, 4]
+    assert test.labels.tolist() == [0, 1]
 
 
 def test_iris_classes_fit_their_flowers() -> None:
