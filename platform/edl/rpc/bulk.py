@@ -48,10 +48,7 @@ class BulkClient:
     def __init__(self, address: str, token: str, *, timeout: float, max_body: int = MAX_BODY) -> None:
         self.address = address
         self._connection = _connect(address, Limits(MAX_META, max_body), timeout)
-        welcome = self.request(Kind.HELLO, token.encode())
-        if welcome.kind is not Kind.WELCOME:
-            self.close()
-            raise BulkRefused(f"The server greets with {welcome.kind.name}", kind="bad", where=address)
+        self._greet(token)
 
     def send(self, kind: Kind, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
         """Send a frame; the buffers are contiguous and may be changed when this returns.
@@ -102,6 +99,13 @@ class BulkClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _greet(self, token: str) -> None:
+        try:
+            self.request(Kind.HELLO, token.encode())
+        except BulkRefused:
+            self.close()
+            raise
 
     def _end_with_last_word(self, gone: RetryableError) -> None:
         """Close, but say what the server said before it hung up in the middle of what we sent."""

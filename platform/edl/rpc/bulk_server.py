@@ -120,7 +120,7 @@ class BulkServer:
             connection = Connection(sock, peer, _STRANGER, _HANDSHAKE)
             thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
             self._open[connection] = thread
-        thread.start()
+            thread.start()  # under the lock: stop() must not meet a thread that cannot be joined yet
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -157,7 +157,7 @@ class BulkServer:
     def _part(self, connection: Connection, refused: Refused) -> None:
         log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
         try:
-            connection.send(refusal(refused))
+            connection.part(refusal(refused))
         except RetryableError as gone:
             log.debug("%s", gone)
 

@@ -24,6 +24,7 @@ _SOCKET_BUFFER = 1 << 20  # bytes; a 400 KB frame fits, so that its sender need 
 _KEEPALIVE = 2  # seconds until a silent TCP peer is probed, and between probes
 _KEEPALIVE_PROBES = 3
 _UNREACHABLE = 10_000  # milliseconds that sent bytes may stay unacknowledged
+_PARTING = 1.0  # seconds that a peer which was refused may go on sending
 _FIRST_BODY = 1 << 16  # bytes
 
 
@@ -100,6 +101,22 @@ class Connection:
         except OSError as error:
             if error.errno not in (errno.ENOTCONN, errno.EBADF):
                 raise
+
+    def part(self, last: Answer) -> None:
+        """Say a last word and let the peer read it: a close while its bytes are unread would discard the word.
+
+        Raises:
+            RetryableError: the peer is gone or does not read.
+        """
+        self.send(last)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+            self.set_timeout(_PARTING)
+            deadline = time.monotonic() + _PARTING
+            while self._sock.recv_into(self._body or self._meta) and time.monotonic() < deadline:
+                pass
+        except OSError as error:
+            raise self._gone("parting", error) from error
 
     def close(self) -> None:
         """Close the socket."""

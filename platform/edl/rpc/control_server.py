@@ -80,7 +80,7 @@ def serve(
     if isinstance(wanted, UnixAddress):
         refuse_live_socket(wanted)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
-    server = grpc.server(pool, interceptors=(Guard(token),), options=SERVER_OPTIONS)
+    server = grpc.server(pool, interceptors=[Guard(token)], options=SERVER_OPTIONS)
     register(server)
     bound = _bind(server, wanted)
     server.start()

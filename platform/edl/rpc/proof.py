@@ -12,7 +12,7 @@ PROTOCOL_VERSION = 1
 MAX_TOKEN = 1024
 """Bytes; a token that is longer is refused before it is read."""
 
-TOKEN_KEY = "edl-token"
+TOKEN_KEY = "edl-token"  # noqa: S105 - the name of the header, not a token
 VERSION_KEY = "edl-version"
 """Metadata of every control call."""
 

@@ -1,0 +1,356 @@
+"""The control plane: proof on every call, errors that name the peer, and recovery from restarts."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from edl.core.errors import BadInputError, RefusedError, RetryableError
+from edl.rpc import channels
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.channels import Channel, ControlServer, Retry, connect, serve
+from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.rpc.methods import Master, PsControl
+from edl.rpc.options import MAX_MESSAGE
+from edl.rpc.proof import PROTOCOL_VERSION
+from edl.rpc.refusal import Refused
+from edl.rpc.retry import Timing
+
+TOKEN = "0123456789abcdef" * 4
+
+
+class Scripted(MasterServicer):
+    """A master whose answers a test writes; Progress echoes unless told otherwise."""
+
+    def __init__(self, progress: Callable[[pb.ProgressRequest, grpc.ServicerContext], Any] | None = None) -> None:
+        self._progress = progress
+
+    def Progress(self, request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:
+        if self._progress is not None:
+            return self._progress(request, context)
+        return pb.ProgressReply(incarnation=request.known_cut)
+
+
+class VirtualTime:
+    """A clock that only sleeping moves."""
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self._wake = wake
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept.append(seconds)
+        self._wake()
+
+    def timing(self) -> Timing:
+        return Timing(clock=lambda: self.now, sleep=self.sleep, uniform=lambda low, high: high)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"unix:{tmp_path}/m" if request.param == "unix" else "127.0.0.1:0"
+
+
+Start = Callable[..., ControlServer]
+
+
+@pytest.fixture
+def start(address: str) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start(servicer: MasterServicer | None = None, at: str = address, **options: Any) -> ControlServer:
+            def register(server: grpc.Server) -> None:
+                add_MasterServicer_to_server(servicer or Scripted(), server)
+
+            server = serve(register, at, TOKEN, 8, **options)
+            stack.callback(server.stop)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Channel]]:
+    with ExitStack() as stack:
+        yield lambda address, token=TOKEN, **options: stack.enter_context(connect(address, token, **options))
+
+
+Opened = Callable[..., Channel]
+ASK = pb.ProgressRequest(known_cut=7)
+
+
+def test_a_call_and_its_reply(start: Start, opened: Opened) -> None:
+    reply = opened(start().address).call(Master.Progress, ASK, deadline=5.0)
+    assert isinstance(reply, pb.ProgressReply)
+    assert reply.incarnation == 7
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1]])
+def test_a_wrong_token_is_refused_and_not_tried_again(start: Start, opened: Opened, token: str) -> None:
+    time, server = VirtualTime(), start()
+    channel = opened(server.address, token, timing=time.timing())
+    with pytest.raises(Refused, match="token") as refused:
+        channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry())
+    assert (refused.value.kind, refused.value.where, time.slept) == ("token", server.address, [])
+
+
+def test_no_proof_at_all_is_refused(start: Start) -> None:
+    with grpc.insecure_channel(start().address) as bare:
+        call = bare.unary_unary(Master.Progress.path, pb.ProgressRequest.SerializeToString)
+        with pytest.raises(grpc.RpcError) as error:
+            call(ASK, timeout=5.0)
+    assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_another_version_is_refused_with_both_named(
+    start: Start, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "PROTOCOL_VERSION", 99)
+    channel = opened(start().address)
+    with pytest.raises(Refused, match=f"speaks {PROTOCOL_VERSION}, its peer 99") as refused:
+        channel.call(Master.Progress, ASK, deadline=5.0)
+    assert refused.value.kind == "version"
+
+
+def test_a_refusal_of_the_handler_keeps_its_kind(start: Start, opened: Opened) -> None:
+    def refuse(*_: object) -> None:
+        raise Refused("A newer master is known", kind="incarnation")
+
+    channel = opened(start(Scripted(refuse)).address)
+    for _ in range(2):
+        with pytest.raises(Refused, match="A newer master is known") as refused:
+            channel.call(Master.Progress, ASK, deadline=5.0)
+        assert refused.value.kind == "incarnation"
+
+
+def test_a_mistake_in_the_handler_is_told(start: Start, opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("boom")
+
+    with pytest.raises(Refused, match="boom") as refused:
+        opened(start(Scripted(fail)).address).call(Master.Progress, ASK, deadline=5.0)
+    assert refused.value.kind == "internal"
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+def test_a_method_that_the_peer_does_not_serve(start: Start, opened: Opened) -> None:
+    with pytest.raises(RefusedError):
+        opened(start().address).call(PsControl.Attach, pb.AttachRequest(), deadline=5.0)
+
+
+def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
+    answers = iter([RetryableError("not yet"), RetryableError("not yet"), pb.ProgressReply(incarnation=3)])
+
+    def progress(*_: object) -> pb.ProgressReply:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    time, server = VirtualTime(), start(Scripted(progress))
+    channel = opened(server.address, timing=time.timing())
+    reply = channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry(first=0.1, ceiling=0.5))
+    assert reply.incarnation == 3
+    assert time.slept == pytest.approx([0.3, 0.5])
+
+
+def test_an_absent_peer_is_tried_until_time_is_up(opened: Opened, tmp_path: Path) -> None:
+    time, address = VirtualTime(), f"unix:{tmp_path}/nobody"
+    with pytest.raises(RetryableError, match="Progress: The peer is away") as error:
+        opened(address, timing=time.timing()).call(
+            Master.Progress, ASK, deadline=5.0, retry=Retry(within=2.0, ceiling=0.5)
+        )
+    assert error.value.where == address
+    assert 1.5 < time.now <= 2.0
+
+
+def test_without_a_retry_there_is_one_try(opened: Opened, tmp_path: Path) -> None:
+    time = VirtualTime()
+    with pytest.raises(RetryableError):
+        opened(f"unix:{tmp_path}/nobody", timing=time.timing()).call(Master.Progress, ASK, deadline=5.0)
+    assert time.slept == []
+
+
+def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: Start, opened: Opened) -> None:
+    release, peers = threading.Event(), set[str]()
+
+    def progress(request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:
+        peers.add(context.peer())
+        release.wait(10)
+        return pb.ProgressReply()
+
+    server = start(Scripted(progress))
+    channel = opened(server.address)
+    with pytest.raises(RetryableError, match=r"Progress: no answer within 0\.2 s") as error:
+        channel.call(Master.Progress, ASK, deadline=0.2)
+    assert error.value.where == server.address
+    release.set()
+    channel.call(Master.Progress, ASK, deadline=5.0)
+    if not server.address.startswith("unix:"):
+        assert len(peers) == 2
+
+
+def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, opened: Opened) -> None:
+    time = VirtualTime()
+    channel = opened(start().address, timing=time.timing())
+    leases = [pb.LeaseProgress(lease=1 << 60, through=1 << 60)] * (MAX_MESSAGE // 20)
+    with pytest.raises(Refused, match="larger than max"):
+        channel.call(Master.Progress, pb.ProgressRequest(leases=leases), deadline=5.0, retry=Retry())
+    assert time.slept == []
+
+
+def test_a_server_is_back_on_its_address(start: Start, opened: Opened) -> None:
+    server = start()
+    time = VirtualTime(wake=lambda: start(at=server.address) and None if len(time.slept) == 2 else None)
+    channel = opened(server.address, timing=time.timing())
+    channel.call(Master.Progress, ASK, deadline=5.0)
+    server.stop()
+    assert channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry()).incarnation == 7
+    assert len(time.slept) == 2
+
+
+KILLED = """
+import signal, sys
+from edl.rpc.channels import serve
+print(serve(lambda server: None, sys.argv[1], sys.argv[2], 2).address, flush=True)
+signal.pause()
+"""
+
+
+def test_a_killed_servers_address_is_used_again(start: Start, opened: Opened, address: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, address, TOKEN], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = process.stdout.readline().strip()
+        channel = opened(found)
+        with pytest.raises(RefusedError):
+            channel.call(Master.Progress, ASK, deadline=5.0)
+        process.send_signal(signal.SIGKILL)
+    with pytest.raises(RetryableError):
+        channel.call(Master.Progress, ASK, deadline=5.0)
+    start(at=found)
+    assert channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry()).incarnation == 7
+
+
+def test_a_live_servers_address_is_not_taken(start: Start) -> None:
+    server = start()
+    with pytest.raises(RefusedError) as error:
+        start(at=server.address)
+    assert error.value.where == server.address
+
+
+def test_a_socket_file_is_private(tmp_path: Path) -> None:
+    server = serve(lambda _: None, f"unix:{tmp_path}/m", TOKEN, 1)
+    assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == 0o600
+    server.stop()
+
+
+def test_stop_wakes_those_that_wait(start: Start, opened: Opened) -> None:
+    waiting, work = threading.Event(), threading.Event()
+
+    def wait(*_: object) -> pb.ProgressReply:
+        waiting.set()
+        assert work.wait(30), "nobody woke the handler"
+        return pb.ProgressReply(incarnation=1)
+
+    server = start(Scripted(wait), before_stop=work.set)
+    channel, replies = opened(server.address), list[int]()
+
+    def ask() -> None:
+        replies.append(channel.call(Master.Progress, ASK, deadline=30.0).incarnation)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert waiting.wait(10)
+    server.stop()
+    asker.join()
+    assert server.stopping.is_set()
+    assert replies == [1]
+
+
+def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened: Opened) -> None:
+    waiting, stopped = threading.Event(), threading.Event()
+
+    def wait(_: object, context: grpc.ServicerContext) -> pb.ProgressReply:
+        context.add_callback(stopped.set)
+        waiting.set()
+        stopped.wait(30)
+        return pb.ProgressReply()
+
+    server = start(Scripted(wait))
+    channel, errors = opened(server.address), list[Exception]()
+
+    def ask() -> None:
+        try:
+            channel.call(Master.Progress, ASK, deadline=30.0)
+        except (RetryableError, RefusedError) as error:
+            errors.append(error)
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    assert waiting.wait(10)
+    server.stop(grace=0.05)
+    asker.join()
+    assert [type(error) for error in errors] == [RetryableError]
+
+
+def test_threads_share_a_channel_through_a_restart(start: Start, opened: Opened) -> None:
+    server = start()
+    channel, replies = opened(server.address), list[int]()
+
+    def ask(number: int) -> None:
+        for _ in range(20):
+            request = pb.ProgressRequest(known_cut=number)
+            replies.append(channel.call(Master.Progress, request, deadline=5.0, retry=Retry()).incarnation == number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    server.stop()
+    start(at=server.address)
+    for thread in threads:
+        thread.join()
+    assert replies == [True] * 160
+
+
+def test_a_closed_channel_says_so(start: Start) -> None:
+    channel = connect(start().address, TOKEN)
+    channel.close()
+    channel.close()
+    with pytest.raises(Refused, match="closed"):
+        channel.call(Master.Progress, ASK, deadline=5.0, retry=Retry())
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(BadInputError):
+        connect("nowhere", TOKEN)
+
+
+def test_nothing_is_left_after_stop(start: Start) -> None:
+    def cycle() -> None:
+        server = start()
+        with connect(server.address, TOKEN) as channel:
+            channel.call(Master.Progress, ASK, deadline=5.0)
+        server.stop()
+
+    def sockets() -> int:
+        return len(psutil.Process().net_connections(kind="all"))
+
+    cycle()
+    before = sockets(), threading.active_count()
+    for _ in range(5):
+        cycle()
+    assert sockets() <= before[0]
+    assert threading.active_count() <= before[1]

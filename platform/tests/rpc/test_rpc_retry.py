@@ -1,0 +1,26 @@
+"""Pauses between tries: bounded, random, and only as many as time allows."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+from edl.rpc.retry import Retry, pauses
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(st.integers(), st.floats(0.001, 1.0), st.floats(1.0, 10.0))
+def test_pauses_stay_within_bounds(seed: int, first: float, ceiling: float) -> None:
+    drawn = list(islice(pauses(Retry(first=first, ceiling=ceiling), random.Random(seed).uniform), 50))
+    assert all(first <= pause <= ceiling for pause in drawn)
+
+
+def test_pauses_grow_up_to_the_ceiling() -> None:
+    drawn = list(islice(pauses(Retry(first=0.1, ceiling=2.0), lambda low, high: high), 5))
+    assert [round(pause, 6) for pause in drawn] == [0.3, 0.9, 2.0, 2.0, 2.0]
+
+
+def test_two_peers_do_not_come_back_together() -> None:
+    one, other = (list(islice(pauses(Retry(), random.Random(seed).uniform), 5)) for seed in (1, 2))
+    assert not set(one) & set(other)
