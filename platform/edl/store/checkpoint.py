@@ -1,27 +1,22 @@
 """Checkpoints: one folder per cut, one safetensors file per parameter server, and a manifest that makes the cut real.
 
 ``<run>/checkpoints/cut-00000007/{ps-0.safetensors, ps-1.safetensors, manifest.json}``. The manifest is written last: a
-folder without one is a cut that never happened. The only module here that needs NumPy and safetensors.
+folder without one is a cut that never happened. This module and arrayfile are the only ones here that need NumPy.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-
 from edl.core.errors import StorageError
-from edl.store.durable import publish, removed_on_error, sync_directory, translated, write_all
+from edl.store.arrayfile import Array, crc32_of, read_arrays, write_arrays
+from edl.store.durable import sync_directory, translated
 from edl.store.jsonfiles import write_json
 from edl.store.manifest import MANIFEST, Manifest, ShardInfo, Skipped, cut_directory, cuts_in, load_manifest
 
 __all__ = [
+    "Array",
     "Manifest",
     "ShardInfo",
     "Skipped",
@@ -36,24 +31,6 @@ __all__ = [
     "write_shard",
 ]
 
-Array = NDArray[np.generic]
-
-_CHUNK = 8 << 20  # bytes read at a time for a checksum
-_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-
 
 def shard_path(directory: Path, ps_index: int) -> Path:
     """Where a parameter server's part of the cut in ``directory`` is."""
@@ -65,7 +42,6 @@ def write_shard(
 ) -> ShardInfo:
     """Write one parameter server's part of a cut, durable under its name when this returns.
 
-    Streamed from the arrays' own memory, with the checksum taken on the way: a shard needs no second copy of itself.
     The arrays must not change meanwhile.
 
     Args:
@@ -79,14 +55,7 @@ def write_shard(
         ValueError: an array's dtype cannot be stored.
     """
     path = shard_path(directory, ps_index)
-    temporary = path.with_suffix(".tmp")
-    stored = {name: _storable(name, array) for name, array in arrays.items()}
-    header = _header(stored, meta or {})
-    with translated(path, "write a checkpoint"):
-        directory.mkdir(parents=True, exist_ok=True)
-        with removed_on_error(temporary):
-            size, checksum = _stream(temporary, [header, *(_bytes_of(array) for array in stored.values())])
-            publish(temporary, path)
+    size, checksum = write_arrays(path, arrays, meta or {})
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 
@@ -147,11 +116,7 @@ def read_shard(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
     if not expected:
         raise StorageError("the manifest of this checkpoint does not name this file", where=str(path))
     _check_bytes(path.parent, expected[0])
-    try:
-        with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except SafetensorError as error:
-        raise StorageError(f"is not a safetensors file: {error}", where=str(path)) from error
+    return read_arrays(path)
 
 
 def prune(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] = frozenset()) -> list[int]:
@@ -193,44 +158,6 @@ def _remove(directory: Path) -> None:
         directory.rmdir()
 
 
-def _storable(name: str, array: Array) -> Array:
-    if array.dtype.name not in _DTYPES:
-        raise ValueError(f"array {name!r} has dtype {array.dtype}; a checkpoint stores {', '.join(_DTYPES)}")
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-
-
-def _bytes_of(array: Array) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
-
-
-def _header(arrays: Mapping[str, Array], meta: Mapping[str, str]) -> memoryview:
-    """safetensors: uint64 length, then JSON padded by spaces so that the data begins at a multiple of 8 bytes."""
-    fields: dict[str, object] = {"__metadata__": dict(meta)}
-    offset = 0
-    for name, array in arrays.items():
-        extent = [offset, offset + array.nbytes]
-        fields[name] = {"dtype": _DTYPES[array.dtype.name], "shape": list(array.shape), "data_offsets": extent}
-        offset += array.nbytes
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return memoryview(len(text).to_bytes(8, "little") + text)
-
-
-def _stream(path: Path, parts: list[memoryview]) -> tuple[int, int]:
-    """Write ``parts`` to a new file and sync it; its size and its crc32."""
-    size = checksum = 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        for part in parts:
-            write_all(descriptor, part)
-            checksum = zlib.crc32(part, checksum)
-            size += part.nbytes
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return size, checksum
-
-
 def _check_size(directory: Path, shard: ShardInfo) -> None:
     path = directory / shard.file
     with translated(path, "read a checkpoint"):
@@ -242,9 +169,5 @@ def _check_size(directory: Path, shard: ShardInfo) -> None:
 def _check_bytes(directory: Path, shard: ShardInfo) -> None:
     _check_size(directory, shard)
     path = directory / shard.file
-    checksum = 0
-    with translated(path, "read a checkpoint"), path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            checksum = zlib.crc32(chunk, checksum)
-    if checksum != shard.crc32:
+    if crc32_of(path) != shard.crc32:
         raise StorageError("is damaged: its checksum is not the one in the manifest", where=str(path))

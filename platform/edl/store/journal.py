@@ -7,7 +7,6 @@ other callers gather, and the next write and fdatasync carry them all: group com
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +14,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edl.core.errors import EdlError, RefusedError, StorageError
+from edl.core.errors import EdlError, StorageError
 from edl.store.commit_point import CommitPoint
-from edl.store.durable import sync_directory, sync_file, translated
 from edl.store.locks import FileLock
 from edl.store.replay import Replay, replay
-from edl.store.segment_writer import SegmentWriter
-from edl.store.segments import SegmentId, encode, segments_in
+from edl.store.segment_chain import SegmentChain, remove_unfinished
+from edl.store.segments import encode
 
 _SYNCS_KEPT = 1024
-_TICK = 100_000_000  # ns; coarser than any file system's time stamps on the systems we run on (10 ms)
 _HELD = "A journal has one writer. Stop the other process, or wait until it has ended."
 
 
@@ -47,11 +44,11 @@ class _NewSegment:
 class Journal:
     """An open journal. Every method may be called from every thread."""
 
-    def __init__(self, directory: Path, lock: FileLock, writer: SegmentWriter, size_bytes: int) -> None:
+    def __init__(self, directory: Path, lock: FileLock, chain: SegmentChain, size_bytes: int) -> None:
         """For ``open`` only."""
         self._directory = directory
         self._lock = lock
-        self._writer = writer
+        self._chain = chain
         self._mutex = threading.Lock()  # guards _queue, _next, _size and _closing; never held during I/O
         self._queue: list[bytes | _NewSegment] = []
         self._next = 1
@@ -60,7 +57,6 @@ class Journal:
         self._wake = threading.Event()
         self._committed = CommitPoint()
         self._syncs: deque[float] = deque(maxlen=_SYNCS_KEPT)
-        self._seen = 0  # when the folder had last changed and held no newer incarnation, ns; 0: must be looked at
         self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -81,19 +77,17 @@ class Journal:
         lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_HELD)
         try:
             found = replay(directory)
-            _remove_unfinished(directory)
-            _sync(directory, found)
-            opening = encode({"holder": holder, "fence": dict(found.fence)})
-            writer = SegmentWriter(directory, SegmentId(found.incarnation + 1, 1), opening)
+            remove_unfinished(directory)
+            chain = SegmentChain(directory, found.incarnation + 1, found.fence, holder)
         except BaseException:
             lock.close()
             raise
-        return cls(directory, lock, writer, found.size_bytes), found
+        return cls(directory, lock, chain, found.size_bytes), found
 
     @property
     def incarnation(self) -> int:
         """This writer's number: one more than any before it in this folder."""
-        return self._writer.segment.incarnation
+        return self._chain.incarnation
 
     @property
     def failure(self) -> EdlError | None:
@@ -158,7 +152,7 @@ class Journal:
             self._closing = True
             self._wake.set()
         self._thread.join()
-        self._writer.close()
+        self._chain.close()
         self._lock.close()
 
     def _enqueue(self, item: bytes | _NewSegment) -> int:
@@ -201,64 +195,12 @@ class Journal:
                 group.append(item)
             else:
                 self._commit_group(group)
-                self._begin_segment(item.opening)
+                self._chain.compact(item.opening)
+                self._committed.advance(1)
                 group = []
         self._commit_group(group)
 
     def _commit_group(self, group: list[bytes]) -> None:
         if group:
-            self._syncs.append(self._writer.append(b"".join(group)))
-            self._refuse_if_replaced()
+            self._syncs.append(self._chain.append(b"".join(group)))
             self._committed.advance(len(group))
-
-    def _begin_segment(self, opening: bytes) -> None:
-        old = self._writer
-        segment = SegmentId(self.incarnation, old.segment.number + 1)
-        self._writer = SegmentWriter(self._directory, segment, opening)
-        old.close()
-        self._refuse_if_replaced()
-        _remove_older(self._directory, segment)
-        self._committed.advance(1)
-
-    def _refuse_if_replaced(self) -> None:
-        """Acknowledge nothing, and remove nothing, once a newer incarnation has read the journal."""
-        modified = _modified(self._directory)
-        if modified == self._seen:
-            return
-        segments = segments_in(self._directory)
-        if self._writer.segment not in segments:
-            raise StorageError("the journal was removed while it was written", where=str(self._writer.path))
-        if segments[-1].incarnation > self.incarnation:
-            raise RefusedError(
-                f"incarnation {segments[-1].incarnation} has replaced this one ({self.incarnation})",
-                where=str(self._directory),
-                hint="Another master runs this job now; this one must end.",
-            )
-        # Within one tick of the file system's clock another file may still appear without a new time.
-        self._seen = modified if time.time_ns() - modified > _TICK else 0
-
-
-def _modified(directory: Path) -> int:
-    with translated(directory, "look at the journal"):
-        return directory.stat().st_mtime_ns
-
-
-def _remove_older(directory: Path, newest: SegmentId) -> None:
-    with translated(directory, "remove compacted journal segments"):
-        for segment in segments_in(directory):
-            if segment < newest:
-                (directory / segment.name).unlink(missing_ok=True)
-        sync_directory(directory)
-
-
-def _sync(directory: Path, found: Replay) -> None:
-    """Make durable what was read: a killed process leaves bytes that are in the system's memory only."""
-    for name in found.fence:
-        with translated(directory / name, "sync the journal"):
-            sync_file(directory / name)
-
-
-def _remove_unfinished(directory: Path) -> None:
-    with translated(directory, "remove an unfinished journal segment"):
-        for path in directory.glob("*.tmp"):
-            path.unlink()

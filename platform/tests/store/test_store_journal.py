@@ -168,7 +168,7 @@ def test_the_lock_is_free_again_after_close_and_after_a_failed_open(tmp_path: Pa
 def test_what_was_read_is_durable_before_the_fence_says_that_it_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A killed writer leaves bytes that only the page cache knows; the machine may be lost right after the next open."""
+    """A killed writer leaves bytes that only the page cache knows, and the machine may be lost after the next open."""
     journal, _ = Journal.open(tmp_path, holder="first")
     journal.append({"n": 1})
     journal.close()
