@@ -80,6 +80,7 @@ class Cluster(Protocol):
     def watch(self) -> Iterator[PodSeen | Synced]:
         """Yield every existing pod, then ``Synced``, then every change, until ``close`` is called.
 
+        Ended pods that the cluster still remembers are listed too, so that a restarted master learns how they ended.
         The master's own pod is not part of the view. Every pod that was yielded alive is yielded ended exactly once,
         also when it vanished while the watch was away.
         """

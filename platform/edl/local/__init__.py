@@ -1,5 +1,11 @@
 """A cluster made of processes on this machine.
 
-The supervisor (python -m edl.local) is to processes what kubelet and Job controller are to pods; client.py is the
-implementation of the port edl.core.cluster.Cluster that the master uses. May import: edl.spec, edl.core.
+The supervisor (``python -m edl.local``, started by ``launch``) is to processes what kubelet and Job controller are to
+pods; ``client`` is the implementation of the port ``edl.core.cluster.Cluster`` that the master uses. May import:
+edl.spec, edl.core. Starts in a tenth of a second: imports neither edl.spec nor anything outside the standard library.
+
+* decisions: ``restart`` (when a dead master starts again), ``ending`` (what an exit code means), ``pods`` (what a
+  change means for a pod), ``sightings`` (what a watch yields), ``wire`` (the protocol), ``roles`` (how a role starts);
+* effects: ``supervisor`` on its ``loop``, ``process``, ``server``, ``record`` (what it writes), ``runtime`` (its
+  private folder), ``lineage`` and ``guard`` (nobody outlives their parent).
 """

@@ -1,6 +1,7 @@
 """``python -m edl.local RUN_DIR``: supervise the job whose spec stands in the run directory.
 
-Exit codes: 0 the master ended the job, 1 the master cannot live, 130 and 143 interrupted and terminated.
+Exit codes: 0 the master ended the job, 1 the master cannot live, 2 there is no such run directory, 130 and 143
+interrupted and terminated.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from edl.local.supervisor import Supervisor
 def main(arguments: Sequence[str], command: RoleCommand = role_command) -> int:
     """Supervise one run and return the exit code."""
     options = _parser().parse_args(arguments)
+    if not options.run_dir.is_dir():
+        print(f"{options.run_dir}: there is no such run directory", file=sys.stderr)
+        return 2
     if options.parent is not None:
         die_with_parent(options.parent)
     run_dir = options.run_dir.resolve()

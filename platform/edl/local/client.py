@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from edl.core.cluster import PodSeen, Role, Synced
-from edl.core.errors import RetryableError
+from edl.core.errors import BadInputError, RetryableError
 from edl.local import wire
-from edl.local.roles import RoleEnvironment
 from edl.local.sightings import Sightings
 
 ANSWER_SECONDS = 10.0
@@ -36,13 +36,18 @@ class LocalCluster:
         self._open: set[_Connection] = set()
 
     @classmethod
-    def of(cls, environment: RoleEnvironment) -> LocalCluster:
-        """Return the cluster that a role finds in its environment.
+    def from_environment(cls, token: str, variables: Mapping[str, str] | None = None) -> LocalCluster:
+        """Return the cluster that the environment names (``os.environ`` unless told).
 
         Raises:
-            BadInputError: the token cannot be read.
+            BadInputError: ``EDL_CLUSTER_SOCKET`` is not set.
         """
-        return cls(environment.cluster_socket, environment.read_token())
+        path = (os.environ if variables is None else variables).get("EDL_CLUSTER_SOCKET")
+        if not path:
+            raise BadInputError(
+                "The environment lacks EDL_CLUSTER_SOCKET", hint="Roles are started by `edl run`, not by hand."
+            )
+        return cls(Path(path), token)
 
     def start(self, role: Role, index: int) -> str:
         """Start a pod; see ``edl.core.cluster.Cluster.start``. A call cut off half-way is made again."""

@@ -13,14 +13,20 @@ def start_supervisor(run_dir: Path, program: Sequence[str] = ("-m", "edl.local")
     """Start ``python -m edl.local RUN_DIR`` in a session of its own and return it at once.
 
     The supervisor and all roles are killed when the calling *thread* ends, so this belongs in the main thread. Keep
-    the returned object and its ``stdin`` open. SIGINT and SIGTERM stop the job; ``wait`` returns the exit code.
+    the returned object and its ``stdin`` open. SIGINT and SIGTERM stop the job; ``wait`` returns the exit code of
+    ``edl.local.__main__``. What the supervisor prints goes to ``logs/supervisor.log``, with what it logs.
 
     Args:
         run_dir: an existing run directory with ``spec.json``.
         program: what Python runs; tests put a supervisor of fake roles here.
 
     Raises:
-        OSError: no process can be started.
+        OSError: the run directory is missing, or no process can be started.
     """
     command = [sys.executable, *program, str(run_dir), "--parent", str(os.getpid())]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    log_path = run_dir / "logs" / "supervisor.log"
+    log_path.parent.mkdir(exist_ok=True)
+    with log_path.open("ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )

@@ -27,7 +27,7 @@ def die_with_parent(parent: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    if _LIBC is None:
+    if _LIBC is None or not KERNEL_TIES:
         return
     if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

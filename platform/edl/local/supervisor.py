@@ -10,7 +10,9 @@ from pathlib import Path
 
 from edl.core.cluster import PodSeen, Role
 from edl.core.errors import BadInputError, RetryableError
+from edl.local import lineage
 from edl.local.ending import Ending
+from edl.local.guard import Guard
 from edl.local.loop import Loop
 from edl.local.pods import PodTable
 from edl.local.process import RoleProcess
@@ -41,6 +43,7 @@ class Supervisor:
         self._processes: dict[str, RoleProcess] = {}
         self._restarts = RestartPolicy()
         self._exit_code: int | None = None
+        self._guard = None if lineage.KERNEL_TIES else Guard()
         self._server = Server(loop, runtime.cluster_socket, runtime.token, self)
         loop.on_signal(signal.SIGCHLD, self._reap)
         loop.on_signal(signal.SIGINT, lambda: self._stop(130, STOP_GRACE_SECONDS))
@@ -60,6 +63,8 @@ class Supervisor:
         finally:
             self._kill_all()
             self._server.close()
+            if self._guard is not None:
+                self._guard.close()
         self._record.line(f"supervisor ended, exit code {self._exit_code}")
         return self._exit_code
 
@@ -115,6 +120,8 @@ class Supervisor:
         environment = self._environment(role, index)
         process = RoleProcess(environment, self._command(role, index))
         self._processes[process.uid] = process
+        if self._guard is not None:
+            self._guard.joined(process.pid)
         self._record.line(f"{process.uid} (pid {process.pid}) started")
         return process
 
@@ -139,6 +146,8 @@ class Supervisor:
             ending = process.poll()
             if ending is not None:
                 del self._processes[process.uid]
+                if self._guard is not None:
+                    self._guard.left(process.pid)
                 self._ended(process, ending)
 
     def _ended(self, process: RoleProcess, ending: Ending) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.local.client import LocalCluster
 from edl.local.launch import start_supervisor
-from edl.local.roles import RoleEnvironment
+from edl.rpc.identity import Identity
 
 PATIENCE = 20.0
 """Seconds; a bound for a loaded machine, never an expectation."""
@@ -36,11 +36,19 @@ class Actor:
         self.parent: int = report["parent"]
         self.session: int = report["session"]
         self.variables: Mapping[str, str] = report["env"]
-        self.environment = RoleEnvironment.from_variables(self.variables)
+        self.identity = Identity.from_environment(self.variables)
 
     @property
     def uid(self) -> str:
-        return self.environment.uid
+        return self.identity.uid
+
+    @property
+    def token_file(self) -> Path:
+        return Path(self.variables["EDL_TOKEN_FILE"])
+
+    @property
+    def cluster_socket(self) -> Path:
+        return Path(self.variables["EDL_CLUSTER_SOCKET"])
 
     def obey(self, line: str) -> None:
         """Tell it what to do and wait until it has done it."""
@@ -101,8 +109,9 @@ class Stage:
             self.next_actor()
         return self._actors[uid]
 
-    def connect(self, environment: RoleEnvironment) -> LocalCluster:
-        cluster = LocalCluster.of(environment)
+    def connect(self, actor: Actor) -> LocalCluster:
+        """Return the cluster port, as that role has it."""
+        cluster = LocalCluster.from_environment(actor.identity.token, actor.variables)
         self._clusters.append(cluster)
         return cluster
 
@@ -122,5 +131,6 @@ class Stage:
         self.close_supervisor()
         for actor in self._actors.values():
             actor.close()
+            shutil.rmtree(actor.identity.runtime_dir, ignore_errors=True)  # left by a supervisor that was killed
         self._listener.close()
         shutil.rmtree(self._folder)

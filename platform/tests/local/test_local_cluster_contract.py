@@ -13,11 +13,11 @@ from local.stage import Stage
 class LocalStand:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._environment = stage.open().environment
+        self._master = stage.open()
         self.cluster: Cluster = self.connect()
 
     def connect(self) -> Cluster:
-        return self._stage.connect(self._environment)
+        return self._stage.connect(self._master)
 
     def await_running(self, uid: str) -> None:
         self._stage.actor(uid)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import BadInputError, RefusedError
-from edl.local import restart, wire
+from edl.local import guard, restart, wire
+from edl.local.client import LocalCluster
 from edl.local.ending import Ending
 from edl.local.pods import ENDED_REMEMBERED, PodTable
 from edl.local.restart import RestartPolicy
 from edl.local.roles import RoleEnvironment
 from edl.local.sightings import Sightings
+from edl.rpc.identity import Identity
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,25 +51,23 @@ def test_long_life_forgives_early_deaths() -> None:
     assert policy.delay == 0
 
 
-def test_environment_round_trip_and_its_errors(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_role_reads_from_its_environment_what_the_supervisor_wrote(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
-    environment = RoleEnvironment(
+    token_file.write_text("5ec2e7")
+    written = RoleEnvironment(
         Role.PS, 2, "ps-2-a", tmp_path, tmp_path / "rt", token_file, tmp_path / "c.sock", "unix:/m.sock"
     )
-    variables = environment.to_variables()
-    assert RoleEnvironment.from_variables(variables) == environment
-    for name in variables:
-        with pytest.raises(BadInputError, match=name):
-            RoleEnvironment.from_variables({key: value for key, value in variables.items() if key != name})
-    with pytest.raises(BadInputError, match="EDL_ROLE"):
-        RoleEnvironment.from_variables({**variables, "EDL_ROLE": "boss"})
-    with pytest.raises(BadInputError, match="EDL_INDEX"):
-        RoleEnvironment.from_variables({**variables, "EDL_INDEX": "-1"})
-    with pytest.raises(BadInputError, match="cannot be read"):
-        environment.read_token()
-    token_file.write_text("\n")
-    with pytest.raises(BadInputError, match="empty"):
-        environment.read_token()
+    read = Identity.from_environment(written.to_variables())
+    assert read == Identity(tmp_path, Role.PS, 2, "ps-2-a", "5ec2e7", tmp_path / "rt", "unix:/m.sock")
+    with pytest.raises(BadInputError, match="EDL_CLUSTER_SOCKET"):
+        LocalCluster.from_environment(read.token, {})
+
+
+@given(st.lists(st.tuples(st.sampled_from("+-"), st.integers(2, 9))), st.integers(2, 9))
+def test_guard_knows_who_is_left(lines: list[tuple[str, int]], torn: int) -> None:
+    last = {pid: sign for sign, pid in lines}
+    expected = {pid for pid, sign in last.items() if sign == "+"}
+    assert guard.listed([*(f"{sign}{pid}\n" for sign, pid in lines), f"+{torn}"]) == expected
 
 
 PODS = st.builds(

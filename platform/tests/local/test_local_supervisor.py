@@ -14,7 +14,7 @@ import pytest
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, RefusedError
 from edl.local.client import LocalCluster
-from edl.local.roles import RoleEnvironment
+from edl.spec import event
 from local.stage import PATIENCE, Actor, Stage
 
 GONE_SECONDS = 2.0
@@ -23,31 +23,31 @@ GONE_SECONDS = 2.0
 
 def with_worker_and_ps(stage: Stage) -> list[Actor]:
     master = stage.open()
-    cluster = stage.connect(master.environment)
+    cluster = stage.connect(master)
     uids = [cluster.start(Role.WORKER, 0), cluster.start(Role.PS, 0)]
     return [master, *(stage.actor(uid) for uid in uids)]
 
 
 def test_roles_know_who_they_are_and_the_token_is_in_no_variable(stage: Stage) -> None:
     master, worker, _ = with_worker_and_ps(stage)
-    assert (worker.environment.role, worker.environment.index) == (Role.WORKER, 0)
-    assert worker.environment.run_dir == stage.run_dir.resolve()
-    assert worker.environment.token_file.stat().st_mode & 0o777 == 0o600
-    assert worker.environment.runtime_dir.stat().st_mode & 0o777 == 0o700
-    assert worker.environment.cluster_socket.stat().st_mode & 0o777 == 0o600
-    token = worker.environment.read_token()
+    assert (worker.identity.role, worker.identity.index) == (Role.WORKER, 0)
+    assert worker.identity.run_dir == stage.run_dir.resolve()
+    assert worker.token_file.stat().st_mode & 0o777 == 0o600
+    assert worker.identity.runtime_dir.stat().st_mode & 0o777 == 0o700
+    assert worker.cluster_socket.stat().st_mode & 0o777 == 0o600
+    token = worker.identity.token
     assert len(token) == 64
     assert token not in json.dumps(dict(worker.variables))
     assert worker.session == worker.pid  # a terminal's Ctrl-C does not reach it
     assert master.parent == worker.parent
-    assert len(os.fsencode(f"{worker.environment.runtime_dir}/worker-99999.sock")) < 104
+    assert len(os.fsencode(f"{worker.identity.runtime_dir}/worker-99999.sock")) < 104
 
 
 def test_killed_master_is_restarted_and_the_others_are_left_alone(stage: Stage) -> None:
     master, worker, ps = with_worker_and_ps(stage)
     master.signal(signal.SIGKILL)
     again = stage.next_actor()
-    assert again.environment.role == Role.MASTER
+    assert again.identity.role == Role.MASTER
     assert again.uid != master.uid
     worker.obey("say still here")
     ps.obey("say still here")
@@ -61,12 +61,12 @@ def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: Stage) -> None:
     again.obey("say second life")
     again.exit(0)
     assert stage.wait_closed() == 0
-    events = [json.loads(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
-    assert [(event["pid"], event["reason"], event["exit_code"]) for event in events] == [
+    events = [event.parse(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
+    assert all(isinstance(each, event.RoleEnded) and (each.role, each.index) == ("master", 0) for each in events)
+    assert [(each.pid, each.reason, each.exit_code) for each in events] == [
         (master.pid, "Error", 3),
         (again.pid, "Completed", 0),
     ]
-    assert {(event["event"], event["role"], event["index"]) for event in events} == {("role_ended", "master", 0)}
     log = (stage.run_dir / "logs" / "master-0.log").read_text().splitlines()
     assert log[1::2] == ["first life", "second life"]
     assert log[0].startswith(f"--- {master.uid} started ")
@@ -81,7 +81,7 @@ def test_master_that_exits_0_ends_everything(stage: Stage) -> None:
     assert stage.wait_closed() == 0
     worker.wait_gone()
     ps.wait_gone()
-    assert not master.environment.runtime_dir.exists()
+    assert not master.identity.runtime_dir.exists()
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -93,9 +93,17 @@ def test_stopped_supervisor_leaves_nobody(stage: Stage, signum: int, exit_code: 
     assert stage.wait_closed() == exit_code
     for actor in actors:
         actor.wait_gone()
-    assert not actors[0].environment.runtime_dir.exists()
+    assert not actors[0].identity.runtime_dir.exists()
 
 
+@pytest.fixture(params=["kernel", "guard"])
+def ties(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kills the children of the dead: the kernel, where it can, or a guard process."""
+    if request.param == "guard":
+        monkeypatch.setenv("EDL_TEST_NO_TIES", "1")
+
+
+@pytest.mark.usefixtures("ties")
 def test_killed_supervisor_takes_all_roles_along_also_stopped_ones(stage: Stage) -> None:
     actors = with_worker_and_ps(stage)
     actors[1].signal(signal.SIGSTOP)
@@ -144,7 +152,7 @@ def test_what_a_role_started_dies_with_it(stage: Stage) -> None:
 
 def test_wrong_token_is_refused(stage: Stage) -> None:
     master = stage.open()
-    stranger = LocalCluster(master.environment.cluster_socket, "0" * 64)
+    stranger = LocalCluster(master.cluster_socket, "0" * 64)
     with pytest.raises(RefusedError, match="token"):
         stranger.start(Role.WORKER, 0)
     with pytest.raises(RefusedError, match="token"):
@@ -153,7 +161,7 @@ def test_wrong_token_is_refused(stage: Stage) -> None:
 
 
 def test_master_is_not_startable_by_a_master(stage: Stage) -> None:
-    cluster = stage.connect(stage.open().environment)
+    cluster = stage.connect(stage.open())
     with pytest.raises(BadInputError, match="not 'master'"):
         cluster.start(Role.MASTER, 1)
     with pytest.raises(BadInputError, match="from 0"):
@@ -162,11 +170,33 @@ def test_master_is_not_startable_by_a_master(stage: Stage) -> None:
 
 def test_folder_of_a_killed_supervisor_is_swept_by_the_next(stage: Stage) -> None:
     master = stage.open()
-    left: RoleEnvironment = master.environment
     assert stage.supervisor is not None
     stage.supervisor.kill()
     stage.supervisor.wait(PATIENCE)
     stage.close_supervisor()
-    assert left.runtime_dir.exists()
+    assert master.identity.runtime_dir.exists()
     stage.open()
-    assert not left.runtime_dir.exists()
+    assert not master.identity.runtime_dir.exists()
+
+
+def test_parent_that_dies_is_noticed_without_the_kernel(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_TEST_NO_TIES", "1")
+    master = stage.open()
+    assert stage.supervisor is not None
+    assert stage.supervisor.stdin is not None
+    stage.supervisor.stdin.close()  # as the kernel does for a parent that is gone
+    master.wait_gone(GONE_SECONDS)
+    assert stage.wait_closed() == 137
+
+
+def test_supervisor_wants_a_run_directory(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edl.local", str(tmp_path / "r9")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert ended.returncode == 2
+    assert "r9: there is no such run directory" in ended.stderr
+
+
+def test_supervisor_starts_without_heavy_imports() -> None:
+    code = "import sys, edl.local.__main__; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"grpc", "numpy", "rich", "typer", "google.protobuf", "logging", "asyncio", "edl.spec"} & set(loaded)

@@ -1,0 +1,142 @@
+"""The client against a supervisor that misbehaves: dropped connections, silence, another version."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from edl.core.cluster import Phase, PodSeen, Role, Synced
+from edl.core.errors import RefusedError, RetryableError
+from edl.local import wire
+from edl.local.client import LocalCluster
+
+Script = Callable[["Peer"], None]
+
+
+class Peer:
+    """The supervisor's end of one connection, played by a script."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(20)
+        self._connection = connection
+        self._lines = wire.Lines()
+
+    def hear(self) -> wire.Message:
+        (message,) = self._lines.feed(self._connection.recv(65536))
+        return message
+
+    def say(self, *messages: wire.Message) -> None:
+        self._connection.sendall(b"".join(wire.encode(message) for message in messages))
+
+    def welcome(self) -> wire.Message:
+        """Accept the hello and return the request that follows."""
+        assert self.hear() == wire.hello("secret")
+        self.say({"edl": wire.VERSION})
+        return self.hear()
+
+
+@pytest.fixture
+def play() -> Iterator[Callable[..., LocalCluster]]:
+    """Play one script for each connection, in order; returns the client."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edl-"))
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        path = Path(folder) / "s"
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(20)
+
+        def serve(scripts: tuple[Script, ...]) -> None:
+            for script in scripts:
+                with listener.accept()[0] as connection:
+                    script(Peer(connection))
+            listener.close()
+
+        def start(*scripts: Script, patience: float = 0.05) -> LocalCluster:
+            thread = threading.Thread(target=serve, args=(scripts,))
+            thread.start()
+            stack.callback(thread.join)
+            cluster = LocalCluster(path, "secret", patience=patience)
+            stack.callback(cluster.close)
+            return cluster
+
+        yield start
+
+
+def pod(index: int, phase: Phase = Phase.RUNNING, exit_code: int | None = None, reason: str = "") -> PodSeen:
+    return PodSeen(f"worker-{index}-u", Role.WORKER, index, phase, exit_code, reason)
+
+
+def listing(*messages: wire.Message) -> Script:
+    def script(peer: Peer) -> None:
+        assert peer.welcome() == {"op": "watch"}
+        peer.say(*messages)
+
+    return script
+
+
+def test_watch_that_was_cut_off_lists_again_and_derives_what_it_missed(play: Callable[..., LocalCluster]) -> None:
+    synced = {"synced": True}
+    ended = pod(1, Phase.FAILED, 137, "Killed (SIGKILL)")
+    pods = [wire.pod_message(pod(index)) for index in range(3)]
+    cluster = play(
+        listing(*pods, synced),
+        listing(wire.pod_message(ended), pods[2]),  # cut off before it is synced: says nothing
+        listing(wire.pod_message(ended), pods[2], wire.pod_message(pod(3)), synced, wire.pod_message(pod(4))),
+    )
+    seen: list[PodSeen | Synced] = []
+    with pytest.raises(RetryableError, match="away"):
+        note_all(cluster, seen)
+    assert seen == [
+        pod(0),
+        pod(1),
+        pod(2),
+        Synced(),
+        pod(0, Phase.GONE, None, "Vanished"),
+        ended,
+        pod(3),
+        pod(4),
+    ]
+
+
+def note_all(cluster: LocalCluster, seen: list[PodSeen | Synced]) -> None:
+    for item in cluster.watch():
+        seen.append(item)  # noqa: PERF402 - what came before an error counts
+
+
+def test_request_that_was_cut_off_is_made_again(play: Callable[..., LocalCluster]) -> None:
+    def answered(peer: Peer) -> None:
+        assert peer.welcome() == {"op": "start", "role": "worker", "index": 1}
+        peer.say({"uid": "worker-1-u"})
+
+    cluster = play(lambda peer: peer.welcome() and None, answered)
+    assert cluster.start(Role.WORKER, 1) == "worker-1-u"
+
+
+def test_supervisor_that_is_gone_is_given_up_on(play: Callable[..., LocalCluster]) -> None:
+    cluster = play()
+    with pytest.raises(RetryableError, match="away"):
+        cluster.delete("worker-1-u", grace=1)
+
+
+def test_errors_come_back_as_what_they_are(play: Callable[..., LocalCluster]) -> None:
+    def busy(peer: Peer) -> None:
+        peer.welcome()
+        peer.say(wire.error_message(RetryableError("no process left")))
+
+    with pytest.raises(RetryableError, match="no process left"):
+        play(busy).start(Role.WORKER, 1)
+
+
+def test_other_version_is_refused(play: Callable[..., LocalCluster]) -> None:
+    def newer(peer: Peer) -> None:
+        peer.hear()
+        peer.say(wire.error_message(RefusedError("The supervisor speaks version 2, the client 1")))
+
+    with pytest.raises(RefusedError, match="version 2"):
+        play(newer).start(Role.WORKER, 1)

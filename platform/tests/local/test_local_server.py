@@ -1,0 +1,135 @@
+"""The supervisor's socket against strangers and slow readers."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.local import server as server_module
+from edl.local import wire
+from edl.local.loop import Loop
+from edl.local.server import Server
+
+POD = PodSeen("worker-0-u", Role.WORKER, 0, Phase.RUNNING, reason="Started", pid=1)
+
+
+class OnePod:
+    def start(self, role: Role, index: int) -> str:
+        return POD.uid
+
+    def delete(self, uid: str, grace: float) -> None:
+        """Nothing to do."""
+
+    def seen(self) -> Iterable[PodSeen]:
+        return [POD]
+
+
+class Desk:
+    """A server and its loop, turned by the test, with clients that the test speaks for byte by byte."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "s"
+        self.loop = Loop()
+        self.server = Server(self.loop, self.path, "secret", OnePod())
+        self.clients: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.connect(str(self.path))
+        client.setblocking(False)
+        self.clients.append(client)
+        self.loop.turn()
+        return client
+
+    def read(self, client: socket.socket) -> bytes:
+        """Turn the loop until the server has said something to the client or left it."""
+        while True:
+            try:
+                return client.recv(1 << 20)
+            except BlockingIOError:
+                self.loop.turn()
+
+    def drain(self, client: socket.socket) -> bytes:
+        data = b""
+        while piece := self.read(client):
+            data += piece
+        return data
+
+    def close(self) -> None:
+        self.server.close()
+        self.loop.close()
+        for client in self.clients:
+            client.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with tempfile.TemporaryDirectory(prefix="edl-") as folder:
+        desk = Desk(Path(folder))
+        yield desk
+        desk.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (wire.encode({"edl": 2, "token": "secret"}), r"version 1 .* client 2"),
+        (wire.encode({"edl": 1, "token": "secreT"}), "token"),
+        (wire.encode({"edl": 1, "token": ["secret"]}), "token"),
+        (wire.encode({"edl": 1}), "token"),
+        (wire.encode({"op": "watch"}), "version"),
+        (b"GET / HTTP/1.1\r\n\r\n", "not JSON"),
+        (b"[]\n", "not a JSON object"),
+        (b"x" * (wire.LONGEST_LINE + 2), "longer"),
+    ],
+)
+def test_stranger_is_refused_and_left(desk: Desk, said: bytes, answer: str) -> None:
+    client = desk.connect()
+    client.sendall(said)
+    reply = json.loads(desk.drain(client))
+    assert reply["error"] == "refused"
+    assert re.search(answer, reply["message"])
+
+
+@pytest.mark.parametrize(
+    "request_message",
+    [
+        {"op": "dance"},
+        {"op": "start", "role": "worker"},
+        {"op": "start", "role": "king", "index": 0},
+        {"op": "start", "role": "worker", "index": "0"},
+        {"op": "delete", "uid": "u"},
+        {},
+    ],
+)
+def test_wrong_request_is_answered_and_the_connection_goes_on(desk: Desk, request_message: wire.Message) -> None:
+    client = desk.connect()
+    client.sendall(wire.encode(wire.hello("secret")))
+    assert json.loads(desk.read(client)) == {"edl": 1}
+    client.sendall(wire.encode(request_message))
+    assert json.loads(desk.read(client))["error"] == "bad_input"
+    client.sendall(wire.encode({"op": "start", "role": "worker", "index": 0}))
+    assert json.loads(desk.read(client)) == {"uid": POD.uid}
+
+
+def test_silent_stranger_is_left_after_a_while(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.0)
+    assert desk.drain(desk.connect()) == b""
+
+
+def test_slow_reader_is_left_and_never_blocks_the_server(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LONGEST_BACKLOG", 10_000)
+    client = desk.connect()
+    client.sendall(wire.encode(wire.hello("secret")) + wire.encode({"op": "watch"}))
+    desk.loop.turn()
+    for _ in range(10_000):
+        desk.server.publish(POD)
+    lines = desk.drain(client).splitlines()
+    assert json.loads(lines[2]) == {"synced": True}
+    assert 3 < len(lines) < 10_000
