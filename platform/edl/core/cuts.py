@@ -56,15 +56,25 @@ class Cut:
         """A worker holds no leases any more: none of its pushes can arrive and be admitted."""
         self.holders.discard(worker)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether pushes stamped with its number wait at the PS."""
+        return self.stage is not Stage.SAVING
+
     def overdue(self, now: float) -> bool:
         """Whether the cut should be given up, because others wait behind it."""
-        return self.stage is not Stage.SAVING and now >= self.deadline
+        return self.awaited and now >= self.deadline
 
-    def steps(self) -> Decision[dict[int, int] | None]:
-        """Steps of each live lease that the cut holds; None when two PS disagree, which the protocol rules out."""
+    def steps(self, born: Mapping[str, int]) -> Decision[dict[int, int] | None]:
+        """Steps of each live lease that the cut holds; None when two PS disagree, which the protocol rules out.
+
+        A PS that was restored after a lease was granted may know less of it: it has no say.
+        """
         agreed: dict[int, int] = {}
         for ps, applied in self.applied.items():
             for lease, through in applied.items():
+                if born.get(ps, 0) > lease:
+                    continue
                 if agreed.setdefault(lease, through) != through:
                     return Decision(None, f"{ps} holds {through} steps of lease {lease}, another PS {agreed[lease]}")
         return Decision(agreed, "all PS agree")
@@ -81,9 +91,3 @@ def begin(
 def due(step: int, last: int, every: int | None) -> bool:
     """Whether ``every`` steps have passed since the last cut for that purpose."""
     return bool(every) and step - last >= (every or 0)
-
-
-def merge(answers: Mapping[str, Mapping[int, int]], lease: int) -> tuple[int, int]:
-    """(min, max) of the steps of a lease that the PS applied; (0, 0) if no PS is left to answer."""
-    through = [answer.get(lease, 0) for answer in answers.values()]
-    return (min(through), max(through)) if through else (0, 0)

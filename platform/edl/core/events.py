@@ -39,6 +39,22 @@ class StartRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PsRegistered:
+    """A PS says where it listens."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetDescribed:
+    """What records there are: ``[[name, records], ...]`` of each part of the data set."""
+
+    training: tuple[tuple[str, int], ...] = ()
+    validation: tuple[tuple[str, int], ...] = ()
+    prediction: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PsAttached:
     """A PS answered the master: it listens to this incarnation from now on.
 
@@ -161,6 +177,8 @@ Event = (
     PodChanged
     | PodsSynced
     | StartRefused
+    | PsRegistered
+    | DatasetDescribed
     | PsAttached
     | ModelDeclared
     | LeaseWanted

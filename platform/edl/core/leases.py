@@ -17,7 +17,7 @@ _FADE = 0.98
 
 @dataclass(slots=True)
 class Patience:
-    """What silences and steps took lately, in seconds: decaying maxima, because the tail is what expiry must not hit."""
+    """What silences and steps took lately, in seconds: decaying maxima, because expiry must not hit the tail."""
 
     gap: float = 0.4
     step: float = 0.0
@@ -49,7 +49,7 @@ class Holder:
     stepped: dict[int, float] = field(default_factory=dict)
 
     def expired(self, now: float, patience: Patience) -> dict[int, str]:
-        """Leases that are to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
+        """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
         silent = now - self.heard
         if silent >= patience.silence:
             return dict.fromkeys(self.stepped, f"no word from the worker for {silent:.1f} s")

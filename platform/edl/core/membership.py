@@ -39,9 +39,7 @@ class World:
         return self.members.index(uid) if uid in self.members else None
 
 
-def compute(
-    current: World, members: Sequence[Member], now: float, *, silence: float, smallest: int
-) -> Decision[World]:
+def compute(current: World, members: Sequence[Member], now: float, *, silence: float, smallest: int) -> Decision[World]:
     """The world that should be, given who was heard of within ``silence`` seconds.
 
     Returns ``current`` itself when nothing changes. A world of fewer than ``smallest`` is an empty one: nobody steps.

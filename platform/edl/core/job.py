@@ -1,0 +1,82 @@
+"""The whole job as one state: events in, commands out.
+
+Parts: ``grants`` (what a worker gets), ``recovery`` (pods and leases that are lost), ``snapshots`` (cuts and
+checkpoints), ``phases`` (what the job does next). Each is a set of functions over ``state.State``; nothing here waits,
+logs or asks what time it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edl.core import events, grants, phases, recovery, snapshots
+from edl.core.events import Command, Event
+from edl.core.state import METRICS, State, unit
+
+
+class JobState(State):
+    """A job that decides."""
+
+    __slots__ = ()
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Decide what follows from an event.
+
+        Args:
+            event: a fact.
+            now: seconds of a monotonic clock.
+
+        Returns:
+            Commands in the order in which they are to be carried out; a request gets exactly one answer among them.
+        """
+        self.out = []
+        _HANDLERS[type(event)](self, event, now)
+        recovery.settle_revocations(self, now)
+        if phases.metrics_due(self):
+            self.ledgers.setdefault(METRICS, unit(METRICS))
+        phases.advance(self, now)
+        commands, self.out = self.out, []
+        return commands
+
+    def deadline(self, now: float) -> float:
+        """When ``Tick`` should be handled at the latest, if nothing happens before."""
+        times = [holder.deadline(self.patience) for holder in self.holders.values() if holder.stepped]
+        times += [at for at in (*self.fleet.not_before.values(), self.held_cuts) if at > now]
+        if self.cut is not None:
+            times.append(self.cut.deadline)
+        return min(times, default=float("inf"))
+
+    def new_incarnation(self, number: int) -> list[Command]:
+        """Begin to decide as the ``number``-th master of this run; a cut that was on its way is off."""
+        self.out = []
+        self.record({"kind": "incarnation", "number": number})
+        commands, self.out = self.out, []
+        return commands
+
+
+def _dataset(state: State, event: events.DatasetDescribed, now: float) -> None:
+    parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
+    if not state.described:
+        state.record({"kind": "dataset", **{name: [list(row) for row in rows] for name, rows in parts.items()}})
+
+
+_HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
+    events.PodChanged: lambda state, event, now: recovery.pod_changed(state, event.pod, now),
+    events.PodsSynced: lambda state, event, now: recovery.synced(state, now),
+    events.StartRefused: recovery.start_refused,
+    events.PsRegistered: lambda state, event, now: recovery.ps_registered(state, event.uid, now),
+    events.PsAttached: recovery.ps_attached,
+    events.DatasetDescribed: _dataset,
+    events.ModelDeclared: lambda state, event, now: recovery.declared(state, now),
+    events.LeaseWanted: grants.wanted,
+    events.Progressed: grants.progressed,
+    events.TaskReported: grants.reported,
+    events.WorkerLeft: recovery.left,
+    events.WorkerFailed: recovery.failed,
+    events.Revoked: recovery.revoked,
+    events.SnapshotTaken: snapshots.taken,
+    events.CheckpointSaved: snapshots.saved,
+    events.StopWanted: lambda state, event, now: state.end("Interrupted", event.reason),
+    events.Tick: lambda state, event, now: recovery.expire(state, now),
+}

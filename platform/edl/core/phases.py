@@ -1,0 +1,111 @@
+"""What the job does next, derived from where it is."""
+
+from __future__ import annotations
+
+from edl.core import snapshots
+from edl.core.cluster import Role
+from edl.core.cuts import due
+from edl.core.events import StartPod
+from edl.core.state import DESCRIBE, EXPORT, State, unit
+
+
+def advance(state: State, now: float) -> None:
+    """Start what is missing, begin what is due, end what is over."""
+    if state.ended or not state.synced:
+        return
+    _populate(state, now)
+    _check_pins(state)
+    snapshots.advance(state, now)
+    if not state.described:
+        if state.settings.describe:
+            state.ledgers.setdefault(DESCRIBE, unit(DESCRIBE))
+    elif state.settings.predict:
+        _predict(state)
+    elif state.training is not None:
+        _train(state, now)
+
+
+def _enter(state: State, phase: str, reason: str) -> None:
+    if state.phase != phase:
+        state.record({"kind": "phase", "name": phase, "reason": reason})
+        state.tell("phase", phase=phase, reason=reason)
+
+
+def _populate(state: State, now: float) -> None:
+    for role, index in state.fleet.missing(wanted_workers(state), now):
+        state.fleet.ask(role, index)
+        if role is Role.WORKER:
+            state.record({"kind": "worker", "index": index})
+        state.do(StartPod(role, index))
+
+
+def wanted_workers(state: State) -> int:
+    """As many as the spec asks for while there is work to hand out; then at least one, for what may come back."""
+    main = state.main
+    waiting = main is None or main.waiting or (state.round is not None and state.round.ledger.waiting)
+    return state.settings.workers if waiting and not state.training_over() else 1
+
+
+def _check_pins(state: State) -> None:
+    """A pin is of use only while every PS keeps it; one that was lost is taken anew."""
+    if not state.fleet.ps_ready():
+        return
+    kept = [state.pins.get(ps.uid, frozenset()) for ps in state.fleet.live(Role.PS)]
+    if state.round is not None and not all(state.round.pin in pins for pins in kept):
+        state.record({"kind": "evaluation_off", "reason": "its version is not kept by all parameter servers"})
+    if state.final_pin and not all(state.final_pin in pins for pins in kept):
+        state.record({"kind": "final", "cut": 0})
+
+
+def _predict(state: State) -> None:
+    main = state.main
+    if main is None or main.finished:
+        state.end("Done", "every record is predicted")
+    else:
+        _enter(state, "Predicting", "the data set is known")
+
+
+def _train(state: State, now: float) -> None:
+    if state.training_over():
+        _finish(state, now)
+    elif state.fleet.ps_ready() and state.cut is None and now >= state.held_cuts:
+        _cut_if_due(state, now)
+
+
+def _cut_if_due(state: State, now: float) -> None:
+    s = state.settings
+    first = state.checkpoint is None
+    if not first:
+        _enter(state, "Training", "the first checkpoint is on disk")
+    checkpoint = first or due(state.step, state.last_checkpoint, s.checkpoint_steps)
+    evaluate = bool(state.validation) and state.round is None and not first
+    pin = evaluate and due(state.step, state.last_evaluation, s.evaluation_steps)
+    if checkpoint or pin:
+        snapshots.begin(state, now, checkpoint=checkpoint, pin=pin)
+
+
+def _finish(state: State, now: float) -> None:
+    """All records are done: a last cut, evaluation and export of it, and the end."""
+    if state.final_pin == 0:
+        if state.round is None and state.cut is None and state.fleet.ps_ready() and now >= state.held_cuts:
+            snapshots.begin(state, now, checkpoint=True, pin=True)
+        return
+    if state.validation and not state.evaluated_final:
+        _enter(state, "Evaluating", "every record is done")
+        _evaluate_final(state)
+    elif state.settings.export and not state.counters.exported:
+        _enter(state, "Exporting", "every record is done")
+        state.ledgers.setdefault(EXPORT, unit(EXPORT))
+    elif state.cut is None:
+        state.end("Done", "every record is done")
+
+
+def _evaluate_final(state: State) -> None:
+    if state.round is None:
+        state.record({"kind": "evaluation", "pin": state.final_pin, "step": state.step, "final": True})
+        state.tell("evaluation_started", step=state.step, final=True)
+
+
+def metrics_due(state: State) -> bool:
+    """Whether all records of the evaluation are in and a worker should turn the sum into values."""
+    return state.round is not None and state.round.ledger.finished

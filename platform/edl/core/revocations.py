@@ -1,0 +1,83 @@
+"""Leases on their way back: when every PS has said how far it got, and what follows from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl.core.tasks import Lease
+
+
+@dataclass(slots=True)
+class Revocation:
+    """The training leases of one worker, taken back together.
+
+    Attributes:
+        waiting: uids of PS that have not answered.
+        answers: what the others said: steps applied, by lease.
+        in_flight: whether a minibatch may have been in the worker's hands and is computed in vain.
+        crashed: whether the worker ended by an error of its own.
+    """
+
+    worker: str
+    leases: tuple[int, ...]
+    reason: str
+    in_flight: bool
+    crashed: bool = False
+    waiting: set[str] = field(default_factory=set)
+    answers: dict[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def answered(self, ps: str, applied: Mapping[int, int]) -> None:
+        """A PS refuses the leases from now on and says what it applied."""
+        if ps in self.waiting and all(number in applied for number in self.leases):
+            self.waiting.discard(ps)
+            self.answers[ps] = applied
+
+    def lost(self, ps: str) -> None:
+        """A PS that will never answer."""
+        self.waiting.discard(ps)
+        self.answers.pop(ps, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What becomes of one lease: ``through`` steps are in, ``repeated`` records after them are worked on again.
+
+    Attributes:
+        partial: steps that some PS applied and others did not.
+    """
+
+    lease: int
+    through: int
+    partial: int
+    repeated: int
+
+
+def settle(revocation: Revocation, leases: Mapping[int, Lease], born: Mapping[str, int]) -> list[Settlement]:
+    """Decide about every lease of a revocation that nobody is waited for any more, oldest lease first.
+
+    A PS that was restored after a lease was granted and knows no more of it than the ledger does has no say: what it
+    lacks was rolled back with it, not left undone.
+    """
+    settlements = []
+    in_flight = revocation.in_flight
+    for number in sorted(revocation.leases):
+        lease = leases[number]
+        through = _applied(lease, revocation.answers, born)
+        low, high = min(through), max(through)
+        repeated = 0
+        if low < lease.steps and (in_flight or high > low):
+            repeated = lease.position(max(high, low + 1)) - lease.position(low)
+            in_flight = False
+        settlements.append(Settlement(number, low, high - low, repeated))
+    return settlements
+
+
+def _applied(lease: Lease, answers: Mapping[str, Mapping[int, int]], born: Mapping[str, int]) -> list[int]:
+    through = []
+    for uid, applied in answers.items():
+        steps = applied[lease.number]
+        if born.get(uid, 0) > lease.number and steps <= lease.through:
+            continue
+        through.append(max(steps, lease.through))
+    return through or [lease.through]
