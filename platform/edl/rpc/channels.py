@@ -24,7 +24,9 @@ from edl.rpc.verdict import translate
 
 __all__ = ["Channel", "ControlServer", "Retry", "connect", "serve"]
 
-_SUSPECT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_SUSPECT = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED},
+)
 """After these the connection may lead nowhere (a vanished pod answers no packet): the next try gets a new one."""
 
 
@@ -94,14 +96,13 @@ class Channel:
             status = error.code()
             if status in _SUSPECT:
                 self._replace(line)
-            raise self._translate(error, method.name, deadline, replaced=line is not self._line) from error
-        except ValueError as error:  # what grpc raises on a connection that was closed in the meantime
+            if status is grpc.StatusCode.CANCELLED and self._closed:
+                raise self._closed_or_replaced() from error
+            raise translate(error, method.name, self.address, deadline) from error
+        except ValueError as error:
+            if line.usable:
+                raise
             raise self._closed_or_replaced() from error
-
-    def _translate(self, error: grpc.RpcError, method: str, deadline: float, *, replaced: bool) -> EdlError:
-        if error.code() is grpc.StatusCode.CANCELLED and (replaced or self._closed):
-            return self._closed_or_replaced()
-        return translate(error, method, self.address, deadline)
 
     def _closed_or_replaced(self) -> EdlError:
         if self._closed:
@@ -113,29 +114,53 @@ class Channel:
         with self._lock:
             if line is self._line and not self._closed:
                 self._line = _Line(self.address)
-                line.close()
+                line.retire()
 
 
 class _Line:
-    """One gRPC channel and its callables, made once for each method."""
+    """One gRPC channel and its callables, made once for each method; closed when it is retired and its calls ended.
+
+    A call that found the peer silent must not cut off the long poll of another thread, which may be answered yet.
+    """
 
     def __init__(self, address: str) -> None:
+        self.usable = True
         self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
         self._callables: dict[str, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+        self._calls = 0
 
     def invoke(
         self, method: Method[Request, Reply], request: Request, deadline: float, metadata: tuple[tuple[str, str], ...]
     ) -> Reply:
+        with self._lock:
+            self._calls += 1
+        try:
+            reply: Reply = self._callable(method)(request, timeout=deadline, metadata=metadata)
+            return reply
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if not self.usable and not self._calls:
+                    self._channel.close()
+
+    def retire(self) -> None:
+        with self._lock:
+            self.usable = False
+            if not self._calls:
+                self._channel.close()
+
+    def close(self) -> None:
+        self.usable = False
+        self._channel.close()
+
+    def _callable(self, method: Method[Request, Reply]) -> Callable[..., Any]:
         function = self._callables.get(method.path)
         if function is None:
             function = self._callables[method.path] = self._channel.unary_unary(
                 method.path, method.request.SerializeToString, method.reply.FromString
             )
-        reply: Reply = function(request, timeout=deadline, metadata=metadata)
-        return reply
-
-    def close(self) -> None:
-        self._channel.close()
+        return function
 
 
 def connect(address: str, token: str, *, timing: Timing | None = None) -> Channel:

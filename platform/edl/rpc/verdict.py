@@ -16,6 +16,7 @@ KIND_KEY = "edl-kind"
 _AWAY = {
     grpc.StatusCode.UNAVAILABLE: "The peer is away",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "The peer is busy",
+    grpc.StatusCode.CANCELLED: "The connection ended",  # a server that stops; EDL's own code cancels no call
 }
 _KINDS = {grpc.StatusCode.UNAUTHENTICATED: "token", grpc.StatusCode.UNKNOWN: "internal"}
 

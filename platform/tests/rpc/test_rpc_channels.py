@@ -203,6 +203,29 @@ def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: 
         assert len(peers) == 2
 
 
+def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) -> None:
+    arrived, release = threading.Semaphore(0), threading.Event()
+
+    def progress(request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:
+        arrived.release()
+        release.wait(10)
+        return pb.ProgressReply(incarnation=request.known_cut)
+
+    channel, replies = opened(start(Scripted(progress)).address), list[int]()
+
+    def poll() -> None:
+        replies.append(channel.call(Master.Progress, ASK, deadline=10.0).incarnation)
+
+    poller = threading.Thread(target=poll)
+    poller.start()
+    assert arrived.acquire(timeout=10)
+    with pytest.raises(RetryableError, match="no answer"):
+        channel.call(Master.Progress, ASK, deadline=0.1)
+    release.set()
+    poller.join()
+    assert replies == [7]
+
+
 def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, opened: Opened) -> None:
     time = VirtualTime()
     channel = opened(start().address, timing=time.timing())
