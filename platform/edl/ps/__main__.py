@@ -1,0 +1,26 @@
+"""``python -m edl.ps``: one parameter server; its environment says which. Ends with 0 on SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from edl.core.errors import EdlError
+from edl.ps.process import run, stop_on_signals
+from edl.rpc.identity import Identity
+
+
+def main() -> int:
+    """Run until told to go; returns the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    stopping = stop_on_signals()
+    try:
+        run(Identity.from_environment(), stopping)
+    except EdlError as error:
+        logging.getLogger("edl.ps").error("%s", error)  # noqa: TRY400  a sentence for people, no traceback
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""Bulk frames from workers to calls of the parameter server, and its results to answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf.message import DecodeError
+
+from edl.core.errors import BadInputError
+from edl.ps import requests
+from edl.ps.arrays import Floats
+from edl.ps.leases import Admission
+from edl.ps.parameter_server import ParameterServer, Stamp
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import Answer, Frame, Kind
+from edl.rpc.refusal import Refused
+
+MAX_BODY = 1 << 34
+"""Bytes of the largest push or declaration that is taken."""
+
+_OUTCOMES = {
+    Admission.APPLIED: pb.Pushed.APPLIED,
+    Admission.DUPLICATE: pb.Pushed.DUPLICATE,
+    Admission.REVOKED: pb.Pushed.REVOKED,
+}
+
+
+class BulkPlane:
+    """The handler of a bulk server; each connection has its own thread."""
+
+    def __init__(self, server: ParameterServer) -> None:
+        self._server = server
+        self._reply = _Reply()
+        self._handlers: Mapping[Kind, Callable[[Frame], Answer]] = {
+            Kind.PUSH: self._push,
+            Kind.PULL: self._pull,
+            Kind.PULL_ROWS: self._pull_rows,
+            Kind.SCAN_ROWS: self._scan_rows,
+            Kind.DECLARE: self._declare,
+        }
+
+    def __call__(self, frame: Frame) -> Answer:
+        """Answer one frame.
+
+        Raises:
+            RefusedError: of a kind that edl.proto names; nothing was changed.
+        """
+        handler = self._handlers.get(frame.kind)
+        if handler is None:
+            raise Refused(f"a parameter server does not take {frame.kind.name} frames", kind="bad")
+        try:
+            return handler(frame)
+        except (BadInputError, DecodeError, json.JSONDecodeError) as error:
+            raise Refused(f"{frame.kind.name}: {error}", kind="bad") from error
+
+    def _push(self, frame: Frame) -> Answer:
+        head = pb.Push.FromString(frame.meta)
+        declared = self._server.declaration()
+        gradients = requests.gradients(declared, head, frame.body)
+        slab = self._reply.floats(declared.size) if head.pull else None
+        result = self._server.push(Stamp(head.lease, head.step, head.cut), declared, gradients, slab)
+        meta = pb.Pushed(outcome=_OUTCOMES[result.admission], version=result.version, cut=result.cut)
+        return Answer(Kind.PUSHED, meta.SerializeToString(), () if slab is None else _views(slab))
+
+    def _pull(self, frame: Frame) -> Answer:
+        head = pb.Pull.FromString(frame.meta)
+        if head.pin:
+            cut = self._server.pinned(head.pin)
+            return Answer(Kind.PULLED, pb.Pulled(version=cut.version).SerializeToString(), _views(cut.snapshot.dense))
+        declared = self._server.declaration()
+        slab = self._reply.floats(declared.size)
+        version = self._server.pull(declared, slab)
+        return Answer(Kind.PULLED, pb.Pulled(version=version).SerializeToString(), _views(slab))
+
+    def _pull_rows(self, frame: Frame) -> Answer:
+        head = pb.PullRows.FromString(frame.meta)
+        pinned = self._server.pinned(head.pin).snapshot if head.pin else None
+        declared = pinned.declaration if pinned else self._server.declaration()
+        ids = requests.row_ids(declared, head.tables, frame.body)
+        if pinned:
+            rows = [pinned.read_rows(table, wanted) for table, wanted in ids.items()]
+        else:
+            rows = self._server.pull_rows(ids)
+        return Answer(Kind.ROWS, frame.meta, _views(*rows))
+
+    def _scan_rows(self, frame: Frame) -> Answer:
+        head = pb.ScanRows.FromString(frame.meta)
+        if head.cursor < 0 or head.limit < 1:
+            raise Refused(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
+        source = self._server.pinned(head.pin).snapshot if head.pin else self._server
+        rows = source.scan(head.table, head.cursor, head.limit)
+        cursor = head.cursor + len(rows.ids) if len(rows.ids) == head.limit else -1
+        meta = pb.ScannedRows(cursor=cursor, count=len(rows.ids))
+        return Answer(Kind.SCANNED, meta.SerializeToString(), _views(rows.ids, rows.values))
+
+    def _declare(self, frame: Frame) -> Answer:
+        declared, dense = requests.declaration(pb.Declare.FromString(frame.meta), frame.body)
+        version, first = self._server.declare(declared, dense)
+        return Answer(Kind.DECLARED, pb.Declared(version=version, first=first).SerializeToString())
+
+
+def _views(*arrays: npt.NDArray[Any]) -> tuple[memoryview, ...]:
+    return tuple(array.data for array in arrays)
+
+
+class _Reply(threading.local):
+    """Memory for the slab of an answer, one for each connection: it is on the wire before that connection's next
+    request is read, and a fresh array for each answer would cost more in page faults than the copy itself.
+    """
+
+    def __init__(self) -> None:
+        self._slab: Floats = np.empty(0, np.float32)
+
+    def floats(self, size: int) -> Floats:
+        """An array of ``size`` values, whatever they are."""
+        if len(self._slab) != size:
+            self._slab = np.empty(size, np.float32)
+        return self._slab

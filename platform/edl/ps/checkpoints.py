@@ -1,0 +1,172 @@
+"""A snapshot as the shard of a checkpoint, and back: also for another number of parameter servers.
+
+Arrays are named ``dense/<variable>``, ``slot/<slot>/<variable>``, ``rows/<table>/ids``, ``rows/<table>/values`` and
+``rows/<table>/slot/<slot>``; variables have their own shapes, so that a shard can be read without EDL. Beside them are
+the strings ``cut``, ``version``, ``applied`` (JSON, lease to through) and ``declaration`` (JSON).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.core.errors import StorageError
+from edl.core.partition import owner_of_name, slot_of_row
+from edl.ps.arrays import Floats
+from edl.ps.declaration import Declaration
+from edl.ps.snapshot import Snapshot, StoredRows, joined
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The state of one PS at a cut.
+
+    Attributes:
+        number: of the cut.
+        snapshot: its values.
+        version: pushes applied.
+        applied: ``through`` of every live lease.
+        ordered: the slab is in the order that a worker declared; a cut put together from other shards is not.
+    """
+
+    number: int
+    snapshot: Snapshot
+    version: int
+    applied: Mapping[int, int]
+    ordered: bool = True
+
+
+def to_shard(cut: Cut) -> tuple[dict[str, Any], dict[str, str]]:
+    """Arrays (views of the snapshot) and strings of this PS's shard."""
+    snapshot = cut.snapshot
+    arrays: dict[str, Any] = {}
+    for variable, place in snapshot.declaration.places():
+        arrays[f"dense/{variable.name}"] = snapshot.dense[place].reshape(variable.shape)
+        if not variable.statistic:
+            for slot, values in snapshot.slots.items():
+                arrays[f"slot/{slot}/{variable.name}"] = values[place].reshape(variable.shape)
+    for table, rows in snapshot.tables.items():
+        arrays[f"rows/{table}/ids"] = rows.ids
+        arrays[f"rows/{table}/values"] = rows.values
+        for slot, values in rows.slots.items():
+            arrays[f"rows/{table}/slot/{slot}"] = values
+    meta = {
+        "cut": str(cut.number),
+        "version": str(cut.version),
+        "applied": json.dumps(dict(cut.applied)),
+        "declaration": snapshot.declaration.to_json(),
+    }
+    return arrays, meta
+
+
+def from_shard(arrays: Arrays, meta: Mapping[str, str]) -> Cut:
+    """The cut of a shard.
+
+    Raises:
+        StorageError: the shard lacks an array, or it is of another shape than it declares.
+    """
+    try:
+        declaration = Declaration.from_json(meta["declaration"])
+        snapshot = Snapshot(
+            declaration,
+            _slab([arrays[f"dense/{v.name}"] for v in declaration.dense], declaration.size),
+            {slot: _trained(arrays, slot, declaration) for slot in declaration.optimizer.slots},
+            {table.name: _rows(arrays, table.name, declaration) for table in declaration.tables},
+        )
+        applied = {int(lease): int(through) for lease, through in json.loads(meta["applied"]).items()}
+        return Cut(int(meta["cut"]), snapshot, int(meta["version"]), applied)
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"is not the shard of a parameter server: {error}") from error
+
+
+def load(directory: Path, index: int, slots: Sequence[int]) -> Cut:
+    """What PS ``index`` owns of a committed checkpoint, whoever wrote it.
+
+    Args:
+        directory: of the checkpoint.
+        index: of this PS.
+        slots: ``slots[i]`` is the index of the PS that owns slot i.
+
+    Raises:
+        StorageError: a shard is missing or damaged, or there is none.
+    """
+    from edl.store import checkpoint  # loads safetensors, which an idle PS does not need
+
+    manifest = checkpoint.load_manifest(directory)
+    if isinstance(manifest, checkpoint.Skipped):
+        raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
+    shards = (from_shard(*checkpoint.read_shard(directory / shard.file)) for shard in manifest.shards)
+    return merge([owned(cut, index, tuple(slots)) for cut in shards])
+
+
+def owned(cut: Cut, index: int, slots: tuple[int, ...]) -> Cut:
+    """The part of a cut that PS ``index`` owns; variables and rows keep their order."""
+    snapshot = cut.snapshot
+    kept = tuple(v for v in snapshot.declaration.dense if owner_of_name(v.name, slots) == index)
+    owners = np.asarray(slots)
+    tables = {
+        name: rows.select(owners[slot_of_row(rows.ids.astype(np.uint64))] == index)
+        for name, rows in snapshot.tables.items()
+    }
+    return replace(cut, snapshot=replace(snapshot.arranged(kept), tables=tables))
+
+
+def merge(parts: Sequence[Cut]) -> Cut:
+    """One cut of parts with disjoint variables and rows; ordered if all variables come from one of them.
+
+    Raises:
+        StorageError: there are no parts, or they are of two models.
+    """
+    if not parts:
+        raise StorageError("the checkpoint has no shards")
+    snapshots = [part.snapshot for part in parts]
+    declaration = _common(snapshots)
+    together = Snapshot(
+        declaration,
+        np.concatenate(
+            [s.dense[: s.declaration.trained] for s in snapshots]
+            + [s.dense[s.declaration.trained :] for s in snapshots]
+        ),
+        {slot: np.concatenate([s.slots[slot] for s in snapshots]) for slot in declaration.optimizer.slots},
+        {table.name: joined([s.tables[table.name] for s in snapshots]) for table in declaration.tables},
+    )
+    ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
+    return replace(parts[0], snapshot=together, version=max(part.version for part in parts), ordered=ordered)
+
+
+def _common(snapshots: Sequence[Snapshot]) -> Declaration:
+    """The declaration of all parts together: what is trained first, in the order of the parts."""
+    first = snapshots[0].declaration
+    for declaration in (snapshot.declaration for snapshot in snapshots):
+        if difference := first.difference(replace(declaration, dense=first.dense)):
+            raise StorageError(f"the checkpoint's shards are of two models: {difference}")
+    variables = (variable for snapshot in snapshots for variable in snapshot.declaration.dense)
+    return replace(first, dense=tuple(sorted(variables, key=lambda variable: variable.statistic)))
+
+
+def _slab(arrays: Sequence[Floats], size: int) -> Floats:
+    slab = np.concatenate([np.empty(0, np.float32), *(np.ravel(array) for array in arrays)])
+    if slab.dtype != np.float32 or len(slab) != size:
+        raise ValueError(f"{len(slab)} values of type {slab.dtype} where {size} float32 are declared")
+    return slab
+
+
+def _trained(arrays: Arrays, slot: str, declaration: Declaration) -> Floats:
+    names = [variable.name for variable in declaration.dense if not variable.statistic]
+    return _slab([arrays[f"slot/{slot}/{name}"] for name in names], declaration.trained)
+
+
+def _rows(arrays: Arrays, table: str, declaration: Declaration) -> StoredRows:
+    slots = {slot: arrays[f"rows/{table}/slot/{slot}"] for slot in declaration.optimizer.slots}
+    rows = StoredRows(arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots)
+    shape = (len(rows.ids), declaration.table(table).dim)
+    if any(values.shape != shape for values in (rows.values, *slots.values())):
+        raise ValueError(f"rows of table '{table}' are not {list(shape)}")
+    return rows

@@ -1,0 +1,93 @@
+"""PsControl: what the master asks of a parameter server, as gRPC messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edl.core.errors import StorageError
+from edl.ps.parameter_server import Attachment, ParameterServer
+from edl.rpc import edl_pb2 as pb
+from edl.rpc import edl_pb2_grpc
+from edl.rpc.refusal import Refused
+
+_LONGEST_WAIT = 600.0
+"""Seconds that Saved waits for a caller without a deadline."""
+_MARGIN = 0.1
+"""Seconds before the caller's deadline at which Saved answers that the shard is still being written."""
+
+
+class ControlPlane(edl_pb2_grpc.PsControlServicer):
+    """The servicer; refusals are raised, and become statuses where the server was made.
+
+    Args:
+        server: what is controlled.
+        uid: of this pod.
+    """
+
+    def __init__(self, server: ParameterServer, uid: str) -> None:
+        self._server = server
+        self._uid = uid
+
+    def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
+        """A master takes over, or comes back."""
+        attachment = Attachment(
+            request.incarnation,
+            request.floor,
+            request.revoked,
+            request.live,
+            Path(request.restore) if request.restore else None,
+            request.cut,
+            request.slots,
+        )
+        try:
+            state = self._server.attach(attachment)
+        except StorageError as error:
+            raise Refused(str(error), kind="storage") from error
+        return pb.AttachReply(
+            initialized=state.initialized,
+            version=state.version,
+            uid=self._uid,
+            applied=_steps(state.applied),
+            pins=state.pins,
+        )
+
+    def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:  # noqa: N802
+        """Close leases for good."""
+        through = self._server.revoke(request.incarnation, request.leases, request.floor)
+        return pb.RevokeReply(applied=_steps(through))
+
+    def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceReply:  # noqa: N802
+        """Relay a cut to workers."""
+        self._server.announce(request.incarnation, request.cut)
+        return pb.AnnounceReply()
+
+    def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:  # noqa: N802
+        """Take a cut."""
+        checkpoint = Path(request.checkpoint) if request.checkpoint else None
+        taken = self._server.snapshot(
+            request.incarnation, request.cut, checkpoint, pin=request.pin, floor=request.floor
+        )
+        return pb.SnapshotReply(version=taken.version, applied=_steps(taken.applied), copy_seconds=taken.copy_seconds)
+
+    def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
+        """Call a cut off."""
+        self._server.release(request.incarnation, request.cut)
+        return pb.ReleaseReply()
+
+    def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.UnpinReply:  # noqa: N802
+        """Forget a pinned copy."""
+        self._server.unpin(request.incarnation, request.cut)
+        return pb.UnpinReply()
+
+    def Saved(self, request: pb.SavedRequest, context: Any) -> pb.SavedReply:  # noqa: N802
+        """Wait for a shard, no longer than the caller does."""
+        remaining = context.time_remaining()
+        timeout = _LONGEST_WAIT if remaining is None else max(0.0, remaining - _MARGIN)
+        saved = self._server.saved(request.incarnation, request.cut, timeout)
+        return pb.SavedReply(file=saved.file, size=saved.size, checksum=saved.checksum, error=saved.error)
+
+
+def _steps(through: Mapping[int, int]) -> list[pb.LeaseStep]:
+    return [pb.LeaseStep(lease=lease, through=steps) for lease, steps in through.items()]

@@ -1,0 +1,150 @@
+"""What a parameter server holds, as a worker declared it: variables, tables, optimizer and the model's fingerprint.
+
+The first declaration of a job wins; every later one must be equal, because two different models, or two different
+optimizers, must not mix their updates. A checkpoint shard carries the declaration as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from edl.core.errors import BadInputError
+from edl.spec import initializer
+from edl.spec.optimizer import OptimizerSpec
+
+MAX_ROWS = 2**31 - 1
+"""Rows of one table: positions are int32."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseVariable:
+    """A float32 variable in the slab; a statistic (BatchNorm's mean) is moved by deltas, not by gradients."""
+
+    name: str
+    shape: tuple[int, ...]
+    statistic: bool = False
+
+    def __post_init__(self) -> None:
+        if any(length < 0 for length in self.shape):
+            raise BadInputError(f"variable '{self.name}' has the shape {list(self.shape)}")
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTable:
+    """An embedding table, ``rows`` x ``dim`` float32, of which each PS owns some rows."""
+
+    name: str
+    rows: int
+    dim: int
+    initializer: Mapping[str, Any]
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rows <= MAX_ROWS or self.dim < 1:
+            raise BadInputError(f"table '{self.name}' has {self.rows} x {self.dim} values; rows are 1 to {MAX_ROWS}")
+        initializer.check(self.initializer)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """All of it.
+
+    Attributes:
+        dense: the variables that this PS owns, in slab order: those that are trained before statistics.
+        tables: all served tables, in the order in which their rows follow the slab in a push.
+        optimizer: applied to trained variables and rows.
+        fingerprint: of the whole model, equal on all PS.
+
+    Raises:
+        BadInputError: a name twice, a statistic before a trained variable.
+    """
+
+    dense: tuple[DenseVariable, ...]
+    tables: tuple[RowTable, ...]
+    optimizer: OptimizerSpec
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        for names in ([v.name for v in self.dense], [t.name for t in self.tables]):
+            if len(set(names)) != len(names):
+                raise BadInputError(f"a name is declared twice: {sorted(names)}")
+        for before, after in pairwise(self.dense):
+            if before.statistic and not after.statistic:
+                raise BadInputError(f"statistic '{before.name}' is declared before '{after.name}', which is trained")
+
+    @property
+    def size(self) -> int:
+        """Elements of the slab."""
+        return sum(variable.size for variable in self.dense)
+
+    @property
+    def trained(self) -> int:
+        """Elements of the slab that the optimizer moves: the first ones."""
+        return sum(variable.size for variable in self.dense if not variable.statistic)
+
+    def places(self) -> Iterator[tuple[DenseVariable, slice]]:
+        """Every dense variable with its part of the slab."""
+        start = 0
+        for variable in self.dense:
+            yield variable, slice(start, start + variable.size)
+            start += variable.size
+
+    def table(self, name: str) -> RowTable:
+        """A table by name; raises BadInputError if there is none."""
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise BadInputError(f"no table '{name}' is declared", hint=f"declared: {[t.name for t in self.tables]}")
+
+    def difference(self, other: Declaration) -> str | None:
+        """What makes ``other`` another model than this one; None if nothing does. The order of variables counts."""
+        if other.fingerprint != self.fingerprint:
+            return f"the model has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
+        if other.optimizer != self.optimizer:
+            return f"the optimizer is {_words(other.optimizer)}, this PS applies {_words(self.optimizer)}"
+        if other.tables != self.tables:
+            return f"the tables are {[t.name for t in other.tables]}, this PS holds {[t.name for t in self.tables]}"
+        if other.dense != self.dense:
+            mine, theirs = {v.name for v in self.dense}, {v.name for v in other.dense}
+            return f"other variables, or in another order; they differ in {sorted(mine ^ theirs)}"
+        return None
+
+    def same_variables(self, other: Declaration) -> bool:
+        """Whether both have the same dense variables, in whatever order."""
+        return set(self.dense) == set(other.dense)
+
+    def to_json(self) -> str:
+        """As text, such that from_json gives it back."""
+        return json.dumps(
+            {
+                "dense": [[v.name, list(v.shape), v.statistic] for v in self.dense],
+                "tables": [[t.name, t.rows, t.dim, dict(t.initializer), t.seed] for t in self.tables],
+                "optimizer": self.optimizer.to_json(),
+                "fingerprint": self.fingerprint,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Declaration:
+        """The declaration of a checkpoint's text."""
+        value = json.loads(text)
+        return cls(
+            tuple(DenseVariable(name, tuple(shape), statistic) for name, shape, statistic in value["dense"]),
+            tuple(RowTable(*fields) for fields in value["tables"]),
+            OptimizerSpec.from_json(value["optimizer"]),
+            value["fingerprint"],
+        )
+
+
+def _words(optimizer: OptimizerSpec) -> str:
+    return f"{optimizer.name} {dict(optimizer.hyperparameters)}"

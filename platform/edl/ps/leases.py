@@ -1,0 +1,129 @@
+"""Which pushes enter: each (lease, step) at most once, and none of a revoked lease.
+
+A lease's number carries the incarnation of the master that granted it. Leases of the incarnation that attached last are
+believed; of lower ones only those that the new master said live on; of higher ones none, until that master attaches.
+So a master that was cut off can grant what it likes. Memory is kept only for leases at or above the *floor*:
+the master raises it, and every lease below is closed.
+
+Pure: docs/design/0002-record-accounting.md says who calls what, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from edl.core.errors import RefusedError
+
+INCARNATION_BITS = 32
+"""A lease is ``(incarnation << 32) + counter``."""
+
+
+class Admission(Enum):
+    """What becomes of a push."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    """It was applied before: the answer got lost."""
+    REVOKED = "revoked"
+    """Its lease is revoked, closed or unknown: the worker drops that lease."""
+    UNKNOWN_MASTER = "unknown master"
+    """Its lease was granted by a master that has not attached yet: try again."""
+
+
+class StaleMasterError(RefusedError):
+    """A message of a master that another one has replaced."""
+
+    kind = "incarnation"
+
+
+class Leases:
+    """Memory of what was applied, by lease."""
+
+    def __init__(self) -> None:
+        self._incarnation = 0
+        self._floor = 0
+        self._through: dict[int, int] = {}
+        self._revoked: set[int] = set()
+        self._survivors: frozenset[int] = frozenset()
+
+    @property
+    def attached(self) -> bool:
+        """A master has attached."""
+        return self._incarnation > 0
+
+    def check(self, incarnation: int) -> None:
+        """Refuse a message of another master than the one that is attached.
+
+        Raises:
+            StaleMasterError: the message's incarnation is lower, or no such master has attached.
+        """
+        if incarnation != self._incarnation:
+            raise StaleMasterError(f"message of master incarnation {incarnation}, attached is {self._incarnation}")
+
+    def attach(self, incarnation: int, floor: int, revoked: Iterable[int], live: Iterable[int]) -> None:
+        """A master takes over, or the same one comes back.
+
+        Args:
+            incarnation: of the master, from 1.
+            floor: leases below are closed.
+            revoked: revoked leases; those known here stay revoked too.
+            live: leases of lower incarnations that live on.
+
+        Raises:
+            StaleMasterError: a higher incarnation has attached before.
+        """
+        if incarnation < max(self._incarnation, 1):
+            raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
+        self._incarnation = incarnation
+        self._revoked |= set(revoked)
+        self._survivors = frozenset(live)
+        self.close_below(floor)
+
+    def decide(self, lease: int, step: int) -> Admission:
+        """What would become of this push; changes nothing."""
+        granted_by = lease >> INCARNATION_BITS
+        if granted_by > self._incarnation:
+            return Admission.UNKNOWN_MASTER
+        known = granted_by == self._incarnation or lease in self._survivors
+        if not known or lease < self._floor or lease in self._revoked:
+            return Admission.REVOKED
+        return Admission.APPLIED if step >= self._through.get(lease, 0) else Admission.DUPLICATE
+
+    def admit(self, lease: int, step: int) -> Admission:
+        """Decide, and remember the step if it enters: the caller applies it before anybody else asks."""
+        admission = self.decide(lease, step)
+        if admission is Admission.APPLIED:
+            self._through[lease] = step + 1
+        return admission
+
+    def revoke(self, leases: Iterable[int], floor: int) -> dict[int, int]:
+        """Close leases for good.
+
+        Returns:
+            ``through`` of each: steps below it were applied here. 0 for a lease never seen, or forgotten.
+        """
+        through = {lease: self._through.get(lease, 0) for lease in leases}
+        self._revoked |= through.keys()
+        self.close_below(floor)
+        return through
+
+    def applied(self) -> dict[int, int]:
+        """``through`` of every lease at or above the floor that is not revoked."""
+        return {lease: through for lease, through in self._through.items() if lease not in self._revoked}
+
+    def restore(self, applied: Mapping[int, int]) -> None:
+        """Go back to what a checkpoint had applied; who is attached and what is revoked stays."""
+        self._through = {lease: through for lease, through in applied.items() if lease >= self._floor}
+
+    def close_below(self, floor: int) -> None:
+        """Close every lease below a floor, and forget it; a floor never goes down."""
+        if floor <= self._floor:
+            return
+        self._floor = floor
+        self._through = {lease: through for lease, through in self._through.items() if lease >= self._floor}
+        self._revoked = {lease for lease in self._revoked if lease >= self._floor}
+
+    def __len__(self) -> int:
+        """Leases that memory is kept for."""
+        return len(self._through.keys() | self._revoked)

@@ -1,0 +1,322 @@
+"""One parameter server: parameters, leases and cuts behind one lock, and what each request does to them.
+
+The lock makes every request atomic: a push enters wholly or not at all, and what a pull copies is the state between two
+pushes. Copies of live values are made under the lock and sent after it; pinned copies never change and are
+read without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from edl.ps import checkpoints
+from edl.ps.arrays import Floats, Ids
+from edl.ps.checkpoints import Cut
+from edl.ps.cuts import Cuts
+from edl.ps.declaration import Declaration
+from edl.ps.leases import Admission, Leases
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.shard_writer import Saved, ShardWriter
+from edl.ps.snapshot import StoredRows
+from edl.ps.store import Gradients, ParameterStore
+from edl.rpc.refusal import Refused
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 20.0
+"""Seconds that a push waits for a cut before it is answered ``busy``."""
+
+
+class Stamp(NamedTuple):
+    """Which step a push is: its lease, the step's index in it, and the cut that the worker knew."""
+
+    lease: int
+    step: int
+    cut: int
+
+
+class PushResult(NamedTuple):
+    """What became of a push; ``version`` counts the pushes applied, ``cut`` is the newest announced one."""
+
+    admission: Admission
+    version: int
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a master says when it attaches; see AttachRequest in edl.proto."""
+
+    incarnation: int
+    floor: int
+    revoked: Sequence[int] = ()
+    live: Sequence[int] = ()
+    restore: Path | None = None
+    cut: int = 0
+    slots: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a master learns when it attaches."""
+
+    initialized: bool
+    version: int
+    applied: Mapping[int, int]
+    pins: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A snapshot that was taken; ``copy_seconds`` is how long pushes were kept out for the copy alone."""
+
+    cut: int
+    version: int
+    applied: Mapping[int, int]
+    copy_seconds: float
+
+
+class ParameterServer:
+    """See the module's docstring. Safe to be called from any thread.
+
+    Args:
+        index: of this PS.
+        writer: writes the shards of checkpoints.
+        patience: seconds that a push waits for a cut.
+        clock: monotonic seconds, to measure the copy.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        writer: ShardWriter,
+        *,
+        patience: float = PATIENCE,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._index = index
+        self._writer = writer
+        self._patience = patience
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._attaching = threading.Lock()
+        self._leases = Leases()
+        self._cuts: Cuts[Cut] = Cuts()
+        self._store: ParameterStore | None = None
+        self._ordered = True
+        self._version = 0
+        self._closed = False
+        self._last_taken: Taken | None = None
+        self._last_restore: tuple[int, int, Path] | None = None
+
+    # ------------------------------------------------------------ workers
+
+    def declare(self, declared: Declaration, dense: Floats) -> tuple[int, bool]:
+        """Make the parameters, unless they are there.
+
+        Returns:
+            The version, and whether this declaration was the first one.
+
+        Raises:
+            Refused: kind ``busy`` before a master has attached; ``bad`` if another model or optimizer is here.
+        """
+        with self._changed:
+            if not self._leases.attached:
+                raise Refused("no master has attached to this PS yet", kind="busy")
+            if self._store is None:
+                self._store = NumpyStore(declared, dense)
+                log.info("holds %d dense values and %d tables", declared.size, len(declared.tables))
+                return self._version, True
+            if not self._ordered and self._store.declaration.same_variables(declared):
+                self._store = NumpyStore.restored(self._store.snapshot().arranged(declared.dense))
+                self._ordered = True
+            if difference := self._store.declaration.difference(declared):
+                raise Refused(difference, kind="bad")
+            return self._version, False
+
+    def declaration(self) -> Declaration:
+        """What is held; raises Refused (kind ``uninitialized``) if nothing was declared since the start."""
+        with self._changed:
+            return self._live().declaration
+
+    def pull(self, declared: Declaration, into: Floats) -> int:
+        """Copy the slab to ``into``, which was made for ``declared``; returns its version."""
+        with self._changed:
+            self._declared(declared).read_dense(into)
+            return self._version
+
+    def pull_rows(self, ids: Mapping[str, Ids]) -> list[Floats]:
+        """Rows of each table, all of one version."""
+        with self._changed:
+            store = self._live()
+            return [store.read_rows(table, wanted) for table, wanted in ids.items()]
+
+    def scan(self, table: str, start: int, limit: int) -> StoredRows:
+        """Some of the stored rows, without slot variables."""
+        with self._changed:
+            return self._live().scan(table, start, limit)
+
+    def pinned(self, cut: int) -> Cut:
+        """The state at a pinned cut; raises PinError if it is not kept."""
+        with self._changed:
+            return self._cuts.pinned(cut)
+
+    def push(
+        self, stamp: Stamp, declared: Declaration, gradients: Gradients | None, into: Floats | None = None
+    ) -> PushResult:
+        """Apply a step once, after the cut that it is stamped with.
+
+        Args:
+            stamp: of the push.
+            declared: what the gradients were checked against.
+            gradients: None enters the step only.
+            into: gets the slab as it is then.
+
+        Raises:
+            Refused: kind ``busy`` (try again) if the cut is not over in time or the parameters were replaced
+                meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
+        """
+        with self._changed:
+            if self._kept_out(stamp) and not self._changed.wait_for(lambda: not self._kept_out(stamp), self._patience):
+                raise Refused(f"cut {stamp.cut} is not over after {self._patience:g} s", kind="busy")
+            store = self._declared(declared)
+            admission = self._leases.admit(stamp.lease, stamp.step)
+            if admission is Admission.UNKNOWN_MASTER:
+                raise Refused(f"the master that granted lease {stamp.lease} has not attached yet", kind="incarnation")
+            if admission is Admission.APPLIED:
+                self._version += 1
+                if gradients is not None:
+                    store.apply(gradients, self._version)
+            if into is not None:
+                store.read_dense(into)
+            return PushResult(admission, self._version, self._cuts.announced)
+
+    # ------------------------------------------------------------ the master
+
+    def attach(self, attachment: Attachment) -> State:
+        """A master takes over; with ``restore`` the parameters become those of a checkpoint.
+
+        The same attachment again (its answer was lost) does not restore again.
+
+        Raises:
+            StaleMasterError: a higher incarnation has attached.
+            StorageError: the checkpoint cannot be read; what was here stays.
+        """
+        with self._attaching:
+            cut = self._to_restore(attachment)
+            with self._changed:
+                self._leases.attach(attachment.incarnation, attachment.floor, attachment.revoked, attachment.live)
+                if cut is not None:
+                    self._restore(cut)
+                    self._last_restore = _restoring(attachment)
+                self._cuts.passed(attachment.cut)
+                self._changed.notify_all()
+                return State(self._store is not None, self._version, self._leases.applied(), tuple(self._cuts.pins()))
+
+    def revoke(self, incarnation: int, leases: Sequence[int], floor: int) -> Mapping[int, int]:
+        """Close leases; returns ``through`` of each."""
+        with self._changed:
+            self._leases.check(incarnation)
+            through = self._leases.revoke(leases, floor)
+            self._changed.notify_all()
+            return through
+
+    def announce(self, incarnation: int, cut: int) -> None:
+        """Tell workers of a cut with every answer from now on."""
+        with self._changed:
+            self._leases.check(incarnation)
+            self._cuts.announce(cut)
+
+    def snapshot(self, incarnation: int, cut: int, checkpoint: Path | None, *, pin: bool, floor: int = 0) -> Taken:
+        """Copy the state, let waiting pushes in, and begin to write the copy if it is a checkpoint.
+
+        The same cut again (its answer was lost) gives the same answer. Leases below ``floor`` are closed.
+
+        Raises:
+            Refused: the master is stale, nothing is declared, or the cut is over.
+        """
+        with self._changed:
+            self._leases.check(incarnation)
+            if self._last_taken is not None and self._last_taken.cut == cut:
+                return self._last_taken
+            self._cuts.check_open(cut)
+            self._leases.close_below(floor)
+            began = self._clock()
+            copy = Cut(cut, self._live().snapshot(), self._version, self._leases.applied())
+            self._last_taken = Taken(cut, copy.version, copy.applied, self._clock() - began)
+            self._cuts.taken(cut, copy, pin=pin)
+            if checkpoint is not None:
+                self._writer.begin(checkpoint, copy)
+            self._changed.notify_all()
+            return self._last_taken
+
+    def release(self, incarnation: int, cut: int) -> None:
+        """The cut is off: let waiting pushes in."""
+        with self._changed:
+            self._leases.check(incarnation)
+            self._cuts.release(cut)
+            self._changed.notify_all()
+
+    def unpin(self, incarnation: int, cut: int) -> None:
+        """Forget the copy of a pinned cut."""
+        with self._changed:
+            self._leases.check(incarnation)
+            self._cuts.unpin(cut)
+
+    def saved(self, incarnation: int, cut: int, timeout: float) -> Saved:
+        """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait`."""
+        with self._changed:
+            self._leases.check(incarnation)
+        return self._writer.wait(cut, timeout)
+
+    def close(self) -> None:
+        """Answer pushes that wait; the process ends."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ under the lock
+
+    def _live(self) -> ParameterStore:
+        if self._store is None or not self._ordered:
+            raise Refused("no worker has declared the variables to this PS yet", kind="uninitialized")
+        return self._store
+
+    def _declared(self, declared: Declaration) -> ParameterStore:
+        """The store, if it still holds what a request was checked against."""
+        store = self._live()
+        if store.declaration is not declared:
+            raise Refused("the parameters were replaced while the request waited", kind="busy")
+        return store
+
+    def _kept_out(self, stamp: Stamp) -> bool:
+        """A retried or revoked push changes nothing, so that it need not wait."""
+        if self._closed:
+            raise Refused("this PS ends", kind="busy")
+        return self._cuts.waits(stamp.cut) and self._leases.decide(stamp.lease, stamp.step) is Admission.APPLIED
+
+    def _to_restore(self, attachment: Attachment) -> Cut | None:
+        """What an attachment restores, read without holding up pushes."""
+        if attachment.restore is None or self._last_restore == _restoring(attachment):
+            return None
+        return checkpoints.load(attachment.restore, self._index, attachment.slots)
+
+    def _restore(self, cut: Cut) -> None:
+        self._store = NumpyStore.restored(cut.snapshot)
+        self._ordered = cut.ordered
+        self._version = cut.version
+        self._leases.restore(cut.applied)
+        self._cuts.passed(cut.number)
+        log.info("restored cut %d at version %d", cut.number, cut.version)
+
+
+def _restoring(attachment: Attachment) -> tuple[int, int, Path] | None:
+    if attachment.restore is None:
+        return None
+    return attachment.incarnation, attachment.floor, attachment.restore

@@ -1,0 +1,71 @@
+"""The process of a parameter server: two sockets, a registration, and a clean end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from edl.ps.bulk_plane import MAX_BODY, BulkPlane
+from edl.ps.control_plane import ControlPlane
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.registration import keep_registered, request
+from edl.ps.shard_writer import ShardWriter
+from edl.rpc.bulk import BulkServer
+from edl.rpc.channels import connect, serve
+from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
+from edl.rpc.identity import Identity
+
+log = logging.getLogger(__name__)
+
+_CONTROL_THREADS = 8
+_UID_TAIL = 8  # characters of the uid in socket names: paths of Unix sockets are short
+
+
+def run(identity: Identity, stopping: threading.Event) -> None:
+    """Serve until ``stopping`` is set.
+
+    Raises:
+        RefusedError: an address cannot be used, or the master refuses this process for good.
+    """
+    server = ParameterServer(identity.index, ShardWriter(identity.index))
+    base = socket_base(identity)
+    with ExitStack() as running:
+        running.callback(server.close)
+        bulk = BulkServer(f"unix:{base}.blk", identity.token, BulkPlane(server), max_body=MAX_BODY)
+        bulk.start()
+        running.callback(bulk.stop)
+        plane = ControlPlane(server, identity.uid)
+        control = serve(
+            partial(add_PsControlServicer_to_server, plane),
+            f"unix:{base}.ctl",
+            identity.token,
+            _CONTROL_THREADS,
+            before_stop=server.close,
+        )
+        running.callback(control.stop)
+        channel = running.enter_context(connect(identity.master_address, identity.token))
+        log.info("serves on %s and %s", control.address, bulk.address)
+        keep_registered(channel, request(identity, control.address, bulk.address), stopping)
+    log.info("ends")
+
+
+def socket_base(identity: Identity) -> Path:
+    """Path of this process's sockets, less the suffix; no two processes of a run share it."""
+    return identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_TAIL:]}"
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; call it from the main thread."""
+    stopping = threading.Event()
+
+    def stop(number: int, _: FrameType | None) -> None:
+        stopping.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    return stopping

@@ -1,0 +1,64 @@
+"""Telling the master where this parameter server is, for as long as both live.
+
+The master attaches after each registration that it did not know of. Registering every second costs it nothing and is
+how a restarted master finds the PS that it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from edl.core.errors import EdlError, RetryableError
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.channels import Channel
+from edl.rpc.identity import Identity
+from edl.rpc.methods import Master
+from edl.rpc.refusal import Refused
+
+log = logging.getLogger(__name__)
+
+_PERIOD = 1.0  # seconds between registrations that were accepted
+_PAUSE = 0.1  # seconds after one that was not
+_DEADLINE = 2.0  # seconds for one call
+_FINAL = frozenset({"token", "version"})
+
+
+def request(identity: Identity, control_address: str, bulk_address: str) -> pb.RegisterRequest:
+    """What a parameter server says of itself."""
+    return pb.RegisterRequest(
+        member=pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid),
+        pid=os.getpid(),
+        control_address=control_address,
+        bulk_address=bulk_address,
+    )
+
+
+def keep_registered(channel: Channel, registration: pb.RegisterRequest, stopping: threading.Event) -> None:
+    """Register until ``stopping`` is set; logs when the master goes away and when it comes back.
+
+    Raises:
+        Refused: the master does not take the token or speaks another version.
+    """
+    said: str | None = None
+    while not stopping.is_set():
+        problem = _register(channel, registration)
+        now = f"waits for the master: {problem}" if problem else f"registered with {channel.address}"
+        if now != said:
+            log.info("%s", now)
+            said = now
+        stopping.wait(_PAUSE if problem else _PERIOD)
+
+
+def _register(channel: Channel, registration: pb.RegisterRequest) -> EdlError | None:
+    """One try; what was wrong, if another one makes sense."""
+    try:
+        channel.call(Master.Register, registration, deadline=_DEADLINE)
+    except RetryableError as error:
+        return error
+    except Refused as error:
+        if error.kind in _FINAL:
+            raise
+        return error
+    return None

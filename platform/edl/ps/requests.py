@@ -1,0 +1,123 @@
+"""Bulk heads and bodies to values, checked against what was declared before anything is used.
+
+Whether gradients are finite is not checked here: the worker knows the records they came from, and decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+
+from edl.ps.arrays import Floats, Ids
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.store import Gradients, RowGradients
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.refusal import Refused
+from edl.spec.optimizer import OptimizerSpec
+
+
+class Body:
+    """The raw bytes of a frame, taken from front to back.
+
+    Args:
+        data: valid while the request is handled.
+
+    Raises:
+        Refused: kind ``bad``, when it is shorter or longer than the head says.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._used = 0
+
+    def floats(self, count: int) -> Floats:
+        """The next float32 values, without a copy."""
+        start = self._advance(4 * count)
+        return np.frombuffer(self._data, np.float32, count, start)
+
+    def ids(self, count: int) -> Ids:
+        """The next int64 values; copied if they are not aligned."""
+        start = self._advance(8 * count)
+        return np.require(np.frombuffer(self._data, np.int64, count, start), requirements="A")
+
+    def end(self) -> None:
+        """Refuse a body that goes on."""
+        if self._used != self._data.nbytes:
+            raise Refused(f"the body has {self._data.nbytes} bytes, the head says {self._used}", kind="bad")
+
+    def _advance(self, size: int) -> int:
+        start = self._used
+        if size < 0 or start + size > self._data.nbytes:
+            raise Refused(f"the body has {self._data.nbytes} bytes, the head says {start + size} or more", kind="bad")
+        self._used = start + size
+        return start
+
+
+def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats]:
+    """What a worker declares, and the initial slab.
+
+    Raises:
+        Refused: sizes do not agree.
+        BadInputError: a variable, table or optimizer that cannot be.
+    """
+    declared = Declaration(
+        tuple(DenseVariable(v.name, tuple(v.shape), v.statistic) for v in head.dense),
+        tuple(RowTable(t.name, t.rows, t.dim, json.loads(t.initializer), t.seed) for t in head.tables),
+        OptimizerSpec.from_json(json.loads(head.optimizer)),
+        head.fingerprint,
+    )
+    content = Body(body)
+    dense = content.floats(declared.size)
+    content.end()
+    return declared, dense
+
+
+def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradients | None:
+    """What a push brings, as views of the body; None for an empty push.
+
+    Raises:
+        Refused: sizes, tables or ids do not fit what was declared.
+    """
+    content = Body(body)
+    if head.empty:
+        content.end()
+        return None
+    slab = content.floats(declared.size)
+    rows: dict[str, RowGradients] = {}
+    for part in head.tables:
+        table = _table(declared, part.name, rows)
+        ids = _checked(table, content.ids(part.count))
+        rows[table.name] = RowGradients(ids, content.floats(part.count * table.dim).reshape(-1, table.dim))
+    content.end()
+    return Gradients(slab, rows, head.learning_rate, head.weight)
+
+
+def row_ids(declared: Declaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
+    """Which rows of which tables are asked for, in the order of the request.
+
+    Raises:
+        Refused: sizes, tables or ids do not fit what was declared.
+    """
+    content = Body(body)
+    ids: dict[str, Ids] = {}
+    for part in tables:
+        table = _table(declared, part.name, ids)
+        ids[table.name] = _checked(table, content.ids(part.count))
+    content.end()
+    return ids
+
+
+def _table(declared: Declaration, name: str, seen: Iterable[str]) -> RowTable:
+    if name in seen:
+        raise Refused(f"table '{name}' comes twice in one request", kind="bad")
+    return declared.table(name)
+
+
+def _checked(table: RowTable, ids: Ids) -> Ids:
+    if len(ids) and not (ids.min() >= 0 and ids.max() < table.rows):
+        raise Refused(
+            f"table '{table.name}' has rows 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
+        )
+    return ids

@@ -1,0 +1,68 @@
+"""The port to the parameters themselves: what a server asks of a store, and the values that pass between them.
+
+A store is used by one thread at a time; the server's lock sees to that. It trusts its arguments: sizes and ids were
+checked against the declaration when they arrived (``edl.ps.requests``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl.ps.arrays import Floats, Ids
+from edl.ps.declaration import Declaration
+from edl.ps.snapshot import Snapshot, StoredRows
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradients:
+    """Gradients of some rows of a table: ids ``[n]``, which may repeat, and values ``[n, dim]``."""
+
+    ids: Ids
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What one push brings.
+
+    Attributes:
+        slab: gradients of the trained variables, then deltas of the statistics, in slab order.
+        rows: by table.
+        learning_rate: of this step.
+        weight: factor of the deltas: records of this minibatch / records of a full one.
+    """
+
+    slab: Floats
+    rows: Mapping[str, RowGradients]
+    learning_rate: float
+    weight: float
+
+
+class ParameterStore(Protocol):
+    """Dense slab, rows and slot variables of one parameter server."""
+
+    @property
+    def declaration(self) -> Declaration:
+        """What it holds."""
+
+    def read_dense(self, out: Floats) -> None:
+        """Copy the slab to ``out``, ``[declaration.size]``."""
+
+    def read_rows(self, table: str, ids: Ids) -> Floats:
+        """Rows ``[n, dim]``, a new array. A row that was never updated has its initial value and is not stored."""
+
+    def apply(self, gradients: Gradients, step: int) -> None:
+        """Apply one push: duplicate ids are summed first, statistics get ``weight`` times their delta.
+
+        Args:
+            gradients: as they arrived.
+            step: how many pushes there are with this one, from 1.
+        """
+
+    def scan(self, table: str, start: int, limit: int) -> StoredRows:
+        """The stored rows at positions ``start`` to ``start + limit``; a position belongs to a row for ever."""
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything."""

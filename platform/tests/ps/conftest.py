@@ -1,0 +1,185 @@
+"""A parameter server behind real sockets, in this process, and a small client for each plane."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edl.ps.bulk_plane import BulkPlane
+from edl.ps.control_plane import ControlPlane
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.shard_writer import ShardWriter
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkClient, BulkServer, Kind
+from edl.rpc.channels import connect, serve
+from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
+from edl.rpc.methods import PsControl
+from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
+
+TOKEN = "the-token-of-these-tests"
+INCARNATION = 1
+TABLE = pb.Table(name="emb", rows=1000, dim=4, initializer=json.dumps({"name": "uniform", "minval": -1, "maxval": 1}))
+
+
+class Worker:
+    """One bulk connection."""
+
+    def __init__(self, address: str) -> None:
+        self.client = BulkClient(address, TOKEN, timeout=30)
+
+    def declare(self, variables: Mapping[str, np.ndarray], *, optimizer: str = "sgd", **changes: object) -> pb.Declared:
+        head = pb.Declare(
+            dense=[pb.Variable(name=n, shape=v.shape, statistic=n.startswith("stat")) for n, v in variables.items()],
+            tables=[TABLE],
+            optimizer=json.dumps({"name": optimizer, "hyperparameters": {}}),
+            fingerprint="model",
+        )
+        for field, value in changes.items():
+            setattr(head, field, value)
+        body = [np.ascontiguousarray(value).data for value in variables.values()]
+        return pb.Declared.FromString(self.client.request(Kind.DECLARE, head.SerializeToString(), body).meta)
+
+    def pull(self, pin: int = 0) -> tuple[int, np.ndarray]:
+        frame = self.client.request(Kind.PULL, pb.Pull(pin=pin).SerializeToString())
+        return pb.Pulled.FromString(frame.meta).version, np.frombuffer(frame.body, np.float32).copy()
+
+    def pull_rows(self, ids: Sequence[int], pin: int = 0) -> np.ndarray:
+        head = pb.PullRows(pin=pin, tables=[pb.TableRows(name="emb", count=len(ids))])
+        frame = self.client.request(Kind.PULL_ROWS, head.SerializeToString(), [np.array(ids, np.int64).data])
+        return np.frombuffer(frame.body, np.float32).reshape(-1, TABLE.dim).copy()
+
+    def scan(self, pin: int = 0, limit: int = 7) -> dict[int, np.ndarray]:
+        rows: dict[int, np.ndarray] = {}
+        cursor = 0
+        while cursor != -1:
+            head = pb.ScanRows(pin=pin, table="emb", cursor=cursor, limit=limit)
+            frame = self.client.request(Kind.SCAN_ROWS, head.SerializeToString())
+            reply = pb.ScannedRows.FromString(frame.meta)
+            ids = np.frombuffer(frame.body[: 8 * reply.count], np.int64)
+            values = np.frombuffer(frame.body[8 * reply.count :], np.float32).reshape(-1, TABLE.dim)
+            rows |= {int(i): v.copy() for i, v in zip(ids, values, strict=True)}
+            cursor = reply.cursor
+        return rows
+
+    def push(
+        self,
+        number: int,
+        step: int,
+        gradient: np.ndarray | Sequence[float],
+        *,
+        cut: int = 0,
+        rows: tuple[Sequence[int], np.ndarray] | None = None,
+        rate: float = 1.0,
+        weight: float = 1.0,
+    ) -> tuple[pb.Pushed, np.ndarray]:
+        self.send_push(number, step, gradient, cut=cut, rows=rows, rate=rate, weight=weight)
+        return self.receive_push()
+
+    def send_push(
+        self,
+        number: int,
+        step: int,
+        gradient: np.ndarray | Sequence[float],
+        *,
+        cut: int = 0,
+        rows: tuple[Sequence[int], np.ndarray] | None = None,
+        rate: float = 1.0,
+        weight: float = 1.0,
+    ) -> None:
+        head = pb.Push(
+            incarnation=INCARNATION, lease=number, step=step, cut=cut, learning_rate=rate, weight=weight, pull=True
+        )
+        body = [np.asarray(gradient, np.float32).data]
+        if rows is not None:
+            head.tables.append(pb.TableRows(name="emb", count=len(rows[0])))
+            body += [np.array(rows[0], np.int64).data, np.asarray(rows[1], np.float32).data]
+        self.client.send(Kind.PUSH, head.SerializeToString(), body)
+
+    def receive_push(self) -> tuple[pb.Pushed, np.ndarray]:
+        frame = self.client.receive()
+        return pb.Pushed.FromString(frame.meta), np.frombuffer(frame.body, np.float32).copy()
+
+
+class Ps:
+    """One parameter server; the methods are what a master does."""
+
+    def __init__(self, stack: ExitStack, folder: Path, index: int, *, writer: ShardWriter | None, patience: float):
+        self.index = index
+        self.server = ParameterServer(index, writer or ShardWriter(index), patience=patience)
+        self._stack = stack
+        self.bulk = BulkServer(f"unix:{folder}/{index}.blk", TOKEN, BulkPlane(self.server), max_body=1 << 26)
+        self.bulk.start()
+        stack.callback(self.bulk.stop)
+        stack.callback(self.server.close)
+        register = partial(add_PsControlServicer_to_server, ControlPlane(self.server, f"uid-{index}"))
+        control = serve(register, f"unix:{folder}/{index}.ctl", TOKEN, 4)
+        stack.callback(control.stop)
+        self._channel = stack.enter_context(connect(control.address, TOKEN))
+
+    def worker(self) -> Worker:
+        worker = Worker(self.bulk.address)
+        self._stack.callback(worker.client.close)
+        return worker
+
+    def attach(self, incarnation: int = INCARNATION, **fields: object) -> pb.AttachReply:
+        request = pb.AttachRequest(incarnation=incarnation, **fields)  # type: ignore[arg-type]
+        return self._channel.call(PsControl.Attach, request, deadline=10)
+
+    def revoke(self, *leases: int, floor: int = 0, incarnation: int = INCARNATION) -> dict[int, int]:
+        request = pb.RevokeRequest(incarnation=incarnation, leases=leases, floor=floor)
+        return steps(self._channel.call(PsControl.Revoke, request, deadline=10).applied)
+
+    def announce(self, cut: int, incarnation: int = INCARNATION) -> None:
+        self._channel.call(PsControl.Announce, pb.AnnounceRequest(incarnation=incarnation, cut=cut), deadline=10)
+
+    def snapshot(self, cut: int, directory: Path | None = None, *, pin: bool = False) -> pb.SnapshotReply:
+        request = pb.SnapshotRequest(
+            incarnation=INCARNATION, cut=cut, checkpoint=str(directory) if directory else "", pin=pin
+        )
+        return self._channel.call(PsControl.Snapshot, request, deadline=10)
+
+    def saved(self, cut: int) -> pb.SavedReply:
+        return self._channel.call(PsControl.Saved, pb.SavedRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+
+    def release(self, cut: int) -> None:
+        self._channel.call(PsControl.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+
+    @staticmethod
+    def checkpoint(servers: Sequence[Ps], cut: int, folder: Path) -> Path:
+        """Take a cut on all PS and commit it, as a master does."""
+        directory = cut_directory(folder, cut)
+        for ps in servers:
+            ps.snapshot(cut, directory)
+        replies = [ps.saved(cut) for ps in servers]
+        assert [reply.error for reply in replies] == [""] * len(replies)
+        shards = tuple(ShardInfo(r.file, r.size, int(r.checksum, 16)) for r in replies)
+        commit(directory, Manifest(cut=cut, version=0, created="", shards=shards, ledger={}))
+        return directory
+
+    def unpin(self, cut: int) -> None:
+        self._channel.call(PsControl.Unpin, pb.UnpinRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+
+
+def steps(applied: Iterable[pb.LeaseStep]) -> dict[int, int]:
+    return {step.lease: step.through for step in applied}
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Ps]]:
+    """Start parameter servers; they, their clients and workers end with the test."""
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="edl-ps") as folder:
+        count = iter(range(100))
+
+        def one(index: int = 0, *, writer: ShardWriter | None = None, patience: float = 20.0) -> Ps:
+            own = Path(folder) / str(next(count))
+            own.mkdir()
+            return Ps(stack, own, index, writer=writer, patience=patience)
+
+        yield one

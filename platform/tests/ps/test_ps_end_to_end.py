@@ -1,0 +1,158 @@
+"""One parameter server behind real sockets: what workers see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edl.core.partition import placement
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkRefused, Kind
+from edl.spec.initializer import initial_rows
+
+W = {"w": np.array([[1, 2], [3, 4]], np.float32), "stat": np.array([10], np.float32)}
+LEASE = (1 << 32) + 1
+UNIFORM = {"name": "uniform", "minval": -1, "maxval": 1}
+
+
+@pytest.fixture
+def ps(start):
+    ps = start()
+    ps.attach()
+    return ps
+
+
+@pytest.fixture
+def worker(ps):
+    worker = ps.worker()
+    worker.declare(W)
+    return worker
+
+
+def refused(call, kind):
+    with pytest.raises(BulkRefused) as caught:
+        call()
+    assert caught.value.kind == kind
+    return str(caught.value)
+
+
+def test_a_push_applies_gradients_and_weighs_statistics_and_answers_with_the_slab_after_it(worker):
+    pushed, slab = worker.push(LEASE, 0, [1, 1, 1, 1, 8], rate=0.5, weight=0.25)
+    assert (pushed.outcome, pushed.version) == (pb.Pushed.APPLIED, 1)
+    np.testing.assert_array_equal(slab, [0.5, 1.5, 2.5, 3.5, 12])
+    version, pulled = worker.pull()
+    assert version == 1
+    np.testing.assert_array_equal(pulled, slab)
+
+
+def test_nothing_is_held_before_a_declaration_and_nothing_is_declared_before_a_master_attaches(start):
+    ps = start()
+    worker = ps.worker()
+    refused(lambda: worker.declare(W), "busy")
+    assert not ps.attach().initialized
+    refused(worker.pull, "uninitialized")
+    refused(lambda: worker.push(LEASE, 0, [0] * 5), "uninitialized")
+    assert worker.declare(W).first
+    assert ps.attach().initialized
+
+
+def test_the_first_declaration_wins_and_another_model_or_optimizer_is_refused_by_name(ps, worker):
+    other = {name: value + 1 for name, value in W.items()}
+    assert not ps.worker().declare(other).first
+    np.testing.assert_array_equal(worker.pull()[1], [1, 2, 3, 4, 10])
+    assert "fingerprint" in refused(lambda: worker.declare(W, fingerprint="another"), "bad")
+    assert "adam" in refused(lambda: worker.declare(W, optimizer="adam"), "bad")
+    assert "extra" in refused(lambda: worker.declare({"extra": W["w"], **W}), "bad")
+
+
+def test_a_push_that_is_retried_on_a_new_connection_is_applied_once(ps, worker):
+    worker.send_push(LEASE, 0, [1, 1, 1, 1, 0])
+    worker.client.close()
+    again = ps.worker()
+    pushed, slab = again.push(LEASE, 0, [1, 1, 1, 1, 0])
+    assert pushed.version == 1
+    np.testing.assert_array_equal(slab, [0, 1, 2, 3, 10])
+    assert again.push(LEASE, 0, [1, 1, 1, 1, 0])[0].outcome == pb.Pushed.DUPLICATE
+
+
+def test_a_revoked_lease_stays_out_and_the_master_learns_how_far_it_came(ps, worker):
+    worker.push(LEASE, 0, [1, 1, 1, 1, 0])
+    assert ps.revoke(LEASE, LEASE + 1) == {LEASE: 1, LEASE + 1: 0}
+    for number in (LEASE, LEASE + 1):
+        pushed, slab = worker.push(number, 1, [1, 1, 1, 1, 0])
+        assert (pushed.outcome, pushed.version) == (pb.Pushed.REVOKED, 1)
+        np.testing.assert_array_equal(slab, [0, 1, 2, 3, 10])
+
+
+def test_an_empty_push_enters_the_step_and_changes_no_value(worker):
+    head = pb.Push(lease=LEASE, step=0, empty=True)
+    worker.client.request(Kind.PUSH, head.SerializeToString())
+    assert worker.push(LEASE, 0, [1, 1, 1, 1, 1])[0].outcome == pb.Pushed.DUPLICATE
+    np.testing.assert_array_equal(worker.pull()[1], [1, 2, 3, 4, 10])
+
+
+def test_rows_start_at_their_initial_values_and_duplicates_are_summed(worker):
+    initial = initial_rows(UNIFORM, 0, np.array([5, 7, 5]), 4)
+    np.testing.assert_array_equal(worker.pull_rows([5, 7, 5]), initial)
+    assert worker.scan() == {}
+    gradients = np.array([[1] * 4, [2] * 4, [3] * 4], np.float32)
+    worker.push(LEASE, 0, [0] * 5, rows=([5, 7, 5], gradients))
+    np.testing.assert_allclose(worker.pull_rows([5, 7]), initial[:2] - [[4], [2]], rtol=1e-6)
+    assert worker.scan(limit=1).keys() == {5, 7}
+
+
+@pytest.mark.parametrize(
+    ("gradient", "rows"),
+    [
+        ([1] * 4, None),
+        ([1] * 6, None),
+        ([1] * 5, ([1000], np.ones((1, 4)))),
+        ([1] * 5, ([-1], np.ones((1, 4)))),
+        ([1] * 5, ([1], np.ones((1, 3)))),
+    ],
+)
+def test_a_push_of_another_size_or_of_rows_that_cannot_be_is_refused_and_the_connection_lives(worker, gradient, rows):
+    refused(lambda: worker.push(LEASE, 0, gradient, rows=rows), "bad")
+    assert worker.pull()[0] == 0
+    assert worker.push(LEASE, 0, [1] * 5)[0].outcome == pb.Pushed.APPLIED
+
+
+def test_unknown_tables_and_pins_are_refused(worker):
+    head = pb.PullRows(tables=[pb.TableRows(name="unknown", count=0)]).SerializeToString()
+    assert "unknown" in refused(lambda: worker.client.request(Kind.PULL_ROWS, head), "bad")
+    refused(lambda: worker.pull(pin=4), "pin")
+    refused(lambda: worker.client.request(Kind.WELCOME, b""), "bad")
+
+
+def test_two_workers_see_each_others_pushes(ps, worker):
+    other = ps.worker()
+    for step in range(3):
+        worker.push(LEASE, step, [1, 0, 0, 0, 0])
+        pushed, slab = other.push(LEASE + 1, step, [0, 1, 0, 0, 0])
+    assert pushed.version == 6
+    np.testing.assert_array_equal(slab, [-2, -1, 3, 4, 10])
+
+
+def test_a_lease_of_a_master_that_has_not_attached_waits_for_it(ps, worker):
+    newer = (2 << 32) + 1
+    refused(lambda: worker.push(newer, 0, [0] * 5), "incarnation")
+    ps.attach(2, live=[LEASE])
+    assert worker.push(newer, 0, [0] * 5)[0].outcome == pb.Pushed.APPLIED
+    assert worker.push(LEASE, 0, [0] * 5)[0].outcome == pb.Pushed.APPLIED
+    assert worker.push(LEASE + 1, 0, [0] * 5)[0].outcome == pb.Pushed.REVOKED
+
+
+def test_a_restored_ps_holds_the_checkpoint_bit_for_bit(start, ps, worker, tmp_path):
+    rows = ([3, 900], np.ones((2, 4)))
+    worker.push(LEASE, 0, [0.1, 0.2, 0.3, 0.4, 0.5], rows=rows)
+    directory = ps.checkpoint([ps], 1, tmp_path)
+    expected, touched = worker.pull()[1], worker.pull_rows([3, 900, 4])
+    worker.push(LEASE, 1, [1] * 5, rows=rows)
+    fresh = start()
+    reply = fresh.attach(restore=str(directory), slots=placement(1), live=[LEASE], cut=1)
+    assert (reply.initialized, reply.version, [(s.lease, s.through) for s in reply.applied]) == (True, 1, [(LEASE, 1)])
+    again = fresh.worker()
+    np.testing.assert_array_equal(again.pull()[1], expected)
+    np.testing.assert_array_equal(again.pull_rows([3, 900, 4]), touched)
+    assert again.push(LEASE, 0, [1] * 5, cut=1)[0].outcome == pb.Pushed.DUPLICATE
+    assert again.push(LEASE, 5, [1] * 5, cut=1)[0].outcome == pb.Pushed.APPLIED
