@@ -50,11 +50,7 @@ class Supervisor:
         loop.on_signal(signal.SIGTERM, lambda: self._stop(143, STOP_GRACE_SECONDS))
 
     def run(self) -> int:
-        """Supervise until the job has ended or is stopped; return the exit code.
-
-        Raises:
-            OSError: the master cannot be started.
-        """
+        """Supervise until the job has ended or is stopped; return the exit code."""
         self._record.line(f"supervisor (pid {os.getpid()}) started")
         try:
             self._start_master()
@@ -138,8 +134,13 @@ class Supervisor:
         )
 
     def _start_master(self) -> None:
-        if self._exit_code is None:
+        if self._exit_code is not None:
+            return
+        try:
             self._launch(Role.MASTER, 0)
+        except OSError as error:  # no process to be had, a full disk: both may pass
+            self._record.line(f"the master cannot be started: {error}")
+            self._restart_master(0.0)
 
     def _reap(self) -> None:
         for process in list(self._processes.values()):
@@ -162,13 +163,16 @@ class Supervisor:
             return
         if ending.exit_code == 0:
             self._stop(0, DONE_GRACE_SECONDS)
-            return
+        else:
+            self._restart_master(age)
+
+    def _restart_master(self, age: float) -> None:
         self._restarts = self._restarts.died(age)
         if self._restarts.hopeless:
-            self._record.line("the master keeps dying at once; its log says why")
+            self._record.line("the master keeps dying at once: given up; its log says why")
             self._stop(1, DONE_GRACE_SECONDS)
-            return
-        self._loop.after(self._restarts.delay, self._start_master)
+        else:
+            self._loop.after(self._restarts.delay, self._start_master)
 
     def _stop(self, exit_code: int, grace: float) -> None:
         if self._exit_code is not None:  # asked twice: no more patience
