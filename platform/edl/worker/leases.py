@@ -1,0 +1,141 @@
+"""The leases of this worker: what it works on, and the one that it holds ahead.
+
+The next task is asked for while the current one is worked on, so that its records are read in time. One thread asks,
+so the master is never asked twice at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edl.core.errors import EdlError
+from edl.rpc import edl_pb2 as pb
+from edl.worker.session import Session
+
+_LOG = logging.getLogger(__name__)
+
+AHEAD = 1
+"""Leases held besides the current one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A task in the hands of this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto."""
+
+    lease: int
+    kind: str
+    source: str = ""
+    start: int = 0
+    end: int = 0
+    minibatch: int = 1
+    epoch: int = 0
+    pin: int = 0
+    step: int = 0
+    expires_seconds: float = 60.0
+    payload: bytes = b""
+
+    @classmethod
+    def from_message(cls, task: pb.Task) -> Leased:
+        """The task of a lease reply."""
+        return cls(
+            lease=task.lease,
+            kind=task.kind,
+            source=task.source,
+            start=task.start,
+            end=task.end,
+            minibatch=max(1, task.minibatch),
+            epoch=task.epoch,
+            pin=task.pin,
+            step=task.step,
+            expires_seconds=task.expires_seconds,
+            payload=task.payload,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Minibatches in the range."""
+        return -(-(self.end - self.start) // self.minibatch)
+
+    def window(self, step: int) -> tuple[int, int]:
+        """The records ``[start, end)`` of one step."""
+        first = self.start + step * self.minibatch
+        return first, min(self.end, first + self.minibatch)
+
+
+class Leases:
+    """Asks for tasks, one ahead, and knows which of them were lost.
+
+    Args:
+        session: the master.
+        held: is told of every task the moment it is leased, on the asking thread; may start to read its records.
+        wait_seconds: how long the master may keep a question waiting when there is no work.
+    """
+
+    def __init__(self, session: Session, held: Callable[[Leased], None], *, wait_seconds: float = 5.0) -> None:
+        self._session = session
+        self._held = held
+        self._wait_seconds = wait_seconds
+        self._room = threading.Semaphore(1 + AHEAD)
+        self._tasks: queue.SimpleQueue[Leased | EdlError | None] = queue.SimpleQueue()
+        self._lost: set[int] = set()
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Ask until there is no more work, the master is lost, or ``stop``; what went wrong comes out of ``take``."""
+        try:
+            while not self._stopped.is_set():
+                self._room.acquire()
+                if not self._stopped.is_set() and not self._ask():
+                    return
+        except EdlError as error:
+            self._tasks.put(error)
+
+    def _ask(self) -> bool:
+        """Ask once; False after Stop."""
+        reply = self._session.lease(self._wait_seconds)
+        answer = reply.WhichOneof("answer")
+        if answer == "task":
+            task = Leased.from_message(reply.task)
+            self._held(task)
+            self._tasks.put(task)
+        elif answer == "stop":
+            _LOG.info("no more work: %s", reply.stop.reason)
+            self._tasks.put(None)
+            return False
+        else:
+            self._room.release()
+        return True
+
+    def take(self) -> Leased | None:
+        """The next task, in the order of leasing; blocks. None: no more will come.
+
+        Raises:
+            EdlError: the master is lost, or refused.
+        """
+        got = self._tasks.get()
+        if isinstance(got, EdlError):
+            raise got
+        return got
+
+    def release(self, task: Leased) -> None:
+        """A taken task is finished or dropped: there is room for the next question."""
+        self._lost.discard(task.lease)
+        self._room.release()
+
+    def lose(self, numbers: Iterable[int]) -> None:
+        """These leases are not this worker's any more."""
+        self._lost.update(numbers)
+
+    def alive(self, lease: int) -> bool:
+        """Whether a lease is still this worker's, as far as it knows."""
+        return lease not in self._lost
+
+    def stop(self) -> None:
+        """Ask no more."""
+        self._stopped.set()
+        self._room.release()
+        self._tasks.put(None)

@@ -1,0 +1,345 @@
+"""The parameters, as a worker sees them: client of all parameter servers at once.
+
+A request goes to every PS before the first answer is waited for, so that they work at the same time. A PS that is away
+costs no step: the placement is asked for again, and the same request is repeated to those that did not answer (a PS
+answers a push that it has applied before with DUPLICATE). docs/design/0002-record-accounting.md has the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.errors import JobFailedError, RetryableError
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkClient, BulkRefused, Frame, Kind
+from edl.worker.placement import Placement
+from edl.worker.slab import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3
+_SCAN_BYTES = 4 << 20
+_TRY_AGAIN = frozenset({"uninitialized", "incarnation"})
+
+_REVOKED = pb.Pushed.REVOKED
+
+
+class Directory(Protocol):
+    """Who knows where the PS are and which master leads: the session."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of the master that leads."""
+
+    @property
+    def placement(self) -> Placement:
+        """The newest that is known."""
+
+    def register(self) -> Placement:
+        """Ask the master for the newest placement."""
+
+    def announce(self, cut: int) -> None:
+        """A PS spoke of a cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One step of one lease.
+
+    Attributes:
+        lease: the lease's number.
+        step: index in the lease, from 0.
+        cut: the stamp.
+        learning_rate: of this step.
+        weight: records of this minibatch by records of a full one; weighs statistics.
+        slab: gradients (statistics: deltas), float32; None for a step that applies nothing.
+        rows: gradients by table, aligned to their ids.
+    """
+
+    lease: int
+    step: int
+    cut: int
+    learning_rate: float = 0.0
+    weight: float = 0.0
+    slab: Floats | None = None
+    rows: RowsByTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What the PS said: ``revoked`` if any of them refuses the lease, ``version`` the highest of theirs."""
+
+    revoked: bool
+    version: int
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A frame for one PS; ``meta`` is made anew for each try, because the leading master may change in between."""
+
+    kind: Kind
+    meta: Callable[[], bytes]
+    buffers: Sequence[memoryview] = ()
+    into: memoryview | None = None
+
+
+class Parameters:
+    """All parameter servers; used by one thread.
+
+    Args:
+        directory: where they are.
+        connect: opens a connection to an address.
+        layout: how the model lies in the slab.
+        worker: index of this worker.
+        patience: seconds without any answer of a PS after which the job has failed here.
+        clock: seconds, monotonic.
+        pause: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        connect: Callable[[str], BulkClient],
+        layout: Layout,
+        *,
+        worker: int,
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._directory = directory
+        self._connect = connect
+        self._layout = layout
+        self._worker = worker
+        self._patience = patience
+        self._clock = clock
+        self._pause = pause
+        self._clients: dict[int, tuple[str, BulkClient]] = {}
+        self._undeclared: set[int] = set()
+        self._slabs = SlabPair(layout)
+        self.version = 0
+
+    def declare(self) -> None:
+        """Tell every PS what the model is; the first worker's initial values become the job's."""
+        self._exchange({part: self._declaration(part) for part in self._layout.parts})
+
+    def slab(self) -> Floats:
+        """The newest dense values; valid until the push after the next."""
+        if not self._slabs.fresh:
+            self._pull_live()
+        return self._slabs.current
+
+    def pull(self, pin: int) -> Floats:
+        """The dense values of a pinned cut, in memory of their own."""
+        slab = np.empty(self._layout.size, np.float32)
+        self._pull_into(slab, pin)
+        return slab
+
+    def _pull_live(self) -> None:
+        self.version = max(self._pull_into(self._slabs.next(), 0))
+        self._slabs.swap(complete=True)
+
+    def _pull_into(self, slab: Floats, pin: int) -> list[int]:
+        meta = pb.Pull(pin=pin).SerializeToString()
+        answers = self._exchange(
+            {part: _Request(Kind.PULL, lambda: meta, into=self._layout.view(slab, part)) for part in self._layout.parts}
+        )
+        for part, frame in answers.items():
+            self._layout.take(slab, part, frame.body)
+        return [pb.Pulled.FromString(frame.meta).version for frame in answers.values()]
+
+    def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
+        """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
+        routes = self._routes(ids)
+        requests = {
+            part: _Request(
+                Kind.PULL_ROWS,
+                pb.PullRows(pin=pin, tables=_counts(ids, where)).SerializeToString,
+                [np.ascontiguousarray(ids[table][index]).data for table, index in where.items()],
+            )
+            for part, where in routes.items()
+        }
+        values = {table: np.empty((len(n), self._layout.dims[table]), np.float32) for table, n in ids.items()}
+        for part, frame in self._exchange(requests).items():
+            self._scatter(values, routes[part], frame.body)
+        return {table: Rows(ids[table], values[table]) for table in ids}
+
+    def _routes(self, ids: Mapping[str, Ids]) -> dict[int, dict[str, npt.NDArray[np.int64]]]:
+        """For every PS that owns one of the ids: table -> positions of its ids."""
+        routes: dict[int, dict[str, npt.NDArray[np.int64]]] = {}
+        for table, wanted in ids.items():
+            owners = self._directory.placement.parts_of_rows(wanted)
+            for part in np.unique(owners).tolist():
+                routes.setdefault(part, {})[table] = np.flatnonzero(owners == part)
+        return routes
+
+    def _scatter(
+        self, values: Mapping[str, Floats], where: Mapping[str, npt.NDArray[np.int64]], body: memoryview
+    ) -> None:
+        flat, at = np.frombuffer(body, np.float32), 0
+        for table, index in where.items():
+            size = len(index) * self._layout.dims[table]
+            values[table][index] = flat[at : at + size].reshape(len(index), -1)
+            at += size
+
+    def push(self, push: Push) -> PushResult:
+        """Send one step to every PS; the next slab comes back with it. Returns when all have answered.
+
+        Raises:
+            JobFailedError: a PS did not answer for longer than the patience.
+            RefusedError: a PS refused for good.
+        """
+        routes = {} if push.rows is None else self._routes({t: rows.ids for t, rows in push.rows.items()})
+        following = self._slabs.next()
+        answers = self._exchange(
+            {part: self._push_request(push, part, routes.get(part, {}), following) for part in self._layout.parts}
+        )
+        complete = True
+        for part, frame in answers.items():
+            complete &= self._layout.take(following, part, frame.body)
+        self._slabs.swap(complete=complete)
+        return self._push_result([pb.Pushed.FromString(frame.meta) for frame in answers.values()])
+
+    def _push_result(self, replies: Sequence[pb.Pushed]) -> PushResult:
+        self.version = max(reply.version for reply in replies)
+        cut = max(reply.cut for reply in replies)
+        self._directory.announce(cut)
+        return PushResult(any(reply.outcome == _REVOKED for reply in replies), self.version, cut)
+
+    def _push_request(
+        self, push: Push, part: int, where: Mapping[str, npt.NDArray[np.int64]], following: Floats
+    ) -> _Request:
+        head = pb.Push(
+            worker=self._worker,
+            lease=push.lease,
+            step=push.step,
+            cut=push.cut,
+            learning_rate=push.learning_rate,
+            weight=push.weight,
+            pull=True,
+            empty=push.slab is None,
+        )
+        buffers: list[memoryview] = []
+        if push.slab is not None:
+            buffers.append(push.slab[self._layout.slices[part]].data)
+            head.tables.extend(_counts({t: rows.ids for t, rows in (push.rows or {}).items()}, where))
+            for table, index in where.items():
+                rows = (push.rows or {})[table]
+                buffers += [np.ascontiguousarray(rows.ids[index]).data, np.ascontiguousarray(rows.values[index]).data]
+
+        def meta() -> bytes:
+            head.incarnation = self._directory.incarnation
+            return head.SerializeToString()
+
+        return _Request(Kind.PUSH, meta, buffers, self._layout.view(following, part))
+
+    def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
+        """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
+        dim = self._layout.dims[table]
+        limit = max(1, _SCAN_BYTES // (4 * dim + 8))
+        for part in self._layout.parts:
+            cursor = 0
+            while cursor != -1:
+                meta = pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit).SerializeToString()
+                frame = self._exchange({part: _Request(Kind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
+                head = pb.ScannedRows.FromString(frame.meta)
+                cursor, split = head.cursor, head.count * 8
+                if head.count:
+                    ids = np.frombuffer(frame.body[:split], np.int64).copy()
+                    yield ids, np.frombuffer(frame.body[split:], np.float32).reshape(-1, dim).copy()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for part in list(self._clients):
+            self._forget(part)
+
+    def _declaration(self, part: int) -> _Request:
+        meta, initial = self._layout.declaration(part)
+        return _Request(Kind.DECLARE, lambda: meta, [initial.data])
+
+    def _exchange(self, requests: Mapping[int, _Request]) -> dict[int, Frame]:
+        """Send to all, receive from all; repeat to those that did not answer. Bodies live until the next exchange."""
+        answers: dict[int, Frame] = {}
+        since, pause = self._clock(), _FIRST_PAUSE
+        while problem := self._round({p: r for p, r in requests.items() if p not in answers}, answers):
+            if self._clock() - since >= self._patience:
+                raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
+            if pause == _FIRST_PAUSE:
+                _LOG.info("a parameter server does not answer (%s): trying again", problem.message)
+            self._pause(pause)
+            pause = min(_LONGEST_PAUSE, pause * 2)
+            self._follow(self._directory.register())
+        return answers
+
+    def _round(self, requests: Mapping[int, _Request], answers: dict[int, Frame]) -> RetryableError | None:
+        """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
+        problem: RetryableError | None = None
+        refusal: BulkRefused | None = None
+        for step in (self._send, self._receive):
+            for part, request in list(requests.items()):
+                try:
+                    step(part, request, answers)
+                except RetryableError as error:
+                    self._forget(part)
+                    requests, problem = _without(requests, part), error
+                except BulkRefused as error:
+                    requests = _without(requests, part)
+                    if error.kind not in _TRY_AGAIN:
+                        refusal = error
+                    else:
+                        problem = RetryableError(error.message, where=error.where)
+                        if error.kind == "uninitialized":
+                            self._undeclared.add(part)
+        if refusal is not None:
+            raise refusal
+        return problem
+
+    def _send(self, part: int, request: _Request, _: dict[int, Frame]) -> None:
+        client = self._client(part)
+        if part in self._undeclared and request.kind is not Kind.DECLARE:
+            declaration = self._declaration(part)
+            client.request(declaration.kind, declaration.meta(), declaration.buffers)
+            self._undeclared.discard(part)
+        client.send(request.kind, request.meta(), request.buffers)
+
+    def _receive(self, part: int, request: _Request, answers: dict[int, Frame]) -> None:
+        answers[part] = self._client(part).receive(request.into)
+
+    def _client(self, part: int) -> BulkClient:
+        known = self._clients.get(part)
+        if known is not None:
+            return known[1]
+        placement = self._directory.placement
+        address = placement.addresses.get(part)
+        if not address:
+            raise RetryableError(f"parameter server {part} has no address yet")
+        client = self._connect(address)
+        self._clients[part] = (placement.uids.get(part, ""), client)
+        return client
+
+    def _follow(self, placement: Placement) -> None:
+        """Give up connections to processes that were replaced."""
+        for part, (uid, _) in list(self._clients.items()):
+            if placement.uids.get(part, "") != uid:
+                self._forget(part)
+
+    def _forget(self, part: int) -> None:
+        known = self._clients.pop(part, None)
+        if known is not None:
+            known[1].close()
+
+
+def _without(requests: Mapping[int, _Request], part: int) -> dict[int, _Request]:
+    return {other: request for other, request in requests.items() if other != part}
+
+
+def _counts(ids: Mapping[str, Ids], where: Mapping[str, npt.NDArray[np.int64]]) -> list[pb.TableRows]:
+    return [pb.TableRows(name=table, count=len(index)) for table, index in where.items() if table in ids]

@@ -1,0 +1,251 @@
+"""What this worker tells the master about its leases: batched progress, heartbeats, reports, acknowledged cuts.
+
+Steps wait for nothing here except the acknowledgement of a cut; everything else is sent by one thread, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from edl.core.errors import EdlError
+from edl.rpc import edl_pb2 as pb
+from edl.worker.gate import Gate
+from edl.worker.leases import Leased
+from edl.worker.session import Session
+
+_LOG = logging.getLogger(__name__)
+
+INTERVAL = 0.1
+"""Seconds between two messages at least: a report costs the master an fsync."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What is known of one lease; sums are of the steps since the last message."""
+
+    expires_seconds: float
+    through: int = 0
+    told: int = 0
+    loss_sum: float = 0.0
+    loss_steps: int = 0
+    skipped: int = 0
+
+    def message(self, lease: int) -> pb.LeaseProgress:
+        return pb.LeaseProgress(
+            lease=lease,
+            through=self.through,
+            loss_sum=self.loss_sum,
+            loss_steps=self.loss_steps,
+            skipped_records=self.skipped,
+        )
+
+    def take(self, lease: int) -> pb.LeaseProgress:
+        """The message, and begin the next sums: the session asks until the master has it."""
+        message = self.message(lease)
+        self.loss_sum, self.loss_steps, self.skipped, self.told = 0.0, 0, 0, self.through
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    last: pb.LeaseProgress
+    result: bytes
+
+
+class Progress:
+    """Collects steps and results, and sends them.
+
+    Args:
+        session: the master.
+        gate: says whether a push is on its way, before a cut is acknowledged for an idle worker.
+        lost: is told of leases that are not this worker's any more.
+        interval: seconds between two messages at least.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        gate: Gate,
+        lost: Callable[[Iterable[int]], None],
+        *,
+        interval: float = INTERVAL,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._session = session
+        self._gate = gate
+        self._lost = lost
+        self._interval = interval
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._wire = threading.Lock()
+        self._held: dict[int, _Held] = {}
+        self._reports: deque[_Report] = deque()
+        self._known_cut = 0
+        self._told_cut = 0
+        self._sent_at = clock()
+        self._stopped = False
+        self._failure: EdlError | None = None
+
+    @property
+    def known_cut(self) -> int:
+        """The stamp of the next push: every push with a lower one has been answered by all PS."""
+        return self._known_cut
+
+    def hold(self, task: Leased) -> None:
+        """A lease was granted: keep it alive."""
+        with self._changed:
+            self._held[task.lease] = _Held(task.expires_seconds)
+
+    def stepped(self, lease: int, through: int, *, loss: float | None, skipped: int = 0) -> None:
+        """Steps ``0 .. through - 1`` of a lease are in, on all PS.
+
+        Args:
+            lease: which one.
+            through: steps that are in.
+            loss: of the newest step; None if it applied nothing.
+            skipped: corrupt records of the newest step that were left out.
+        """
+        with self._changed:
+            held = self._held.get(lease)
+            if held is None:
+                return
+            held.through = through
+            held.skipped += skipped
+            if loss is not None:
+                held.loss_sum += loss
+                held.loss_steps += 1
+            self._changed.notify_all()
+
+    def finish(self, lease: int, result: bytes = b"") -> None:
+        """A task is done: report it, after everything that was said before."""
+        with self._changed:
+            held = self._held.pop(lease, None)
+            if held is not None:
+                self._reports.append(_Report(held.message(lease), result))
+            self._changed.notify_all()
+
+    def drop(self, lease: int) -> None:
+        """Say no more about a lease."""
+        with self._changed:
+            self._held.pop(lease, None)
+
+    def acknowledge(self) -> int:
+        """Between two steps, inside the gate: if a newer cut is known, tell the master that it was reached.
+
+        Returns the stamp of the next push.
+        """
+        if self._session.announced > self._known_cut:
+            self._known_cut = self._session.announced
+            self.send()
+        return self._known_cut
+
+    def leases(self) -> list[pb.LeaseProgress]:
+        """All leases with what is in, for ``Leave``."""
+        with self._changed:
+            return [held.message(lease) for lease, held in self._held.items()]
+
+    def pending_reports(self) -> int:
+        """Reports that the master has not answered yet."""
+        with self._changed:
+            return len(self._reports)
+
+    def send(self) -> None:
+        """Tell everything now: progress of the held leases first, then reports, in order."""
+        with self._wire:
+            self._send_progress()
+            while self._reports:
+                self._send_report(self._reports[0])
+                with self._changed:
+                    self._reports.popleft()
+                    self._changed.notify_all()
+
+    def _send_progress(self) -> None:
+        with self._changed:
+            sent = [held.take(lease) for lease, held in self._held.items()]
+        cut = self._known_cut
+        if not sent and cut == self._told_cut:
+            return
+        reply = self._session.progress(sent, cut)
+        self._told(cut)
+        self._forget(reply.lost)
+
+    def _send_report(self, report: _Report) -> None:
+        cut = self._known_cut
+        reply = self._session.report(report.last, report.result, cut)
+        self._told(cut)
+        if not reply.accepted:
+            _LOG.info("lease %d: the report was not taken: %s", report.last.lease, reply.reason)
+
+    def _told(self, cut: int) -> None:
+        with self._changed:
+            self._told_cut = max(self._told_cut, cut)
+            self._sent_at = self._clock()
+
+    def _forget(self, lost: Iterable[int]) -> None:
+        numbers = list(lost)
+        if not numbers:
+            return
+        _LOG.info("leases lost: %s", ", ".join(map(str, numbers)))
+        for number in numbers:
+            self.drop(number)
+        self._lost(numbers)
+
+    def run(self) -> None:
+        """Send what is new at most every ``interval``, and a heartbeat when nothing is; until ``stop``."""
+        try:
+            while self._wait_for_news():
+                self._reach_cut_when_idle()
+                self.send()
+        except EdlError as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _reach_cut_when_idle(self) -> None:
+        with self._gate.if_idle() as idle:
+            if idle:
+                self._known_cut = max(self._known_cut, self._session.announced)
+
+    def _wait_for_news(self) -> bool:
+        with self._changed:
+            while not self._stopped:
+                since = self._clock() - self._sent_at
+                due = self._interval if self._news() else self._heartbeat()
+                if since >= due:
+                    return True
+                # Announcements come without a notification, hence no longer wait than the interval.
+                self._changed.wait(min(due - since, self._interval))
+            return False
+
+    def _news(self) -> bool:
+        return (
+            bool(self._reports)
+            or self._session.announced > self._told_cut
+            or any(held.through > held.told for held in self._held.values())
+        )
+
+    def _heartbeat(self) -> float:
+        return min((held.expires_seconds / 4 for held in self._held.values()), default=float("inf"))
+
+    def flush(self, timeout: float) -> None:
+        """Wait until the master has answered every report.
+
+        Raises:
+            EdlError: the sending thread failed, or it takes longer than ``timeout`` seconds.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._reports or self._failure is not None, timeout)
+            if self._failure is not None:
+                raise self._failure
+
+    def stop(self) -> None:
+        """End ``run``; nothing more is sent."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()

@@ -1,0 +1,149 @@
+"""How a model lies in memory on its way to and from the parameter servers.
+
+All dense variables form one float32 *slab*; each PS owns one slice of it. Served tables travel as ids and rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.rpc import edl_pb2 as pb
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """Some rows of a table: ids ``[n]``, unique, and what belongs to each, ``[n, dim]`` float32."""
+
+    ids: Ids
+    values: Floats
+
+
+RowsByTable: TypeAlias = Mapping[str, Rows]
+
+
+class VariableLike(Protocol):
+    """A dense variable, as the network describes it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def statistic(self) -> bool: ...  # noqa: D102
+
+
+class TableLike(Protocol):
+    """A served table, as the network describes it."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def rows(self) -> int: ...  # noqa: D102
+    @property
+    def dim(self) -> int: ...  # noqa: D102
+    @property
+    def initializer(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+
+
+class Layout:
+    """The slab of one model, and what each PS is told of it.
+
+    Args:
+        variables: in slab order: by PS, on each the trained ones before the statistics.
+        slices: of the slab, by PS.
+        tables: served tables.
+        fingerprint: of the model.
+        initial: initial values, the whole slab.
+        optimizer: OptimizerSpec as JSON.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[VariableLike],
+        slices: Sequence[slice],
+        tables: Sequence[TableLike],
+        fingerprint: str,
+        initial: Floats,
+        optimizer: str,
+    ) -> None:
+        self.slices = tuple(slices)
+        self.parts = range(len(self.slices))
+        self.dims = {table.name: table.dim for table in tables}
+        self.size = initial.size
+        self._variables = tuple(variables)
+        self._tables = tuple(tables)
+        self._fingerprint = fingerprint
+        self._initial = np.ascontiguousarray(initial, np.float32)
+        self._optimizer = optimizer
+
+    def view(self, slab: Floats, part: int) -> memoryview:
+        """The bytes of one PS' slice, writable."""
+        return slab[self.slices[part]].data.cast("B") if self._bytes(part) else memoryview(bytearray())
+
+    def take(self, slab: Floats, part: int, body: memoryview) -> bool:
+        """Make sure that a slice holds the body of an answer; False if the answer has none."""
+        if body.nbytes != self._bytes(part):
+            return False
+        mine = self.view(slab, part)
+        if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(mine, np.uint8)):
+            mine[:] = body
+        return True
+
+    def declaration(self, part: int) -> tuple[bytes, Floats]:
+        """Head and body of the Declare frame for one PS."""
+        head = pb.Declare(
+            dense=[pb.Variable(name=v.name, shape=v.shape, statistic=v.statistic) for v in self._owned(part)],
+            tables=[
+                pb.Table(name=t.name, rows=t.rows, dim=t.dim, initializer=json.dumps(dict(t.initializer)), seed=t.seed)
+                for t in self._tables
+            ],
+            optimizer=self._optimizer,
+            fingerprint=self._fingerprint,
+        )
+        return head.SerializeToString(), self._initial[self.slices[part]]
+
+    def named(self, slab: Floats) -> Iterator[tuple[str, Floats]]:
+        """Every variable's name and its values in a slab, in its shape."""
+        at = 0
+        for variable in self._variables:
+            size = int(np.prod(variable.shape, dtype=np.int64))
+            yield variable.name, slab[at : at + size].reshape(tuple(variable.shape))
+            at += size
+
+    def _owned(self, part: int) -> list[VariableLike]:
+        wanted, at, owned = self.slices[part], 0, []
+        for variable in self._variables:
+            if wanted.start <= at < wanted.stop:
+                owned.append(variable)
+            at += int(np.prod(variable.shape, dtype=np.int64))
+        return owned
+
+    def _bytes(self, part: int) -> int:
+        return 4 * int(self.slices[part].stop - self.slices[part].start)
+
+
+class SlabPair:
+    """Two slabs in turn, so that an answer never overwrites values that a step may still read."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.current = np.empty(layout.size, np.float32)
+        self._other = np.empty(layout.size, np.float32)
+        self.fresh = False
+
+    def next(self) -> Floats:
+        """Where the next values go."""
+        return self._other
+
+    def swap(self, *, complete: bool) -> None:
+        """The next values have arrived, all of them or not."""
+        self.current, self._other = self._other, self.current
+        self.fresh = complete

@@ -1,0 +1,182 @@
+"""Minibatches of leased ranges, read and fed ahead of the steps that use them.
+
+One pipeline serves all tasks of a mode for the life of the process, so that the user's ``feed`` is traced once. Windows
+of records go in, tagged with a running number; minibatches come out with the tag, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from edl.core.errors import EdlError, RetryableError
+from edl.data.reader import Reader, Record
+from edl.worker.corruption import CorruptRecords, Window
+from edl.worker.leases import Leased
+
+_LOG = logging.getLogger(__name__)
+
+_READ_TRIES, _READ_PAUSE = 10, 0.5
+
+
+class Minibatch(Protocol):
+    """What the pipeline gives for one window."""
+
+    @property
+    def tag(self) -> int:
+        """Of the window."""
+
+    @property
+    def features(self) -> Any:
+        """Nested arrays, records first."""
+
+    @property
+    def labels(self) -> Any:
+        """Nested arrays; None for prediction."""
+
+
+Windows: TypeAlias = Iterator[tuple[int, "list[Record] | Any"]]
+Pipeline: TypeAlias = Callable[[Windows], Iterator[Minibatch]]
+
+
+class Loaded(NamedTuple):
+    """One step's minibatch; None if no record of it was left: all corrupt, or ``feed`` yielded nothing."""
+
+    step: int
+    minibatch: Minibatch | None
+    records: int
+    skipped: int
+
+
+class RecordStream:
+    """Reads leased ranges in the order in which they were added.
+
+    Args:
+        reader: of the records.
+        corrupt: what may be skipped.
+        pipeline: turns windows into minibatches; called once, on the thread that takes the first minibatch.
+        alive: whether a lease is still this worker's; the rest of one that is not is left unread.
+    """
+
+    def __init__(
+        self,
+        reader: Callable[[], Reader],
+        corrupt: CorruptRecords,
+        pipeline: Pipeline,
+        alive: Callable[[int], bool],
+    ) -> None:
+        self._open = reader
+        self._corrupt = corrupt
+        self._pipeline = pipeline
+        self._alive = alive
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[tuple[int, Leased] | None] = queue.SimpleQueue()
+        self._next_tag = 0
+        self._first_tags: dict[int, int] = {}
+        self._early: dict[int, Window] = {}
+        self._windows_read: dict[int, tuple[int, int]] = {}
+        self._failure: Exception | None = None
+        self._minibatches: Iterator[Minibatch] | None = None
+        self._ahead: Minibatch | None = None
+        self._reader: Reader | None = None
+
+    def add(self, task: Leased) -> None:
+        """A range was leased: its minibatches follow those of the ranges added before."""
+        with self._lock:
+            tag = self._next_tag
+            self._next_tag += task.steps
+            self._first_tags[task.lease] = tag
+        self._queue.put((tag, task))
+
+    def read_early(self, task: Leased) -> None:
+        """Read the first window of an added range now: before TensorFlow is there, file IO costs no step."""
+        if task.steps and self._minibatches is None:
+            with suppress(EdlError):  # comes up again, where it is expected
+                self._early[self._first_tags[task.lease]] = self._read(task, 0)
+
+    def close(self) -> None:
+        """No range follows."""
+        self._queue.put(None)
+
+    def minibatches(self, task: Leased) -> Iterator[Loaded]:
+        """Every step of an added range, once and in order; stop early to drop the rest.
+
+        Raises:
+            EdlError: records cannot be read.
+            Exception: whatever the user's ``feed`` raises.
+        """
+        first = self._first_tags.pop(task.lease)
+        for tag in [tag for tag in self._windows_read if tag < first]:
+            del self._windows_read[tag]
+        for step in range(task.steps):
+            minibatch = self._take(first + step)
+            records, skipped = self._windows_read.pop(first + step, (0, 0))
+            yield Loaded(step, minibatch, records, skipped)
+
+    def _take(self, tag: int) -> Minibatch | None:
+        """The minibatch of a window; those of windows before it belong to ranges that were dropped."""
+        while self._ahead is None or self._ahead.tag < tag:
+            self._ahead = self._next()
+        if self._ahead.tag > tag:
+            return None
+        found, self._ahead = self._ahead, None
+        return found if record_count(found.features) else None
+
+    def _next(self) -> Minibatch:
+        if self._minibatches is None:
+            self._minibatches = self._pipeline(self._windows())
+        try:
+            found = next(self._minibatches, None)
+        except Exception:
+            # What went wrong while reading is the cause; TensorFlow's own error only says that the generator failed.
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        if found is None:
+            raise self._failure or RuntimeError("the pipeline ended before its windows did")
+        return found
+
+    def _windows(self) -> Windows:
+        """Runs ahead of training, on a thread of the pipeline."""
+        while (item := self._queue.get()) is not None:
+            first, task = item
+            for step in range(task.steps):
+                if not self._alive(task.lease):
+                    break
+                try:
+                    window = self._early.pop(first + step, None) or self._read(task, step)
+                except Exception as error:  # noqa: BLE001  raised again where the minibatch is taken
+                    self._failure = error
+                    return
+                self._windows_read[first + step] = (len(window.records), window.skipped)
+                yield first + step, window.records
+
+    def _read(self, task: Leased, step: int) -> Window:
+        start, end = task.window(step)
+        for attempt in range(1, _READ_TRIES + 1):
+            try:
+                return self._corrupt.read(self._source(), task.source, start, end)
+            except RetryableError as error:
+                if attempt == _READ_TRIES:
+                    raise
+                _LOG.warning("%s; reading again", error)
+                threading.Event().wait(_READ_PAUSE)
+        raise AssertionError("unreachable")
+
+    def _source(self) -> Reader:
+        if self._reader is None:
+            self._reader = self._open()
+        return self._reader
+
+
+def record_count(features: Any) -> int:
+    """Records in a minibatch: the first dimension of its first array."""
+    while isinstance(features, Mapping | tuple | list):
+        if not features:
+            return 0
+        features = next(iter(features.values())) if isinstance(features, Mapping) else features[0]
+    return int(features.shape[0])
