@@ -1,4 +1,4 @@
-"""YAML and JSON text as a tree of nodes that know their line.
+"""YAML text as a tree of nodes that know their line.
 
 YAML 1.2 without tags of its own: text is read into scalars, mappings and lists, never into objects. Everything that
 is wrong with the text itself is reported to the caller's list of problems, as far as the reading can go on.
@@ -6,14 +6,13 @@ is wrong with the text itself is reported to the caller's list of problems, as f
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 
-from edl.spec.node import Node, Place, Scalar, tree
+from edl.spec.node import Node, Place, Scalar
 from edl.spec.problem import Problem
 
 _CORE = "tag:yaml.org,2002:"
@@ -38,18 +37,6 @@ def parse_yaml(text: str, source: str, problems: list[Problem]) -> Node | None:
     except RecursionError:
         problems.append(Problem(source, "", "nested too deeply"))
     return None
-
-
-def parse_json(text: str, source: str) -> Node | None:
-    """The tree of a JSON text, without lines; None for anything but an object without duplicate keys.
-
-    Much faster than parse_yaml, which reads JSON too and says what is wrong and on which line.
-    """
-    try:
-        value = json.loads(text, object_pairs_hook=_distinct)
-    except (ValueError, RecursionError):
-        return None
-    return tree(value, source) if isinstance(value, dict) else None
 
 
 class _Converter:
@@ -121,13 +108,6 @@ def _whole(plain: str, text: str) -> int | str:
         return int(plain, 0) if plain.lstrip("+-")[:2] in ("0x", "0o", "0b") else int(plain)
     except ValueError:  # longer than Python reads: no field admits it, and the message quotes it
         return text
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        raise ValueError("duplicate names")
-    return members
 
 
 def _advice(error: MarkedYAMLError) -> str | None:

@@ -23,7 +23,8 @@ _JOB_NAME = Text(
     "a job name: 1 to 40 of a-z, 0-9 and -, beginning with a letter and not ending with -",
 )
 _DEFINITION = Text(
-    r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$", "a module below the zoo and a function in it, such as mnist.model.custom_model"
+    r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$",
+    "a module below the zoo and a function in it, such as mnist.model.custom_model",
 )
 _MOUNT = Text(r"^/[\s\S]*$", "an absolute path")
 _PRIORITY = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a PriorityClass, such as high or low")
@@ -234,9 +235,9 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What every pod of the job gets; edl run does not use it, except env."""
+    """What every pod of the job gets; edl run has no pods and does not use it."""
 
-    env: Annotated[Mapping[str, str], Option(Named(_LABEL), "Environment variables of every role.")] = field(
+    env: Annotated[Mapping[str, str], Option(Named(_LABEL), "Environment variables of every container.")] = field(
         default_factory=dict
     )
     node_selector: Annotated[Mapping[str, str], Option(Named(_LABEL), "Labels of the nodes that pods may use.")] = (
@@ -312,8 +313,12 @@ class JobSpec:
     storage: Annotated[Storage, Option(Section(Storage), "Where journal, checkpoints and logs go.")] = field(
         default_factory=Storage
     )
-    pod: Annotated[Pod, Option(Section(Pod), "What every pod of the job gets.")] = field(default_factory=Pod)
-    security: Annotated[Security, Option(Section(Security), "Whom pods run as.")] = field(default_factory=Security)
+    pod: Annotated[
+        Pod, Option(Section(Pod), "What every pod of the job gets; edl run has no pods and does not use it.")
+    ] = field(default_factory=Pod)
+    security: Annotated[Security, Option(Section(Security), "Whom pods run as; edl run does not use it.")] = field(
+        default_factory=Security
+    )
 
 
 JOB = Section(JobSpec, constants=(("apiVersion", API_VERSION),))

@@ -66,10 +66,10 @@ class Whole(_Scalar):
 
     def read(self, node: Node, place: Place) -> Any:
         """The value, or None with a problem reported."""
-        value = node.value
-        if isinstance(value, bool) or not isinstance(value, int) or value < _floor(self.minimum):
-            return self.refuse(node, place, _unquote(value))
-        return value
+        number = _whole(node.value)
+        if number is None or number < _floor(self.minimum):
+            return self.refuse(node, place, _unquote(node.value))
+        return number
 
     def schema(self) -> dict[str, Json]:
         """JSON Schema of what read accepts."""
@@ -190,10 +190,9 @@ class Quantity(_Scalar):
 
     def read(self, node: Node, place: Place) -> Any:
         """The value, or None with a problem reported."""
-        number = self._parsed(node.value) if isinstance(node.value, str) else _number(node.value)
-        if number is None or number < 0 or (self.whole and number != int(number)):
-            return self.refuse(node, place)
-        return int(number) if self.whole else float(number)
+        plain = _whole if self.whole else _number
+        number = self._parsed(node.value) if isinstance(node.value, str) else plain(node.value)
+        return number if number is not None and number >= 0 else self.refuse(node, place)
 
     def schema(self) -> dict[str, Json]:
         """JSON Schema of what read accepts."""
@@ -207,7 +206,7 @@ class Quantity(_Scalar):
     def _parsed(self, text: str) -> float | None:
         try:
             return self.parse(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
 
 
@@ -243,7 +242,17 @@ def one_of(names: tuple[str, ...]) -> str:
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an int beyond the largest float
+        return None
+
+
+def _whole(value: object) -> int | None:
+    """A whole number however it is written: JSON Schema, too, takes 1e3 for an integer."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
 def _unquote(value: object) -> str | None:

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from edl.spec import rules
-from edl.spec.document import parse_json, parse_yaml
 from edl.spec.job import API_VERSION, JOB, JobSpec
-from edl.spec.node import Json, Node, Place
-from edl.spec.override import override
+from edl.spec.node import Json, Node, Place, json_tree
 from edl.spec.problem import Problem, SpecError
 
 _BEGINNING = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
@@ -31,7 +29,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, require
     """
     source = os.fspath(path)
     text = _text(Path(path))
-    root = parse_json(text, source) if source.endswith(".json") else None
+    root = json_tree(text, source) if source.endswith(".json") else None
     spec = None if root is None else _job(root, tuple(overrides), tuple(required), [])
     return spec or _load_yaml(text, source, tuple(overrides), tuple(required))
 
@@ -47,6 +45,8 @@ def changes(old: JobSpec, new: JobSpec) -> list[tuple[str, Json, Json]]:
 
 
 def _load_yaml(text: str, source: str, overrides: tuple[str, ...], required: tuple[str, ...]) -> JobSpec:
+    from edl.spec.document import parse_yaml  # not for roles, which read JSON: its import costs 40 ms
+
     # YAML contains JSON: this is also where mistakes in a JSON file get their lines
     problems: list[Problem] = []
     root = parse_yaml(text, source, problems)
@@ -60,8 +60,7 @@ def _load_yaml(text: str, source: str, overrides: tuple[str, ...], required: tup
 
 def _job(root: Node, overrides: tuple[str, ...], required: tuple[str, ...], problems: list[Problem]) -> JobSpec | None:
     """The job of a tree; None when ``problems`` says why there is none."""
-    for assignment in overrides:
-        root = override(root, assignment, problems)
+    root = _overridden(root, overrides, problems)
     spec: JobSpec | None = JOB.read(root, Place("", problems))
     problems.extend(
         Problem(_nearest_node(root, rule.path).where, rule.path, rule.message, rule.hint)
@@ -83,6 +82,15 @@ def _text(path: Path) -> str:
         raise SpecError([Problem(str(path), "", "is a directory, must be a job file", hint)]) from error
     except OSError as error:
         raise SpecError([Problem(str(path), "", f"cannot be read: {error.strerror}")]) from error
+
+
+def _overridden(root: Node, overrides: tuple[str, ...], problems: list[Problem]) -> Node:
+    if overrides:
+        from edl.spec.override import override  # reads YAML
+
+        for assignment in overrides:
+            root = override(root, assignment, problems)
+    return root
 
 
 def _line(problem: Problem) -> int:

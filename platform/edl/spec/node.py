@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,6 +42,25 @@ def tree(value: object, where: str) -> Node:
     if value is None or isinstance(value, str | int | float):
         return Node(value, where)
     raise TypeError(f"not a JSON value: {value!r}")
+
+
+def json_tree(text: str, where: str) -> Node | None:
+    """The tree of a JSON text, all of it at one place; None for anything but an object without duplicate names.
+
+    Many times as fast as YAML's parser, which reads JSON too, and says what is wrong and on which line.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_distinct)
+        return tree(value, where) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("duplicate names")
+    return members
 
 
 @dataclass(frozen=True, slots=True)

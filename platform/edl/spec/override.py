@@ -37,16 +37,16 @@ def _assign(node: Node, steps: list[str], leaf: Node, place: Place) -> Node:
         return leaf
     if isinstance(node.value, list):
         return _assign_item(node, node.value, steps, leaf, place)
-    members = node.value if isinstance(node.value, dict) else {}
+    members, where = (node.value, node.where) if isinstance(node.value, dict) else ({}, leaf.where)
     name, *rest = steps
     inner = members.get(name, Node(None, leaf.where))
-    return Node({**members, name: _assign(inner, rest, leaf, place.member(name))}, node.where)
+    return Node({**members, name: _assign(inner, rest, leaf, place.member(name))}, where)
 
 
 def _assign_item(node: Node, items: list[Node], steps: list[str], leaf: Node, place: Place) -> Node:
     index = int(steps[0]) if steps[0].isdecimal() else -1
     if not 0 <= index < len(items):
-        place.report(leaf, f"has no item '{steps[0]}'; it has {len(items)} items, counted from 0")
+        place.report(leaf, f"has no item '{steps[0]}'; it has {len(items)}, counted from 0")
         return node
     inner = Place(f"{place.path}[{index}]", place.problems)
     return Node([*items[:index], _assign(items[index], steps[1:], leaf, inner), *items[index + 1 :]], node.where)

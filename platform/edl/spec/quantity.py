@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_NUMBER = r"\d+(?:\.\d+)?"
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 SIZE_PATTERN = rf"^{_NUMBER}(?:[KMGT]i|[kMGT])?$"
 CORES_PATTERN = rf"^{_NUMBER}m?$"
 DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d))+$"

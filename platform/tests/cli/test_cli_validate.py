@@ -1,0 +1,148 @@
+"""edl --help, edl validate, edl schema: what they print, how they end, what they import."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from edl.cli import app
+from edl.spec.schema import JOB_SCHEMA, published
+
+JOB = """\
+name: mnist
+model: {definition: mnist.mnist_functional_api.custom_model}
+data: {training: /data/train, validation: /data/test}
+train: {epochs: 5, evaluation_steps: 200}
+ps: {count: 2}
+workers: {min: 1, max: 4}
+"""
+HEAVY = ("tensorflow", "keras", "numpy", "grpc", "google.protobuf", "kubernetes", "jsonschema")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(JOB, encoding="utf-8")
+    return Path("job.yaml")
+
+
+def edl(*args: str) -> int:
+    """Exit code of the command line."""
+    with pytest.raises(SystemExit) as ended:
+        app.main(args)
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def imported(*args: str) -> set[str]:
+    """The modules that the command imports in a process of its own."""
+    code = (
+        f"import sys; from edl.cli import app\ntry: app.main({args!r})\nfinally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("validate", "job.yaml") == 0
+    assert capsys.readouterr().out == (
+        "job.yaml: ok\n"
+        "  job mnist: mnist.mnist_functional_api.custom_model from model_zoo\n"
+        "  trains on /data/train: 5 epochs in minibatches of 64\n"
+        "  evaluates on /data/test, every 200 steps and at the end\n"
+        "  strategy ParameterServer, async: 1 to 4 workers, 2 parameter servers\n"
+        "  keeps 3 checkpoints, one every 1000 steps\n"
+        "  exports to export/ in the run directory\n"
+    )
+
+
+def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["strategy.name=Local", "train.max_steps=1", "export=null", "checkpoint=null", "train.epochs=1"]
+    assert edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
+    out = capsys.readouterr().out
+    assert "  trains on /data/train: 1 epoch in minibatches of 64, at most 1 step\n" in out
+    assert out.endswith("  strategy Local: one process\n")
+
+
+def test_validate_of_a_job_that_only_predicts(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("validate", "job.yaml", "--set", "data={prediction: x}", "--set", "train={}") == 0
+    assert "  predicts x with edl predict\n" in capsys.readouterr().out
+
+
+def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job.write_text(JOB.replace("epochs", "epoch"), encoding="utf-8")
+    assert edl("validate", "job.yaml") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "job.yaml:4: train.epoch: unknown field; did you mean 'epochs'?\n"
+        "  allowed here: epochs, minibatch_size, minibatches_per_task, evaluation_steps, max_steps, seed, on_nan, "
+        "on_crashing_range\n"
+    )
+
+
+def test_missing_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("validate", "absent.yaml") == 2
+    assert capsys.readouterr().err == "absent.yaml: no such file\n"
+
+
+@pytest.mark.parametrize("args", [["validate"], ["validate", "job.yaml", "--sat", "x"], ["vlidate"], ["--wrong"], []])
+def test_wrong_usage_exits_2(job: Path, args: list[str]) -> None:
+    assert edl(*args) == 2
+
+
+def test_a_misspelt_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    edl("vlidate")
+    assert "Did you mean 'validate'?" in capsys.readouterr().err
+
+
+def test_interruption_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edl.cli.validate.load", interrupted)
+    assert edl("validate", "job.yaml") == 130
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("--version") == 0
+    assert capsys.readouterr().out.startswith("edl 0.")
+
+
+def test_schema_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("schema") == 0
+    out = capsys.readouterr().out
+    assert out == published(JOB_SCHEMA)
+    assert json.loads(out)["title"] == "JobSpec edl.dev/v1"
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("--help") == 0
+    out = capsys.readouterr().out
+    for name, line in app.COMMANDS.items():
+        assert f"  {name} " in out
+        assert line in out
+
+
+def test_help_imports_next_to_nothing() -> None:
+    modules = imported("--help")
+    assert not modules & {*HEAVY, "rich", "asyncio", "ruamel.yaml"}
+    assert {name for name in modules if name.startswith("edl.")} == {
+        "edl.cli",
+        "edl.cli.app",
+        "edl.core",
+        "edl.core.errors",
+    }
+
+
+@pytest.mark.parametrize("command", ["validate", "schema", "data"])
+def test_commands_never_import_what_roles_need(command: str) -> None:
+    assert not imported(command, "--help") & {"tensorflow", "keras", "grpc"}
+
+
+def test_validate_imports_no_heavy_module(job: Path) -> None:
+    assert not imported("validate", "job.yaml") & set(HEAVY)

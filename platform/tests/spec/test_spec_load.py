@@ -1,0 +1,137 @@
+"""Overrides, needs of a command, and what changed between two specs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from edl.spec.job import Checkpoint, Data, JobSpec, Model, Resources, Strategy, Train
+from edl.spec.load import changes, dump, load
+from edl.spec.problem import SpecError
+
+SMALLEST = "name: iris\nmodel: {definition: iris.model.custom_model}\ndata: {training: train.csv}\n"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    file = tmp_path / "job.yaml"
+    file.write_text(SMALLEST + "volumes: [{mount: /data}]\nexport: null\n", encoding="utf-8")
+    return file
+
+
+def test_the_smallest_file_has_defaults_for_everything_else(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(SMALLEST, encoding="utf-8")
+    model = Model(definition="iris.model.custom_model")
+    assert load(file) == JobSpec(name="iris", model=model, data=Data(training=("train.csv",)))
+
+
+def test_specs_are_values() -> None:
+    spec = JobSpec(name="a", model=Model(definition="a.b"))
+    with pytest.raises(AttributeError):
+        spec.name = "b"  # type: ignore[misc]
+    with pytest.raises((AttributeError, TypeError)):
+        spec.nmae = "b"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("setting", "read", "value"),
+    [
+        ("train.epochs=3", lambda spec: spec.train.epochs, 3),
+        ("train.epochs=1e1", lambda spec: spec.train.epochs, 10),
+        ("name=other", lambda spec: spec.name, "other"),
+        ("data.training=[a, b]", lambda spec: spec.data.training, ("a", "b")),
+        ("data.validation=s3://x/y?a=b", lambda spec: spec.data.validation, ("s3://x/y?a=b",)),
+        ("model.params.units=16", lambda spec: spec.model.params, {"units": 16}),
+        ("model.params={units: [1, 2.5]}", lambda spec: spec.model.params, {"units": [1, 2.5]}),
+        ("ps.embedding_threshold=1.5Ki", lambda spec: spec.ps.embedding_threshold, 1536),
+        ("workers.resources.cpu=250m", lambda spec: spec.workers.resources, Resources(cpu=0.25)),
+        ("volumes[0].local=./here", lambda spec: spec.volumes[0].local, "./here"),
+        ("volumes.0.local=./here", lambda spec: spec.volumes[0].local, "./here"),
+        ("export.path=out", lambda spec: spec.export.path, "out"),
+        ("checkpoint=null", lambda spec: spec.checkpoint, None),
+        ("checkpoint=", lambda spec: spec.checkpoint, None),
+        ("strategy={name: Local}", lambda spec: spec.strategy, Strategy(name="Local")),
+    ],
+)
+def test_override(job: Path, setting: str, read, value: object) -> None:
+    assert read(load(job, [setting])) == value
+
+
+def test_later_overrides_win(job: Path) -> None:
+    assert load(job, ["train.epochs=2", "train.epochs=3"]).train.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.epoch=3", "--set train.epoch=3: train.epoch: unknown field; did you mean 'epochs'?"),
+        ("train.epochs=-1", "--set train.epochs=-1: train.epochs: found -1, must be a whole number of at least 1"),
+        ("epochs=3", "--set epochs=3: epochs: unknown field; did you mean 'train.epochs'?"),
+        ("train.epochs", "--set train.epochs: must be FIELD=VALUE, such as train.epochs=3"),
+        ("=3", "--set =3: must be FIELD=VALUE, such as train.epochs=3"),
+        ("train.epochs=[1", "--set train.epochs=[1: train.epochs: cannot be parsed: expected ',' or ']'"),
+        ("volumes[1].local=a", "--set volumes[1].local=a: volumes: has no item '1'; it has 1, counted from 0"),
+        (
+            "volumes.first.local=a",
+            "--set volumes.first.local=a: volumes: has no item 'first'; it has 1, counted from 0",
+        ),
+        ("name.first=a", "--set name.first=a: name: found a mapping, must be a job name"),
+        ("workers.max=0", "--set workers.max=0: workers.max: found 0, must be a whole number of at least 1"),
+    ],
+)
+def test_wrong_override(job: Path, setting: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(job, [setting])
+    (problem,) = caught.value.problems
+    assert str(problem).startswith(message)
+
+
+def test_what_a_command_needs(job: Path) -> None:
+    assert load(job, required=["training"])
+    with pytest.raises(SpecError, match=r"job.yaml:3: data.prediction: is missing"):
+        load(job, required=["prediction"])
+    assert load(job, ["data={prediction: a}"], required=["prediction"]).data.training == ()
+    assert load(job, ["data={prediction: a}"]).data.training == ()
+
+
+def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:
+    spec = load(job, ["master.lost_timeout=1h30m"])
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(dump(spec)), encoding="utf-8")
+    assert load(file) == spec
+    assert spec.master.lost_timeout == 5400.0
+
+
+def test_changes() -> None:
+    old = JobSpec(name="a", model=Model(definition="a.b", params={"units": 1}), data=Data(training=("x",)))
+    new = replace(
+        old,
+        model=Model(definition="a.b", params={"units": 2, "depth": 3}),
+        train=Train(epochs=7),
+        data=Data(training=("x", "y")),
+        checkpoint=None,
+    )
+    assert changes(old, new) == [
+        ("model.params.units", 1, 2),
+        ("model.params.depth", None, 3),
+        ("data.training", ["x"], ["x", "y"]),
+        ("train.epochs", 1, 7),
+        ("checkpoint", dump(old)["checkpoint"], None),
+    ]
+    assert changes(new, replace(new, checkpoint=Checkpoint())) == [
+        ("checkpoint", None, {"every_steps": 1000, "keep": 3}),
+    ]
+
+
+def test_reading_a_dumped_spec_needs_no_yaml(job: Path, tmp_path: Path) -> None:
+    # every role does it when it starts, and a parser for YAML costs 40 ms of that
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(dump(load(job))), encoding="utf-8")
+    code = f"import sys; from edl.spec.load import load; load({str(file)!r}); print('ruamel.yaml' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

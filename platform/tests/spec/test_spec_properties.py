@@ -1,0 +1,190 @@
+"""Invariants of the values, the reader and the published schemas, over documents drawn from the declarations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edl.spec import event, rules
+from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
+from edl.spec.job import JOB, JobSpec
+from edl.spec.kind import Choice, Flag, Number, Quantity, Text, Whole
+from edl.spec.load import changes, dump, load
+from edl.spec.node import Place, tree
+from edl.spec.problem import Problem
+from edl.spec.schema import job_schema
+from edl.spec.section import Option, Section, defaults, options
+from edl.spec.status import Report, RoleStatus, Status, Summary
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+# specs are large, and this machine may be busy
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+# what stands in JSON and in YAML without escapes that the two read differently
+_LETTERS = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"])
+_WORDS = st.text("abcxyz019", min_size=1, max_size=8)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(-1e9, 1e9) | st.text(_LETTERS, max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Values as a kind's read gives them."""
+    match kind:
+        case Section():
+            return st.builds(kind.section, **{name: member(option) for name, option in options(kind.section).items()})
+        case Nullable():
+            return st.none() | values(kind.kind)
+        case ListOf():
+            return st.lists(values(kind.kind), max_size=2).map(tuple)
+        case Named():
+            return st.dictionaries(_WORDS, values(kind.kind), max_size=2)
+        case Paths():
+            return st.lists(_WORDS, max_size=2).map(tuple)
+        case Anything():
+            return _JSON
+        case Choice():
+            return st.sampled_from(kind.names)
+        case Flag():
+            return st.booleans()
+        case Whole():
+            return st.integers(-(2**40) if kind.minimum is None else kind.minimum, 2**40)
+        case Quantity():
+            return st.integers(0, 2**50) if kind.whole else st.floats(0, 1e9)
+        case Number():
+            return st.floats(-1e9 if kind.minimum is None else kind.minimum, 1e9)
+        case Text():
+            return st.from_regex(kind.pattern.replace("$", r"\Z"), alphabet=_LETTERS)
+    raise AssertionError(kind)
+
+
+def member(option: Option) -> st.SearchStrategy[Any]:
+    return values(option.kind) if option.built is None else st.sampled_from(option.built)
+
+
+SPECS = values(JOB)
+
+
+def usable(spec: JobSpec) -> bool:
+    return not rules.broken(spec)
+
+
+@settings(_PATIENT, max_examples=20)
+@given(spec=SPECS.filter(usable))
+def test_dump_and_load_is_the_same_spec(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
+    text = json.dumps(dump(spec))
+    for name in ("spec.json", "spec.yaml"):
+        file = tmp_path_factory.mktemp("job") / name
+        file.write_text(text, encoding="utf-8")
+        assert load(file) == spec
+
+
+@settings(_PATIENT, max_examples=50)
+@given(old=SPECS, new=SPECS)
+def test_changes_turn_old_into_new(old: JobSpec, new: JobSpec) -> None:
+    assert changes(old, old) == []
+    for path, before, after in changes(old, new):
+        assert before != after
+        assert path.split(".")[0] in options(JobSpec)
+    assert bool(changes(old, new)) == (old != new)
+
+
+@settings(_PATIENT, max_examples=200)
+@given(spec=SPECS, data=st.data())
+def test_schema_and_reader_agree(spec: JobSpec, data: st.DataObject) -> None:
+    document = dump(spec)
+    _mutate(document, data)
+    problems: list[Problem] = []
+    JOB.read(tree(document, "job"), Place("", problems))
+    wrong = [error.message for error in Draft202012Validator(job_schema()).iter_errors(document)]
+    assert bool(problems) == bool(wrong), (problems, wrong)
+
+
+def _mutate(document: dict[str, Any], data: st.DataObject) -> None:
+    """Put some JSON value, or an unknown field, somewhere into the document, or take a field away."""
+    place = document
+    while True:
+        inner = [value for value in place.values() if isinstance(value, dict) and value]
+        if not inner or data.draw(st.booleans()):
+            break
+        place = data.draw(st.sampled_from(inner))
+    name = data.draw(st.sampled_from(sorted(place)) | _WORDS)
+    place.pop(name, None)
+    if data.draw(st.booleans()):
+        # Python's $ also matches before a last line feed, which that of JSON Schema does not
+        place[name] = data.draw(_JSON.filter(lambda value: not str(value).endswith("\n")))
+
+
+@pytest.mark.parametrize("report", [RoleStatus, Status, Summary, *event.EVENTS.values()])
+@settings(_PATIENT, max_examples=20)
+@given(data=st.data())
+def test_reports_survive_json(report: type[Report], data: st.DataObject) -> None:
+    value = data.draw(values(report.section()))
+    text = json.dumps(value.to_json(), allow_nan=False)
+    assert report.from_json(json.loads(text)) == value
+
+
+@settings(_PATIENT, max_examples=50)
+@given(happened=st.sampled_from(sorted(event.EVENTS)).flatmap(lambda kind: values(event.EVENTS[kind].section())))
+def test_event_lines_survive(happened: event.Event) -> None:
+    line = happened.line()
+    assert "\n" not in line
+    assert event.parse(line) == happened
+
+
+def _sections(section: type, path: str) -> list[tuple[str, type]]:
+    inner = [
+        found
+        for name, option in options(section).items()
+        for kind in (getattr(option.kind, "kind", option.kind),)
+        if isinstance(kind, Section)
+        for found in _sections(kind.section, f"{path}.{name}")
+    ]
+    return [(path, section), *inner]
+
+
+@pytest.mark.parametrize(("path", "section"), _sections(JobSpec, "job"))
+def test_every_field_has_a_sentence_and_a_default(path: str, section: type) -> None:
+    required = {"job": {"name", "model"}, "job.model": {"definition"}, "job.volumes": {"mount"}}.get(path, set())
+    assert set(options(section)) - set(defaults(section)) == required
+    for name, option in options(section).items():
+        assert option.doc.endswith("."), name
+        assert option.built is None or defaults(section)[name] in option.built, name
+
+
+def test_a_file_of_the_published_example(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(EXAMPLE, encoding="utf-8")
+    spec = load(file)
+    assert spec.ps.embedding_threshold == 2 * 1024**2
+    assert spec.master.resources.memory == 2 * 1024**3
+    assert spec.master.lost_timeout == 1800.0
+    assert spec.data.training == ("/data/mnist/train",)
+    assert spec.data.prediction == ()
+    assert spec.volumes[0].local == "./data"
+
+
+EXAMPLE = """\
+apiVersion: edl.dev/v1
+name: mnist
+image: registry.example/team/mnist:v3
+model: {zoo: model_zoo, definition: mnist.mnist_functional_api.custom_model, params: {}}
+data: {training: /data/mnist/train, validation: /data/mnist/test, prediction: null, reader: {}, max_corrupt_records: 0}
+train:
+  {epochs: 5, minibatch_size: 64, minibatches_per_task: 64, evaluation_steps: 200, max_steps: null, on_nan: stop}
+strategy: {name: ParameterServer, mode: async}
+checkpoint: {every_steps: 1000, keep: 3}
+export: {path: /data/mnist/export}
+master: {priority: high, resources: {cpu: 2, memory: 2Gi}, lost_timeout: 30m}
+ps: {count: 2, priority: high, replicas: 0, embedding_threshold: 2Mi, resources: {cpu: 2, memory: 2Gi}}
+workers: {min: 1, max: 4, priority: low, resources: {cpu: 500m, memory: 2Gi}}
+volumes: [{claim: fileserver-claim, mount: /data, local: ./data}]
+storage: {claim: fileserver-claim, path: /data/edl}
+pod: {env: {}, node_selector: {}, tolerations: [], affinity: {}, labels: {}, annotations: {}, overrides: {}}
+security: {run_as: {user: 1000, group: 1000}}
+"""

@@ -1,0 +1,69 @@
+"""Sizes, cores and durations as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from edl.spec import quantity
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("2Ki", 2048),
+        ("2Mi", 2 << 20),
+        ("1.5Gi", 3 << 29),
+        ("1Ti", 1 << 40),
+        ("3k", 3000),
+        ("1.5G", 1_500_000_000),
+    ],
+)
+def test_sizes_are_bytes(text: str, expected: int) -> None:
+    assert quantity.size(text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("2", 2.0), ("500m", 0.5), ("1.5", 1.5), ("1m", 0.001)])
+def test_cores(text: str, expected: float) -> None:
+    assert quantity.cores(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30m", 1800.0),
+        ("1h30m", 5400.0),
+        ("45s", 45.0),
+        ("250ms", 0.25),
+        ("1.5s", 1.5),
+        ("2d", 172800.0),
+        ("1m5s", 65.0),
+    ],
+)
+def test_durations_are_seconds(text: str, expected: float) -> None:
+    assert quantity.duration(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "Mi", "2 Mi", "2MB", "-1", "1e3", "0.5", "1.2.3", "2Mi\n", "٣Mi"])
+def test_not_a_size(text: str) -> None:
+    with pytest.raises(ValueError):
+        quantity.size(text)
+
+
+@pytest.mark.parametrize("text", ["", "m", "2c", "-1", "1 m"])
+def test_not_cores(text: str) -> None:
+    with pytest.raises(ValueError):
+        quantity.cores(text)
+
+
+@pytest.mark.parametrize("text", ["", "30", "30 m", "m", "-5s", "1h30", "5min"])
+def test_not_a_duration(text: str) -> None:
+    with pytest.raises(ValueError):
+        quantity.duration(text)
+
+
+@given(st.integers(0, 10**15), st.sampled_from(["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"]))
+def test_sizes_scale_exactly(count: int, unit: str) -> None:
+    assert quantity.size(f"{count}{unit}") == count * quantity.size(f"1{unit}")

@@ -1,0 +1,70 @@
+"""The published schemas: fresh, valid, and complete."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from edl.spec import event
+from edl.spec.schema import JOB_SCHEMA, generated, published
+from edl.spec.status import Summary
+from jsonschema import Draft202012Validator
+
+
+@pytest.mark.parametrize("name", sorted(generated()))
+def test_published_is_what_is_generated(name: str) -> None:
+    assert published(name) == generated()[name], "run: python -m edl.spec.schema"
+
+
+@pytest.mark.parametrize("name", sorted(generated()))
+def test_published_is_a_schema(name: str) -> None:
+    schema = json.loads(published(name))
+    Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_every_job_field_is_described_and_has_a_default() -> None:
+    required = {"name", "model", "definition", "mount"}
+    for name, field in _properties(json.loads(published(JOB_SCHEMA))):
+        if name != "apiVersion":
+            assert field["description"].endswith("."), name
+            assert "default" in field or name in required, name
+
+
+def test_units_are_named() -> None:
+    fields = dict(_properties(json.loads(published(JOB_SCHEMA))))
+    assert fields["lost_timeout"]["description"].endswith("Unit: seconds.")
+    assert fields["embedding_threshold"]["description"].endswith("Unit: bytes.")
+    assert fields["minibatch_size"]["description"].endswith("Unit: records.")
+
+
+def test_values_that_are_not_built_are_not_in_the_schema() -> None:
+    fields = dict(_properties(json.loads(published(JOB_SCHEMA))["properties"]["strategy"]))
+    assert fields["name"]["enum"] == ["ParameterServer", "Local"]
+    assert fields["mode"]["enum"] == ["async"]
+
+
+def test_event_schema_tells_events_apart() -> None:
+    validator = Draft202012Validator(event.schema())
+    line = event.RoleStarted(time=1.0, role="ps", index=0, pid=7).to_json()
+    assert validator.is_valid(line)
+    assert not validator.is_valid({**line, "event": "role_ended"})
+    assert not validator.is_valid({name: value for name, value in line.items() if name != "event"})
+
+
+def test_summary_schema() -> None:
+    validator = Draft202012Validator(Summary.section().schema())
+    assert validator.is_valid(Summary(records_total=1, records_done=1).to_json())
+    assert not validator.is_valid({"records_total": 1})
+
+
+def _properties(schema: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Every property at any depth, by its name."""
+    if isinstance(schema, list):
+        return [found for member in schema for found in _properties(member)]
+    if not isinstance(schema, dict):
+        return []
+    own = list(schema.get("properties", {}).items())
+    inner = [value for name, value in schema.items() if name not in ("properties", "default")]
+    return [*own, *_properties([field for _, field in own]), *_properties(inner)]

@@ -1,0 +1,111 @@
+"""Status, events and summary as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from edl.spec import event
+from edl.spec.event import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
+from edl.spec.problem import SpecError
+from edl.spec.status import RoleStatus, Status, Summary
+
+
+def test_an_event_is_one_line() -> None:
+    line = RoleStarted(time=1700000000.5, role="worker", index=0, pid=4711).line()
+    assert line == '{"event": "role_started", "time": 1700000000.5, "role": "worker", "index": 0, "pid": 4711}'
+
+
+def test_every_kind_of_event() -> None:
+    assert list(EVENTS) == [
+        "run_started",
+        "role_started",
+        "role_ended",
+        "lease_revoked",
+        "records_returned",
+        "evaluation_started",
+        "evaluation_ended",
+        "checkpoint_saved",
+        "rolled_back",
+        "quarantined",
+        "warning",
+        "exported",
+        "job_ended",
+    ]
+
+
+def test_an_end_by_a_signal() -> None:
+    ended = RoleEnded(time=1.0, role="worker", index=1, pid=7, reason="killed by SIGKILL", exit_code=-9)
+    assert event.parse(ended.line()) == ended
+
+
+def test_numbers_that_are_not_finite_become_null() -> None:
+    ended = EvaluationEnded(time=1.0, step=10, metrics={"accuracy": float("nan"), "loss": np.float32(0.5)})
+    assert json.loads(ended.line())["metrics"] == {"accuracy": None, "loss": 0.5}
+    status = Status(job="a", run="r1", run_dir="x", phase="Training", updated=1.0, loss=float("inf"))
+    assert status.to_json()["loss"] is None
+
+
+def test_the_summary_has_the_documented_keys() -> None:
+    documented = {
+        "records_total",
+        "records_done",
+        "records_repeated",
+        "records_lost",
+        "records_rolled_back",
+        "updates_rolled_back",
+        "samples_per_second",
+        "seconds",
+        "workers_lost",
+        "metrics",
+        "export",
+    }
+    added = {"logs", "records_skipped", "updates_rolled_back_of"}
+    assert set(Summary(records_total=1, records_done=1).to_json()) == documented | added
+
+
+def test_the_summary_travels_with_the_end() -> None:
+    summary = Summary(
+        records_total=4, records_done=4, updates_rolled_back=3, updates_rolled_back_of={"dense/kernel": 3}
+    )
+    ended = JobEnded(time=2.0, phase="Done", reason="all records are done", summary=summary)
+    assert event.parse(ended.line()) == ended
+
+
+def test_status_lists_its_roles() -> None:
+    status = Status(
+        job="mnist",
+        run="r1",
+        run_dir="/tmp/r1",
+        phase="Training",
+        updated=5.0,
+        workers=(RoleStatus(index=0, pid=7, state="training", uid="w0"),),
+    )
+    assert status.to_json()["workers"] == [{"index": 0, "pid": 7, "state": "training", "uid": "w0"}]
+    assert Status.from_json(status.to_json()) == status
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "events.jsonl:3: not JSON"),
+        ("[]", "events.jsonl:3: event: found None, must be one of run_started, "),
+        ('{"event": "started"}', "events.jsonl:3: event: found 'started', must be one of run_started, "),
+        ('{"event": "exported", "time": 1}', "events.jsonl:3: path: is missing"),
+        ('{"event": "exported", "time": "1", "path": "x"}', "events.jsonl:3: time: found '1', must be a number"),
+        (
+            '{"event": "exported", "time": 1, "path": "x", "pth": 1}',
+            "events.jsonl:3: pth: unknown field; did you mean 'path'?",
+        ),
+    ],
+)
+def test_reading_is_strict(line: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        event.parse(line, "events.jsonl:3")
+    assert str(caught.value).startswith(message)
+
+
+def test_an_unknown_phase_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"status.json: phase: found 'Traning', must be Starting, .*\n.*'Training'"):
+        Status.from_json({"job": "a", "run": "r", "run_dir": "x", "phase": "Traning", "updated": 1}, "status.json")
