@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3
 _SCAN_BYTES = 4 << 20
-_TRY_AGAIN = frozenset({"uninitialized", "incarnation"})
+_TRY_AGAIN = frozenset({"uninitialized", "incarnation", "busy"})
 
 _REVOKED = pb.Pushed.REVOKED
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from edl.core.partition import placement
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkRefused, Kind

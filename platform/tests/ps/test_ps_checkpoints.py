@@ -1,0 +1,157 @@
+"""A checkpoint restores what was saved: bit for bit, and for another number of parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from edl.core.errors import StorageError
+from edl.core.partition import owner_of_name, placement, slot_of_row
+from edl.ps.checkpoints import Cut, from_shard, merge, owned, to_shard
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.store import Gradients, RowGradients
+from edl.spec.optimizer import OptimizerSpec
+from hypothesis import given
+from hypothesis import strategies as st
+
+TABLE = RowTable("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
+NAMES = [f"layer{i}/kernel" for i in range(9)]
+
+
+def trained(variables: tuple[DenseVariable, ...], seed: int, optimizer: str = "adam", row_owner=None) -> Cut:
+    rng = np.random.default_rng(seed)
+    store = NumpyStore(
+        declared := Declaration(variables, (TABLE,), OptimizerSpec(optimizer), "model"),
+        rng.normal(size=declared.size).astype(np.float32),
+    )
+    for step in range(1, 4):
+        ids = rng.integers(0, TABLE.rows, 60)
+        if row_owner is not None:
+            ids = ids[row_owner(ids)]
+        rows = RowGradients(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
+        slab = rng.normal(size=declared.size).astype(np.float32)
+        store.apply(Gradients(slab, {"emb": rows}, 0.1, 1.0), step)
+    return Cut(7, store.snapshot(), 3, {11: 2})
+
+
+def variables(*names: str) -> tuple[DenseVariable, ...]:
+    """In slab order: every third name is a statistic."""
+    made = [DenseVariable(name, (2, i % 3 + 1), statistic=i % 3 == 2) for i, name in enumerate(NAMES) if name in names]
+    return tuple(sorted(made, key=lambda variable: variable.statistic))
+
+
+def spread(count: int) -> list[Cut]:
+    """The shards of ``count`` PS."""
+    slots = placement(count)
+    owners = np.array(slots)
+    parts = []
+    for index in range(count):
+        own = variables(*(name for name in NAMES if owner_of_name(name, slots) == index))
+        mine = lambda ids, i=index: owners[slot_of_row(ids.astype(np.uint64))] == i  # noqa: E731
+        parts.append(trained(own, seed=index, row_owner=mine))
+    return parts
+
+
+def contents(cuts: list[Cut]) -> dict[str, bytes]:
+    """Everything by name, however it is spread; rows by id."""
+    found: dict[str, bytes] = {}
+    for cut in cuts:
+        arrays, _ = to_shard(cut)
+        for name, array in arrays.items():
+            if not name.startswith("rows/"):
+                assert name not in found
+                found[name] = array.tobytes()
+        rows = cut.snapshot.tables["emb"]
+        for position, row in enumerate(rows.ids.tolist()):
+            assert f"row/{row}" not in found
+            slots = [slot[position].tobytes() for slot in rows.slots.values()]
+            found[f"row/{row}"] = b"".join([rows.values[position].tobytes(), *slots])
+    return found
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", "adam"])
+def test_a_shard_gives_the_cut_back_bit_for_bit_and_training_goes_on_alike(optimizer):
+    cut = trained(variables(*NAMES), seed=1, optimizer=optimizer)
+    back = from_shard(*to_shard(cut))
+    assert (back.number, back.version, back.applied) == (7, 3, {11: 2})
+    assert back.snapshot.declaration == cut.snapshot.declaration
+    assert contents([back]) == contents([cut])
+    gradients = Gradients(
+        np.ones(cut.snapshot.declaration.size, np.float32),
+        {"emb": RowGradients(np.arange(500), np.ones((500, 3), np.float32))},
+        0.1,
+        0.5,
+    )
+    stores = [NumpyStore.restored(c.snapshot) for c in (cut, back)]
+    for store in stores:
+        store.apply(gradients, 4)
+    after = [Cut(8, store.snapshot(), 4, {}) for store in stores]
+    assert contents(after[:1]) == contents(after[1:])
+
+
+@given(st.integers(1, 4), st.integers(1, 4))
+def test_another_number_of_ps_holds_the_same_values_each_once(before, after):
+    saved = spread(before)
+    slots = placement(after)
+    restored = [merge([owned(cut, index, slots) for cut in saved]) for index in range(after)]
+    assert contents(restored) == contents(saved)
+    for index, cut in enumerate(restored):
+        assert all(owner_of_name(v.name, slots) == index for v in cut.snapshot.declaration.dense)
+    if before == after:
+        assert [cut.snapshot.declaration for cut in restored] == [cut.snapshot.declaration for cut in saved]
+        assert all(cut.ordered for cut in restored)
+
+
+def test_shards_of_two_models_are_not_mixed():
+    one = trained(variables(NAMES[0]), seed=0)
+    other = replace(one, snapshot=replace(one.snapshot, declaration=replace(one.snapshot.declaration, fingerprint="x")))
+    with pytest.raises(StorageError, match="two models"):
+        merge([one, other])
+    with pytest.raises(StorageError, match="no shards"):
+        merge([])
+
+
+def test_a_shard_that_lacks_an_array_is_no_shard():
+    arrays, meta = to_shard(trained(variables(*NAMES), seed=0))
+    for name in list(arrays):
+        with pytest.raises(StorageError):
+            from_shard({other: array for other, array in arrays.items() if other != name}, meta)
+    with pytest.raises(StorageError):
+        from_shard(arrays, {**meta, "applied": "nonsense"})
+
+
+def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start, tmp_path):
+    slots = placement(2)
+    values = {name: np.full(2, i, np.float32) for i, name in enumerate(NAMES)}
+    servers = [start(0), start(1)]
+    for ps in servers:
+        ps.attach()
+        worker = ps.worker()
+        worker.declare({n: v for n, v in values.items() if owner_of_name(n, slots) == ps.index}, optimizer="momentum")
+    directory = servers[0].checkpoint(servers, 1, tmp_path)
+
+    resumed = start(0)
+    assert resumed.attach(restore=str(directory), slots=placement(1)).initialized
+    worker = resumed.worker()
+    assert not worker.declare(values, optimizer="momentum").first
+    np.testing.assert_array_equal(worker.pull()[1], np.repeat(np.arange(len(NAMES)), 2))
+
+
+def test_an_attachment_that_is_repeated_restores_once_and_a_broken_checkpoint_changes_nothing(start, tmp_path):
+    lease = (1 << 32) + 1
+    ps = start()
+    ps.attach()
+    ps.worker().declare({"w": np.zeros(1, np.float32)})
+    directory = ps.checkpoint([ps], 1, tmp_path)
+    fresh = start()
+    again = {"restore": str(directory), "slots": placement(1), "live": [lease], "cut": 1}
+    fresh.attach(**again)
+    worker = fresh.worker()
+    worker.push(lease, 0, [1], cut=1)
+    assert fresh.attach(**again).version == 1
+    np.testing.assert_array_equal(worker.pull()[1], [-1])
+    with pytest.raises(Exception, match="manifest"):
+        fresh.attach(2, restore=str(tmp_path / "nowhere"), slots=placement(1))
+    np.testing.assert_array_equal(worker.pull()[1], [-1])

@@ -1,0 +1,134 @@
+"""Each (lease, step) enters at most once, whatever is retried, revoked, closed or restored."""
+
+from __future__ import annotations
+
+import pytest
+from edl.ps.leases import Admission, Leases, StaleMasterError
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+
+def number(counter: int, incarnation: int = 1) -> int:
+    return (incarnation << 32) + counter
+
+
+def attached(incarnation: int = 1) -> Leases:
+    leases = Leases()
+    leases.attach(incarnation, 0, [], [])
+    return leases
+
+
+def test_before_any_master_every_lease_is_of_an_unknown_one():
+    assert Leases().decide(number(1), 0) is Admission.UNKNOWN_MASTER
+
+
+def test_a_step_enters_once_and_older_ones_are_duplicates():
+    leases = attached()
+    assert leases.admit(number(1), 0) is Admission.APPLIED
+    assert leases.admit(number(1), 4) is Admission.APPLIED
+    assert leases.admit(number(1), 3) is Admission.DUPLICATE
+    assert leases.applied() == {number(1): 5}
+
+
+def test_deciding_changes_nothing():
+    leases = attached()
+    assert leases.decide(number(1), 0) is leases.decide(number(1), 0) is Admission.APPLIED
+
+
+def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
+    leases = attached(2)
+    with pytest.raises(StaleMasterError, match="incarnation 1"):
+        leases.attach(1, 0, [], [])
+    with pytest.raises(StaleMasterError):
+        leases.check(1)
+    assert leases.decide(number(7, 1), 0) is Admission.REVOKED
+
+
+def test_leases_that_live_on_keep_their_place():
+    leases = attached()
+    leases.admit(number(1), 0)
+    leases.attach(2, 0, [], [number(1)])
+    assert leases.admit(number(1), 0) is Admission.DUPLICATE
+    assert leases.admit(number(1), 1) is Admission.APPLIED
+
+
+def test_a_revocation_can_be_asked_for_again_with_the_same_answer():
+    leases = attached()
+    leases.admit(number(1), 0)
+    assert leases.revoke([number(1), number(2)], 0) == leases.revoke([number(1), number(2)], 0)
+    assert leases.applied() == {}
+
+
+@given(st.lists(st.integers(1, 200), max_size=200), st.integers(0, 220))
+def test_memory_is_kept_only_for_leases_at_or_above_the_floor(counters, floor):
+    leases = attached()
+    for counter in counters:
+        leases.admit(number(counter), 0)
+        if counter % 3 == 0:
+            leases.revoke([number(counter)], 0)
+    leases.close_below(number(floor))
+    assert len(leases) == len({counter for counter in counters if counter >= floor})
+    assert all(leases.decide(number(counter), 9) is Admission.REVOKED for counter in counters if counter < floor)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Two masters, workers that retry, revocations, floors and a checkpoint, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leases = attached()
+        self.incarnation = 1
+        self.floor = 0
+        self.entered: set[tuple[int, int]] = set()
+        self.closed: set[int] = set()
+        self.saved: tuple[dict[int, int], set[tuple[int, int]]] = ({}, set())
+
+    leases_of = st.builds(number, st.integers(1, 6), st.integers(1, 3))
+
+    @rule(lease=leases_of, step=st.integers(0, 5))
+    def push(self, lease: int, step: int) -> None:
+        decided = self.leases.decide(lease, step)
+        assert self.leases.admit(lease, step) is decided
+        if decided is Admission.APPLIED:
+            assert (lease, step) not in self.entered
+            assert lease not in self.closed
+            assert lease >= self.floor
+            assert lease >> 32 <= self.incarnation
+            self.entered.add((lease, step))
+        if decided is Admission.DUPLICATE:
+            assert any(known == lease and later >= step for known, later in self.entered)
+
+    @rule(leases=st.lists(leases_of, max_size=3), floor=leases_of)
+    def revoke(self, leases: list[int], floor: int) -> None:
+        before = {lease: max((s + 1 for known, s in self.entered if known == lease), default=0) for lease in leases}
+        through = self.leases.revoke(leases, floor)
+        for lease, steps in through.items():
+            assert steps in (0, before[lease])
+            assert steps == before[lease] or lease < self.floor
+        self.closed |= set(leases)
+        self.floor = max(self.floor, floor)
+
+    @precondition(lambda self: self.incarnation < 3)
+    @rule(live=st.lists(leases_of, max_size=4), revoked=st.lists(leases_of, max_size=2))
+    def new_master(self, live: list[int], revoked: list[int]) -> None:
+        self.incarnation += 1
+        self.leases.attach(self.incarnation, self.floor, revoked, live)
+        self.closed |= set(revoked)
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.saved = (dict(self.leases.applied()), set(self.entered))
+
+    @rule()
+    def restore(self) -> None:
+        """The updates after the checkpoint are gone with it: their steps may enter again, once."""
+        applied, self.entered = self.saved[0], {e for e in self.saved[1] if e[0] in self.saved[0]}
+        self.leases.restore(applied)
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        assert all(lease >= self.floor for lease in self.leases.applied())
+
+
+TestInterleavings = Interleavings.TestCase

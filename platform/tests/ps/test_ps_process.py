@@ -1,0 +1,90 @@
+"""``python -m edl.ps`` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.channels import connect, serve
+from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.rpc.methods import PsControl
+
+TOKEN = "a-token"
+
+
+class Registrations(MasterServicer):
+    """A master that only listens."""
+
+    def __init__(self) -> None:
+        self.seen: queue.Queue[pb.RegisterRequest] = queue.Queue()
+
+    def Register(self, request, context):
+        self.seen.put(request)
+        return pb.RegisterReply(incarnation=1)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="edl-ps") as name:
+        (Path(name) / "token").write_text(TOKEN)
+        yield Path(name)
+
+
+@pytest.fixture
+def process(folder):
+    environment = {
+        **os.environ,
+        "EDL_RUN_DIR": str(folder),
+        "EDL_ROLE": "ps",
+        "EDL_INDEX": "3",
+        "EDL_UID": "run-1-0123456789abcdef",
+        "EDL_TOKEN_FILE": str(folder / "token"),
+        "EDL_RUNTIME_DIR": str(folder),
+        "EDL_MASTER_ADDRESS": f"unix:{folder}/m.ctl",
+    }
+    started = subprocess.Popen([sys.executable, "-m", "edl.ps"], env=environment, stderr=subprocess.PIPE, text=True)
+    with started:
+        yield started
+        started.kill()
+
+
+def master(folder: Path, servicer: Registrations):
+    return serve(partial(add_MasterServicer_to_server, servicer), f"unix:{folder}/m.ctl", TOKEN, 2)
+
+
+def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder, process):
+    for _ in range(2):
+        servicer = Registrations()
+        server = master(folder, servicer)
+        request = servicer.seen.get(timeout=60)
+        server.stop()
+    assert (request.member.role, request.member.index, request.pid) == ("ps", 3, process.pid)
+    with connect(request.control_address, TOKEN) as channel:
+        reply = channel.call(PsControl.Attach, pb.AttachRequest(incarnation=1), deadline=10)
+    assert (reply.uid, reply.initialized) == ("run-1-0123456789abcdef", False)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    assert sorted(path.name for path in folder.iterdir() if path.suffix in (".ctl", ".blk")) == []
+
+
+def test_it_needs_no_tensorflow_and_little_memory(folder, process):
+    servicer = Registrations()
+    server = master(folder, servicer)
+    servicer.seen.get(timeout=60)
+    resident = psutil.Process(process.pid).memory_info().rss
+    maps = Path(f"/proc/{process.pid}/maps").read_text()
+    server.stop()
+    print(f"idle PS: {resident / 1e6:.0f} MB")
+    assert "tensorflow" not in maps
+    assert "safetensors" not in maps
+    assert resident < 100e6
