@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
-from edl.spec.kind import CORES, DURATION, SIZE, Choice, Flag, Number, Text, Whole
+from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.node import Json
+from edl.spec.placement import Pod, Resources, Security, Storage, Volume
+from edl.spec.quantity import DURATION, SIZE
 from edl.spec.section import Option, Section
 
 API_VERSION = "edl.dev/v1"
@@ -26,22 +28,11 @@ _DEFINITION = Text(
     r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$",
     "a module below the zoo and a function in it, such as mnist.model.custom_model",
 )
-_MOUNT = Text(r"^/[\s\S]*$", "an absolute path")
 _PRIORITY = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a PriorityClass, such as high or low")
 _PATH = Text(meaning="a path")
 _TEXT = Text()
-_LABEL = Text(r"^[\s\S]*$")
 _COUNT = Whole(0)
 _POSITIVE = Whole(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one pod of a role asks Kubernetes for."""
-
-    cpu: Annotated[float, Option(CORES, "CPU of one pod; edl run does not limit its processes.", "cores")] = 2.0
-    memory: Annotated[int, Option(SIZE, "Memory of one pod; edl run does not limit its processes.", "bytes")] = 2 << 30
-    gpu: Annotated[int, Option(_COUNT, "GPUs of one pod.", "devices", built=(0,))] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,83 +192,6 @@ class Workers:
         float,
         Option(Number(1.0), "Memory of a worker's successor after it ran out of memory, as a factor.", built=(1.0,)),
     ] = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Volume:
-    """A directory that all roles share."""
-
-    mount: Annotated[str, Option(_MOUNT, "Where the volume appears in paths of this file.")]
-    claim: Annotated[
-        str | None, Option(Nullable(_TEXT), "PersistentVolumeClaim of the volume; edl run does not use it.")
-    ] = None
-    local: Annotated[
-        str | None,
-        Option(Nullable(_PATH), "Folder that stands for the volume under edl run, relative to this file."),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Where journal, checkpoints and logs go."""
-
-    claim: Annotated[
-        str | None,
-        Option(Nullable(_TEXT), "PersistentVolumeClaim; null is the first volume's. edl run does not use it."),
-    ] = None
-    path: Annotated[
-        str | None,
-        Option(
-            Nullable(_PATH), "Directory of runs; null is .edl where edl run was called, on Kubernetes the first volume."
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """What every pod of the job gets; edl run has no pods and does not use it."""
-
-    env: Annotated[Mapping[str, str], Option(Named(_LABEL), "Environment variables of every container.")] = field(
-        default_factory=dict
-    )
-    node_selector: Annotated[Mapping[str, str], Option(Named(_LABEL), "Labels of the nodes that pods may use.")] = (
-        field(default_factory=dict)
-    )
-    tolerations: Annotated[
-        tuple[Mapping[str, Json], ...], Option(ListOf(Named(Anything())), "Tolerations, as Kubernetes has them.")
-    ] = ()
-    affinity: Annotated[Mapping[str, Json], Option(Named(Anything()), "Affinity, as Kubernetes has it.")] = field(
-        default_factory=dict
-    )
-    labels: Annotated[Mapping[str, str], Option(Named(_LABEL), "Labels that are added to pods.")] = field(
-        default_factory=dict
-    )
-    annotations: Annotated[Mapping[str, str], Option(Named(_LABEL), "Annotations that are added to pods.")] = field(
-        default_factory=dict
-    )
-    overrides: Annotated[
-        Mapping[str, Json], Option(Named(Anything()), "Parts of a pod that are merged in last, as Kubernetes has them.")
-    ] = field(default_factory=dict)
-    image_pull_secrets: Annotated[
-        tuple[str, ...], Option(ListOf(_TEXT), "Names of the Secrets that the image is pulled with.")
-    ] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RunAs:
-    """The user that containers run as."""
-
-    user: Annotated[int, Option(_COUNT, "Numeric user id.")] = 1000
-    group: Annotated[int, Option(_COUNT, "Numeric group id, also of the volumes' files.")] = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Security:
-    """Whom pods run as; edl run does not use it."""
-
-    run_as: Annotated[RunAs, Option(Section(RunAs), "User and group of every container.")] = field(
-        default_factory=RunAs
-    )
 
 
 @dataclass(frozen=True, slots=True)

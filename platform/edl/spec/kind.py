@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl.spec import quantity
 from edl.spec.node import Json, Node, Place, Scalar
 from edl.spec.problem import nearest
 
@@ -35,7 +33,7 @@ class Kind(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Scalar:
+class ScalarKind:
     """What the kinds of single values share: one way to refuse, and JSON that is the value itself."""
 
     @property
@@ -54,7 +52,7 @@ class _Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(_Scalar):
+class Whole(ScalarKind):
     """A whole number of at least ``minimum``."""
 
     minimum: int | None = 0
@@ -66,7 +64,7 @@ class Whole(_Scalar):
 
     def read(self, node: Node, place: Place) -> Any:
         """The value, or None with a problem reported."""
-        number = _whole(node.value)
+        number = whole(node.value)
         if number is None or number < _floor(self.minimum):
             return self.refuse(node, place, _unquote(node.value))
         return number
@@ -77,7 +75,7 @@ class Whole(_Scalar):
 
 
 @dataclass(frozen=True, slots=True)
-class Number(_Scalar):
+class Number(ScalarKind):
     """A finite number of at least ``minimum``; always a float once read."""
 
     minimum: float | None = None
@@ -89,7 +87,7 @@ class Number(_Scalar):
 
     def read(self, node: Node, place: Place) -> Any:
         """The value, or None with a problem reported."""
-        number = _number(node.value)
+        number = finite(node.value)
         if number is None or number < _floor(self.minimum):
             return self.refuse(node, place, _unquote(node.value))
         return number
@@ -109,7 +107,7 @@ class Measure(Number):
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(_Scalar):
+class Flag(ScalarKind):
     """True or false."""
 
     @property
@@ -127,7 +125,7 @@ class Flag(_Scalar):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_Scalar):
+class Text(ScalarKind):
     """Text, not empty unless a pattern says so; ``meaning`` names what the pattern admits."""
 
     pattern: str = r"^[\s\S]+$"
@@ -152,7 +150,7 @@ class Text(_Scalar):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(_Scalar):
+class Choice(ScalarKind):
     """One of a few names."""
 
     names: tuple[str, ...]
@@ -172,49 +170,6 @@ class Choice(_Scalar):
     def schema(self) -> dict[str, Json]:
         """JSON Schema of what read accepts."""
         return {"enum": list(self.names)}
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity(_Scalar):
-    """A number in the documented unit, or text with a unit of its own: ``2Mi``, ``500m``, ``30m``."""
-
-    parse: Callable[[str], float]
-    pattern: str
-    meaning: str
-    whole: bool = False
-
-    @property
-    def expected(self) -> str:
-        """What is allowed, to stand after 'must be'."""
-        return self.meaning
-
-    def read(self, node: Node, place: Place) -> Any:
-        """The value, or None with a problem reported."""
-        plain = _whole if self.whole else _number
-        number = self._parsed(node.value) if isinstance(node.value, str) else plain(node.value)
-        return number if number is not None and number >= 0 else self.refuse(node, place)
-
-    def schema(self) -> dict[str, Json]:
-        """JSON Schema of what read accepts."""
-        return {
-            "anyOf": [
-                {"type": "integer" if self.whole else "number", "minimum": 0},
-                {"type": "string", "pattern": self.pattern},
-            ]
-        }
-
-    def _parsed(self, text: str) -> float | None:
-        try:
-            return self.parse(text)
-        except (ValueError, OverflowError):
-            return None
-
-
-SIZE = Quantity(quantity.size, quantity.SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
-CORES = Quantity(quantity.cores, quantity.CORES_PATTERN, "CPU cores such as 2, 1.5 or 500m")
-DURATION = Quantity(
-    quantity.duration, quantity.DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds"
-)
 
 
 def found(node: Node) -> str:
@@ -239,7 +194,8 @@ def one_of(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _number(value: object) -> float | None:
+def finite(value: object) -> float | None:
+    """A finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -248,8 +204,8 @@ def _number(value: object) -> float | None:
         return None
 
 
-def _whole(value: object) -> int | None:
-    """A whole number however it is written: JSON Schema, too, takes 1e3 for an integer."""
+def whole(value: object) -> int | None:
+    """A whole number however it is written, 1e3 included, as in JSON Schema; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return int(value) if isinstance(value, float) and value.is_integer() else None

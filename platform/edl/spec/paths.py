@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from edl.spec.job import JobSpec, Volume
+from edl.spec.job import JobSpec
+from edl.spec.placement import Volume
 
 DEFAULT_STORAGE = ".edl"
 

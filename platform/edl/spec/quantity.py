@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+from edl.spec.kind import ScalarKind, finite, whole
+from edl.spec.node import Json, Node, Place
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 SIZE_PATTERN = rf"^{_NUMBER}(?:[KMGT]i|[kMGT])?$"
@@ -16,6 +22,42 @@ _SIZES = {
     **{f"{unit}i": 1024**power for power, unit in enumerate("KMGT", start=1)},
 }
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(ScalarKind):
+    """A number in the documented unit, or text with a unit of its own: ``2Mi``, ``500m``, ``30m``."""
+
+    parse: Callable[[str], float]
+    pattern: str
+    meaning: str
+    whole: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return self.meaning
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        plain = whole if self.whole else finite
+        number = self._parsed(node.value) if isinstance(node.value, str) else plain(node.value)
+        return number if number is not None and number >= 0 else self.refuse(node, place)
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {
+            "anyOf": [
+                {"type": "integer" if self.whole else "number", "minimum": 0},
+                {"type": "string", "pattern": self.pattern},
+            ]
+        }
+
+    def _parsed(self, text: str) -> float | None:
+        try:
+            return self.parse(text)
+        except (ValueError, OverflowError):
+            return None
 
 
 def size(text: str) -> int:
@@ -47,3 +89,8 @@ def _split(text: str, pattern: str) -> tuple[str, str]:
     number = re.match(_NUMBER, text)
     assert number is not None
     return number.group(), text[number.end() :]
+
+
+SIZE = Quantity(size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
+CORES = Quantity(cores, CORES_PATTERN, "CPU cores such as 2, 1.5 or 500m")
+DURATION = Quantity(duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds")

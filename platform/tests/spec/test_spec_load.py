@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edl.spec.job import Checkpoint, Data, JobSpec, Model, Resources, Strategy, Train
+from edl.spec.job import Checkpoint, Data, JobSpec, Model, Strategy, Train
 from edl.spec.load import changes, dump, load
+from edl.spec.placement import Resources
 from edl.spec.problem import SpecError
 
 SMALLEST = "name: iris\nmodel: {definition: iris.model.custom_model}\ndata: {training: train.csv}\n"

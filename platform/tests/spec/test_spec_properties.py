@@ -10,10 +10,11 @@ import pytest
 from edl.spec import event, rules
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
 from edl.spec.job import JOB, JobSpec
-from edl.spec.kind import Choice, Flag, Number, Quantity, Text, Whole
+from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.load import changes, dump, load
 from edl.spec.node import Place, tree
 from edl.spec.problem import Problem
+from edl.spec.quantity import Quantity
 from edl.spec.schema import job_schema
 from edl.spec.section import Option, Section, defaults, options
 from edl.spec.status import Report, RoleStatus, Status, Summary
