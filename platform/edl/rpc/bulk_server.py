@@ -117,10 +117,17 @@ class BulkServer:
                 log.warning("%s: %s is turned away, %d connections are open", self.address, peer, len(self._open))
                 sock.close()
                 return
-            connection = Connection(sock, peer, _STRANGER, _HANDSHAKE)
-            thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
-            self._open[connection] = thread
-            thread.start()  # under the lock: stop() must not meet a thread that cannot be joined yet
+            try:
+                self._begin(Connection(sock, peer, _STRANGER, _HANDSHAKE))
+            except (OSError, RuntimeError) as error:  # it has gone already; no thread can be started
+                log.warning("%s: %s could not be served: %s", self.address, peer, error)
+                sock.close()
+
+    def _begin(self, connection: Connection) -> None:
+        """Start the connection's thread; under the lock, since stop() cannot join a thread that has not started."""
+        thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
+        thread.start()
+        self._open[connection] = thread
 
     def _serve(self, connection: Connection) -> None:
         try:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _MAX_VECTORS = 512  # IOV_MAX is 1024 on Linux and the BSDs, 16 is all that POSIX promises
-_SOCKET_BUFFER = 1 << 20  # bytes; a 400 KB frame fits, so that its sender need not wait for the reader
 _KEEPALIVE = 2  # seconds until a silent TCP peer is probed, and between probes
 _KEEPALIVE_PROBES = 3
 _UNREACHABLE = 10_000  # milliseconds that sent bytes may stay unacknowledged
@@ -171,8 +170,11 @@ def remaining(views: Sequence[memoryview], count: int) -> list[memoryview]:
 
 
 def tune(sock: socket.socket) -> None:
-    """Set the options of a bulk socket: large buffers; over TCP no delay, and a vanished peer is noticed."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+    """Set the options of a bulk socket over TCP: no delay, and a vanished peer is noticed.
+
+    The kernel's buffer sizes stay: larger ones made no difference to frames of 400 KB or 16 MB (bench/bulk_plane.py),
+    and fixing them would end TCP's own tuning.
+    """
     if sock.family == socket.AF_UNIX:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

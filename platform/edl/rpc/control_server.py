@@ -77,8 +77,6 @@ def serve(
         RefusedError: the address cannot be used, or another live server listens there.
     """
     wanted = parse(address)
-    if isinstance(wanted, UnixAddress):
-        refuse_live_socket(wanted)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
     server = grpc.server(pool, interceptors=[Guard(token)], options=SERVER_OPTIONS)
     register(server)
@@ -89,6 +87,8 @@ def serve(
 
 def _bind(server: grpc.Server, wanted: UnixAddress | TcpAddress) -> str:
     try:
+        if isinstance(wanted, UnixAddress):
+            refuse_live_socket(wanted)
         port = server.add_insecure_port(str(wanted))
         if isinstance(wanted, UnixAddress):
             os.chmod(wanted.path, _PRIVATE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from contextlib import suppress
 
 from edl.core.errors import RefusedError
@@ -16,8 +17,8 @@ _PRIVATE = 0o600
 class Listener:
     """A listening socket and the address that clients connect to.
 
-    A Unix socket is made under another name and renamed when it is private and listening: clients never meet it
-    half-made, and the file of a killed server is replaced.
+    The file of a killed server is replaced. A Unix socket is private before it listens, so that nobody else can
+    connect even for a moment.
 
     Raises:
         RefusedError: another live server listens there, or the address cannot be bound.
@@ -66,16 +67,14 @@ def refuse_live_socket(address: UnixAddress) -> None:
 
 def _listen_unix(address: UnixAddress) -> socket.socket:
     refuse_live_socket(address)
-    folder, name = os.path.split(address.path)
-    unfinished = os.path.join(folder, f"{name[:-1]}~")  # as long as the path itself: sun_path is short
     with suppress(FileNotFoundError):
-        os.unlink(unfinished)
+        if stat.S_ISSOCK(os.stat(address.path).st_mode):  # never a file of another sort: bind then fails
+            os.unlink(address.path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.bind(unfinished)
-        os.chmod(unfinished, _PRIVATE)
+        sock.bind(address.path)
+        os.chmod(address.path, _PRIVATE)
         sock.listen(_BACKLOG)
-        os.rename(unfinished, address.path)
     except OSError:
         sock.close()
         raise

@@ -329,3 +329,13 @@ def test_a_killed_servers_address_is_used_again(start: Start, address: str) -> N
         client.request(Kind.PULL, b"")
     with client_of(start(at=found)) as client:
         assert client.request(Kind.PULL, b"back").meta == b"back"
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("keep")
+    server = BulkServer(f"unix:{path}", TOKEN, echo, max_body=1)
+    with pytest.raises(RefusedError, match="cannot listen"):
+        server.start()
+    server.stop()
+    assert path.read_text() == "keep"

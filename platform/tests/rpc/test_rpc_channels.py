@@ -377,3 +377,11 @@ def test_nothing_is_left_after_stop(start: Start) -> None:
         cycle()
     assert sockets() <= before[0]
     assert threading.active_count() <= before[1]
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("keep")
+    with pytest.raises(RefusedError, match="cannot listen"):
+        serve(lambda _: None, f"unix:{path}", TOKEN, 1)
+    assert path.read_text() == "keep"
