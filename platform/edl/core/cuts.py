@@ -32,6 +32,7 @@ class Cut:
         pin: whether the PS keep it in memory for an evaluation or the export.
         holders: uids of workers that may still send pushes stamped below ``number``.
         parts: uids of PS that have not yet taken their snapshot, or not yet saved it.
+        pause: seconds from the announcement to the last snapshot; updates waited for a part of it.
         applied: what each PS said of its live leases when it took the snapshot.
     """
 
@@ -46,6 +47,7 @@ class Cut:
     applied: dict[str, dict[int, int]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     deadline: float = float("inf")
+    pause: float = 0.0
 
     def acknowledged(self, worker: str, known: int) -> None:
         """A worker says that every push of its that is stamped below ``known`` has been answered."""

@@ -55,6 +55,14 @@ class JobState(State):
         return commands
 
 
+    def give_up(self, phase: str, reason: str) -> list[Command]:
+        """End the job for a reason that was found outside."""
+        self.out = []
+        self.end(phase, reason)
+        commands, self.out = self.out, []
+        return commands
+
+
 def _dataset(state: State, event: events.DatasetDescribed, now: float) -> None:
     parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
     if not state.described:

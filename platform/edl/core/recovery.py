@@ -68,8 +68,22 @@ def synced(state: State, now: float) -> None:
             state.holders.setdefault(lease.worker, Holder(now)).stepped[number] = now
             if lease.revoking and ledger is training:
                 _revoke(state, lease.worker, [number], lease.revoking, in_flight=True, crashed=False)
+    _parameters_left(state)
     for worker in [w for w, h in state.holders.items() if h.stepped and not state.fleet.is_live(w)]:
         take_back(state, worker, "its pod was gone when the master came back", now)
+
+
+def _parameters_left(state: State) -> None:
+    """What was lost while no master was there: all parameters, or those of some PS."""
+    if state.training is None or not state.cut_number or state.ended:
+        return
+    there = {ps.index for ps in state.fleet.live(Role.PS)}
+    if not there:
+        roll_back(state, "no parameter server was left when the master came back")
+        return
+    for index in range(state.settings.ps):
+        if index not in there:
+            _part_back(state, index, f"ps-{index} was gone when the master came back")
 
 
 # ------------------------------------------------------------------------------------------------ workers
@@ -138,7 +152,9 @@ def take_back(
         closed(state, worker, lease.number, now)
     if training:
         state.record({"kind": "revoking", "leases": sorted(training), "reason": reason})
-        state.tell("lease_revoked", worker=worker, leases=sorted(training), reason=reason)
+        for number in sorted(training):
+            where = _where(state.ledgers[TRAINING].leases[number].work)
+            state.tell("lease_revoked", **where, worker=worker, lease=number, reason=reason)
         _revoke(state, worker, training, reason, in_flight=in_flight, crashed=crashed)
 
 
@@ -218,7 +234,8 @@ def _holds_training(state: State, worker: str) -> bool:
 
 def ps_registered(state: State, uid: str, now: float) -> None:
     """A PS says where it listens: make it listen to this incarnation of the master."""
-    if state.synced and not state.fleet.is_live(uid):
+    known = state.fleet.pods.get(uid)
+    if known is not None and (known.attached or not known.live):
         return
     _attach(state, uid, None)
 
@@ -270,18 +287,18 @@ def _ps_lost(state: State, pod: Pod, reason: str, now: float) -> None:
     if state.training is None or not held_state:
         return
     if any(ps.initialized for ps in state.fleet.live(Role.PS)):
-        _part_back(state, pod, reason)
+        _part_back(state, pod.index, f"ps-{pod.index}: {reason}")
     else:
         roll_back(state, f"ps-{pod.index}: {reason}")
 
 
-def _part_back(state: State, pod: Pod, reason: str) -> None:
+def _part_back(state: State, index: int, reason: str) -> None:
     """Others survive: the slots of this PS go back to the newest checkpoint, the ledger stays."""
     cut, step = (state.checkpoint.cut, state.checkpoint.step) if state.checkpoint else (0, 0)
     updates = max(0, state.step - step)
-    entry = {"kind": "rolled_back", "cut": cut, "records": 0, "ledger": None, "updates": updates, "ps": pod.index}
+    entry = {"kind": "rolled_back", "cut": cut, "records": 0, "ledger": None, "updates": updates, "ps": index}
     state.record({**entry, "reason": reason})
-    state.tell("rolled_back", records=0, updates=updates, to_cut=cut, reason=f"ps-{pod.index}: {reason}")
+    state.tell("rolled_back", records=0, updates=updates, to_cut=cut, reason=reason)
 
 
 def roll_back(state: State, reason: str) -> None:

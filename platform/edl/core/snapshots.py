@@ -82,10 +82,10 @@ def _complete(state: State, now: float) -> None:
     frozen = Ledger(training.plan, training.epochs, training.minibatch)
     frozen.restore(state.frozen)
     position = frozen.position(agreed.value)
-    pause, version = now - cut.began, max(cut.versions.values(), default=0)
+    cut.pause, version = now - cut.began, max(cut.versions.values(), default=0)
     applied = {str(number): through for number, through in agreed.value.items()}
     entry = {"kind": "cut_taken", "cut": cut.number, "step": position["done_steps"], "version": version}
-    state.record({**entry, "applied": applied, "pause": round(pause, 6)})
+    state.record({**entry, "applied": applied, "pause": round(cut.pause, 6)})
     if cut.pin:
         for uid in cut.versions:
             state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
@@ -93,7 +93,7 @@ def _complete(state: State, now: float) -> None:
         _pinned(state, cut.number, frozen.done_steps, final=state.over(frozen))
     if cut.checkpoint:
         cut.stage = Stage.SAVING
-        state.do(SaveCheckpoint(cut.number, position["done_steps"], version, position, pause))
+        state.do(SaveCheckpoint(cut.number, position["done_steps"], version, position, cut.pause))
         state.frozen = position
     else:
         state.cut = None
@@ -120,5 +120,5 @@ def saved(state: State, event: CheckpointSaved, now: float) -> None:
         step, version = state.frozen["done_steps"], max(cut.versions.values(), default=0)
         entry = {"kind": "saved", "cut": cut.number, "step": step, "version": version, "ledger": state.frozen}
         state.record(entry)
-        state.tell("checkpoint_saved", cut=cut.number, step=step)
+        state.tell("checkpoint_saved", cut=cut.number, step=step, pause_seconds=cut.pause)
     state.cut = None

@@ -407,6 +407,10 @@ def _phase(state: State, entry: Mapping[str, Any]) -> None:
     state.phase, state.reason = entry["name"], entry["reason"]
 
 
+def _resumed(state: State, entry: Mapping[str, Any]) -> None:
+    state.phase, state.reason = "Starting", "resumed"
+
+
 def _incarnation(state: State, entry: Mapping[str, Any]) -> None:
     state.incarnation, state.lease_counter = entry["number"], 0
 
@@ -430,6 +434,7 @@ _APPLY = {
     "restored": _restored,
     "worker": _worker,
     "phase": _phase,
+    "resumed": _resumed,
     "incarnation": _incarnation,
 }
 ENTRIES: Sequence[str] = tuple(_APPLY)

@@ -1,0 +1,10 @@
+"""``python -m edl.master``: the master process of one job."""
+
+from __future__ import annotations
+
+import sys
+
+from edl.master.process import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""What of the JobSpec matters to decisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edl.core.state import Settings
+from edl.spec.job import JobSpec
+from edl.spec.zoo import locate, names
+
+
+def settings_of(spec: JobSpec, *, predict: bool) -> Settings:
+    """The settings of a job that trains, or of one that predicts and needs no parameter servers."""
+    train = spec.train
+    return Settings(
+        minibatch=train.minibatch_size,
+        task_records=train.minibatch_size * train.minibatches_per_task,
+        epochs=train.epochs,
+        seed=train.seed,
+        max_steps=train.max_steps,
+        evaluation_steps=train.evaluation_steps,
+        checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
+        export=spec.export is not None and not predict,
+        predict=predict,
+        describe=defines_reader(spec),
+        skip_crashing=train.on_crashing_range == "skip",
+        ps=0 if predict else spec.ps.count,
+        workers=spec.workers.max,
+    )
+
+
+def defines_reader(spec: JobSpec) -> bool:
+    """Whether the user's module brings its own reader; found by reading the module, never by running it."""
+    module = locate(Path(spec.model.zoo), spec.model.definition)
+    return "custom_data_reader" in names(module.path)
