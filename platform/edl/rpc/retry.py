@@ -1,7 +1,7 @@
 """When to try again: decorrelated jitter within a time limit.
 
 Own code rather than tenacity: that library has neither this kind of jitter nor an injectable clock or source of
-randomness, and importing it loads asyncio into every role.
+randomness, and gRPC's own retries stop after five tries.
 """
 
 from __future__ import annotations
