@@ -1,0 +1,66 @@
+# EDL. `make help` says what there is.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The first Python that works and is new enough.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+  $$p -c 'import sys; sys.exit(not (3,11) <= sys.version_info[:2] < (3,14))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+STAMP := $(VENV)/.installed
+DEMO ?= demo-data
+WORKERS ?= 2
+
+.PHONY: help setup demo test check lint types layers unit faults bench proto schema constraints clean
+
+help: ## print every target
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "EDL needs Python 3.11, 3.12 or 3.13 (as python3, python3.11 ...), and none was found."; exit 2; }
+	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB, this takes a few minutes once."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	@touch $(STAMP)
+
+setup: $(STAMP) ## make the virtual environment (the other targets do it themselves)
+
+demo: $(STAMP) ## train MNIST-format digits on this machine while a worker is killed half-way
+	@test -e $(DEMO)/mnist/train || $(BIN)/edl data mnist $(DEMO)/mnist --format recordio --source digits --records 12000
+	@$(BIN)/python -m edl.testing.faults worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
+
+test: check ## what CI runs: format, lint, types, layers, tests
+check: lint types layers unit faults
+
+lint: $(STAMP) ## formatting and lint (ruff)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## types (mypy --strict)
+	$(BIN)/mypy
+
+layers: $(STAMP) ## who may import whom (import-linter)
+	$(BIN)/lint-imports
+
+unit: $(STAMP) ## tests but for those that kill processes of a whole job
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults"
+
+faults: $(STAMP) ## whole jobs on real processes, with real signals
+	$(BIN)/pytest -q -m faults
+
+bench: $(STAMP) ## measure; results go to bench/results and docs/benchmarks.md
+	$(BIN)/python bench/run_all.py
+
+proto: $(STAMP) ## generate the messages' code from edl.proto
+	$(BIN)/python -m grpc_tools.protoc -Iplatform --python_out=platform --pyi_out=platform --grpc_python_out=platform platform/edl/rpc/edl.proto
+
+schema: $(STAMP) ## print the JobSpec's JSON Schema
+	@$(BIN)/edl schema
+
+constraints: $(STAMP) ## write the versions of this environment to constraints.txt
+	@{ echo '# Versions that were tested together: names and versions only. Refresh with `make constraints`.'; \
+	  $(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+=='; } > constraints.txt
+
+clean: ## remove what was built and trained here (not the virtual environment)
+	rm -rf build dist $(DEMO) .edl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
