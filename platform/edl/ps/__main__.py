@@ -8,6 +8,7 @@ import sys
 from edl.core.errors import EdlError
 from edl.ps.process import run, stop_on_signals
 from edl.rpc.identity import Identity
+from edl.spec.load import load
 
 
 def main() -> int:
@@ -15,9 +16,10 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     stopping = stop_on_signals()
     try:
-        run(Identity.from_environment(), stopping)
+        identity = Identity.from_environment()
+        run(identity, load(identity.run_dir / "spec.json"), stopping)
     except EdlError as error:
-        logging.getLogger("edl.ps").error("%s", error)  # noqa: TRY400  a sentence for people, no traceback
+        logging.getLogger("edl.ps").error("%s", error)
         return error.exit_code
     return 0
 

@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 from edl.core.errors import BadInputError
 from edl.ps import requests
 from edl.ps.arrays import Floats
+from edl.ps.conversation import Stamp
 from edl.ps.leases import Admission
-from edl.ps.parameter_server import ParameterServer, Stamp
+from edl.ps.parameter_server import ParameterServer
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import Answer, Frame, Kind
 from edl.rpc.refusal import Refused
@@ -92,8 +93,10 @@ class BulkPlane:
         head = pb.ScanRows.FromString(frame.meta)
         if head.cursor < 0 or head.limit < 1:
             raise Refused(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
-        source = self._server.pinned(head.pin).snapshot if head.pin else self._server
-        rows = source.scan(head.table, head.cursor, head.limit)
+        pinned = self._server.pinned(head.pin).snapshot if head.pin else None
+        declared = pinned.declaration if pinned else self._server.declaration()
+        table = declared.table(head.table).name
+        rows = (pinned or self._server).scan(table, head.cursor, head.limit)
         cursor = head.cursor + len(rows.ids) if len(rows.ids) == head.limit else -1
         meta = pb.ScannedRows(cursor=cursor, count=len(rows.ids))
         return Answer(Kind.SCANNED, meta.SerializeToString(), _views(rows.ids, rows.values))

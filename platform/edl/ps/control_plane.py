@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.core.errors import StorageError
-from edl.ps.parameter_server import Attachment, ParameterServer
+from edl.ps.conversation import Attachment
+from edl.ps.parameter_server import ParameterServer
 from edl.rpc import edl_pb2 as pb
 from edl.rpc import edl_pb2_grpc
 from edl.rpc.refusal import Refused

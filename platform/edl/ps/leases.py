@@ -37,6 +37,12 @@ class StaleMasterError(RefusedError):
     kind = "incarnation"
 
 
+class NotAttachedError(RefusedError):
+    """A message of a master that has not attached here yet: the PS is newer than the master thinks."""
+
+    kind = "unattached"
+
+
 class Leases:
     """Memory of what was applied, by lease."""
 
@@ -56,10 +62,13 @@ class Leases:
         """Refuse a message of another master than the one that is attached.
 
         Raises:
-            StaleMasterError: the message's incarnation is lower, or no such master has attached.
+            StaleMasterError: a later master has attached.
+            NotAttachedError: this master has not attached.
         """
-        if incarnation != self._incarnation:
+        if incarnation < self._incarnation:
             raise StaleMasterError(f"message of master incarnation {incarnation}, attached is {self._incarnation}")
+        if incarnation > self._incarnation:
+            raise NotAttachedError(f"master incarnation {incarnation} has not attached, {self._incarnation} has")
 
     def attach(self, incarnation: int, floor: int, revoked: Iterable[int], live: Iterable[int]) -> None:
         """A master takes over, or the same one comes back.

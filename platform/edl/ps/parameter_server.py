@@ -11,75 +11,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from edl.ps import checkpoints
 from edl.ps.arrays import Floats, Ids
 from edl.ps.checkpoints import Cut
+from edl.ps.contents import Contents
+from edl.ps.conversation import Attachment, PushResult, Stamp, State, Taken
 from edl.ps.cuts import Cuts
 from edl.ps.declaration import Declaration
 from edl.ps.leases import Admission, Leases
-from edl.ps.numpy_store import NumpyStore
 from edl.ps.shard_writer import Saved, ShardWriter
 from edl.ps.snapshot import StoredRows
-from edl.ps.store import Gradients, ParameterStore
+from edl.ps.store import Gradients
 from edl.rpc.refusal import Refused
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 20.0
 """Seconds that a push waits for a cut before it is answered ``busy``."""
-
-
-class Stamp(NamedTuple):
-    """Which step a push is: its lease, the step's index in it, and the cut that the worker knew."""
-
-    lease: int
-    step: int
-    cut: int
-
-
-class PushResult(NamedTuple):
-    """What became of a push; ``version`` counts the pushes applied, ``cut`` is the newest announced one."""
-
-    admission: Admission
-    version: int
-    cut: int
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """What a master says when it attaches; see AttachRequest in edl.proto."""
-
-    incarnation: int
-    floor: int
-    revoked: Sequence[int] = ()
-    live: Sequence[int] = ()
-    restore: Path | None = None
-    cut: int = 0
-    slots: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a master learns when it attaches."""
-
-    initialized: bool
-    version: int
-    applied: Mapping[int, int]
-    pins: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """A snapshot that was taken; ``copy_seconds`` is how long pushes were kept out for the copy alone."""
-
-    cut: int
-    version: int
-    applied: Mapping[int, int]
-    copy_seconds: float
 
 
 class ParameterServer:
@@ -108,12 +58,10 @@ class ParameterServer:
         self._attaching = threading.Lock()
         self._leases = Leases()
         self._cuts: Cuts[Cut] = Cuts()
-        self._store: ParameterStore | None = None
-        self._ordered = True
-        self._version = 0
+        self._contents = Contents()
         self._closed = False
         self._last_taken: Taken | None = None
-        self._last_restore: tuple[int, int, Path] | None = None
+        self._last_restore: Attachment | None = None
 
     # ------------------------------------------------------------ workers
 
@@ -129,38 +77,32 @@ class ParameterServer:
         with self._changed:
             if not self._leases.attached:
                 raise Refused("no master has attached to this PS yet", kind="busy")
-            if self._store is None:
-                self._store = NumpyStore(declared, dense)
+            first = self._contents.declare(declared, dense)
+            if first:
                 log.info("holds %d dense values and %d tables", declared.size, len(declared.tables))
-                return self._version, True
-            if not self._ordered and self._store.declaration.same_variables(declared):
-                self._store = NumpyStore.restored(self._store.snapshot().arranged(declared.dense))
-                self._ordered = True
-            if difference := self._store.declaration.difference(declared):
-                raise Refused(difference, kind="bad")
-            return self._version, False
+            return self._contents.version, first
 
     def declaration(self) -> Declaration:
         """What is held; raises Refused (kind ``uninitialized``) if nothing was declared since the start."""
         with self._changed:
-            return self._live().declaration
+            return self._contents.store().declaration
 
     def pull(self, declared: Declaration, into: Floats) -> int:
         """Copy the slab to ``into``, which was made for ``declared``; returns its version."""
         with self._changed:
-            self._declared(declared).read_dense(into)
-            return self._version
+            self._contents.store_of(declared).read_dense(into)
+            return self._contents.version
 
     def pull_rows(self, ids: Mapping[str, Ids]) -> list[Floats]:
         """Rows of each table, all of one version."""
         with self._changed:
-            store = self._live()
+            store = self._contents.store()
             return [store.read_rows(table, wanted) for table, wanted in ids.items()]
 
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
         """Some of the stored rows, without slot variables."""
         with self._changed:
-            return self._live().scan(table, start, limit)
+            return self._contents.store().scan(table, start, limit)
 
     def pinned(self, cut: int) -> Cut:
         """The state at a pinned cut; raises PinError if it is not kept."""
@@ -185,17 +127,15 @@ class ParameterServer:
         with self._changed:
             if self._kept_out(stamp) and not self._changed.wait_for(lambda: not self._kept_out(stamp), self._patience):
                 raise Refused(f"cut {stamp.cut} is not over after {self._patience:g} s", kind="busy")
-            store = self._declared(declared)
+            store = self._contents.store_of(declared)
             admission = self._leases.admit(stamp.lease, stamp.step)
             if admission is Admission.UNKNOWN_MASTER:
                 raise Refused(f"the master that granted lease {stamp.lease} has not attached yet", kind="incarnation")
             if admission is Admission.APPLIED:
-                self._version += 1
-                if gradients is not None:
-                    store.apply(gradients, self._version)
+                self._contents.apply(gradients)
             if into is not None:
                 store.read_dense(into)
-            return PushResult(admission, self._version, self._cuts.announced)
+            return PushResult(admission, self._contents.version, self._cuts.announced)
 
     # ------------------------------------------------------------ the master
 
@@ -214,10 +154,12 @@ class ParameterServer:
                 self._leases.attach(attachment.incarnation, attachment.floor, attachment.revoked, attachment.live)
                 if cut is not None:
                     self._restore(cut)
-                    self._last_restore = _restoring(attachment)
+                    self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
                 self._changed.notify_all()
-                return State(self._store is not None, self._version, self._leases.applied(), tuple(self._cuts.pins()))
+                return State(
+                    self._contents.initialized, self._contents.version, self._leases.applied(), tuple(self._cuts.pins())
+                )
 
     def revoke(self, incarnation: int, leases: Sequence[int], floor: int) -> Mapping[int, int]:
         """Close leases; returns ``through`` of each."""
@@ -248,7 +190,7 @@ class ParameterServer:
             self._cuts.check_open(cut)
             self._leases.close_below(floor)
             began = self._clock()
-            copy = Cut(cut, self._live().snapshot(), self._version, self._leases.applied())
+            copy = self._contents.copy(cut, self._leases)
             self._last_taken = Taken(cut, copy.version, copy.applied, self._clock() - began)
             self._cuts.taken(cut, copy, pin=pin)
             if checkpoint is not None:
@@ -283,18 +225,6 @@ class ParameterServer:
 
     # ------------------------------------------------------------ under the lock
 
-    def _live(self) -> ParameterStore:
-        if self._store is None or not self._ordered:
-            raise Refused("no worker has declared the variables to this PS yet", kind="uninitialized")
-        return self._store
-
-    def _declared(self, declared: Declaration) -> ParameterStore:
-        """The store, if it still holds what a request was checked against."""
-        store = self._live()
-        if store.declaration is not declared:
-            raise Refused("the parameters were replaced while the request waited", kind="busy")
-        return store
-
     def _kept_out(self, stamp: Stamp) -> bool:
         """A retried or revoked push changes nothing, so that it need not wait."""
         if self._closed:
@@ -303,20 +233,12 @@ class ParameterServer:
 
     def _to_restore(self, attachment: Attachment) -> Cut | None:
         """What an attachment restores, read without holding up pushes."""
-        if attachment.restore is None or self._last_restore == _restoring(attachment):
+        if attachment.restore is None or attachment.same_restore(self._last_restore):
             return None
         return checkpoints.load(attachment.restore, self._index, attachment.slots)
 
     def _restore(self, cut: Cut) -> None:
-        self._store = NumpyStore.restored(cut.snapshot)
-        self._ordered = cut.ordered
-        self._version = cut.version
+        self._contents.restore(cut)
         self._leases.restore(cut.applied)
         self._cuts.passed(cut.number)
         log.info("restored cut %d at version %d", cut.number, cut.version)
-
-
-def _restoring(attachment: Attachment) -> tuple[int, int, Path] | None:
-    if attachment.restore is None:
-        return None
-    return attachment.incarnation, attachment.floor, attachment.restore

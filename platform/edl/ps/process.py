@@ -19,6 +19,7 @@ from edl.rpc.bulk import BulkServer
 from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.rpc.identity import Identity
+from edl.spec.job import JobSpec
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +27,12 @@ _CONTROL_THREADS = 8
 _UID_TAIL = 8  # characters of the uid in socket names: paths of Unix sockets are short
 
 
-def run(identity: Identity, stopping: threading.Event) -> None:
+def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
     """Serve until ``stopping`` is set.
 
     Raises:
         RefusedError: an address cannot be used, or the master refuses this process for good.
+        JobFailedError: the master is lost.
     """
     server = ParameterServer(identity.index, ShardWriter(identity.index))
     base = socket_base(identity)
@@ -50,7 +52,8 @@ def run(identity: Identity, stopping: threading.Event) -> None:
         running.callback(control.stop)
         channel = running.enter_context(connect(identity.master_address, identity.token))
         log.info("serves on %s and %s", control.address, bulk.address)
-        keep_registered(channel, request(identity, control.address, bulk.address), stopping)
+        registration = request(identity, control.address, bulk.address)
+        keep_registered(channel, registration, stopping, lost_timeout=spec.master.lost_timeout)
     log.info("ends")
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+from collections.abc import Callable
 
-from edl.core.errors import EdlError, RetryableError
+from edl.core.errors import EdlError, JobFailedError, RetryableError
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel
 from edl.rpc.identity import Identity
@@ -35,15 +37,37 @@ def request(identity: Identity, control_address: str, bulk_address: str) -> pb.R
     )
 
 
-def keep_registered(channel: Channel, registration: pb.RegisterRequest, stopping: threading.Event) -> None:
+def keep_registered(
+    channel: Channel,
+    registration: pb.RegisterRequest,
+    stopping: threading.Event,
+    *,
+    lost_timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
     """Register until ``stopping`` is set; logs when the master goes away and when it comes back.
+
+    Args:
+        channel: to the master.
+        registration: what is said each time.
+        stopping: set when this process is told to go.
+        lost_timeout: seconds without a master after which nobody needs this process any more.
+        clock: monotonic seconds.
 
     Raises:
         Refused: the master does not take the token or speaks another version.
+        JobFailedError: the master was away for longer than ``lost_timeout``.
     """
     said: str | None = None
+    heard = clock()
     while not stopping.is_set():
         problem = _register(channel, registration)
+        if problem is None:
+            heard = clock()
+        elif clock() - heard > lost_timeout:
+            raise JobFailedError(
+                f"no master for {lost_timeout:g} s (master.lost_timeout): {problem.message}", where=channel.address
+            )
         now = f"waits for the master: {problem}" if problem else f"registered with {channel.address}"
         if now != said:
             log.info("%s", now)

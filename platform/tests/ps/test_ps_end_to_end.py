@@ -119,6 +119,8 @@ def test_a_push_of_another_size_or_of_rows_that_cannot_be_is_refused_and_the_con
 def test_unknown_tables_and_pins_are_refused(worker):
     head = pb.PullRows(tables=[pb.TableRows(name="unknown", count=0)]).SerializeToString()
     assert "unknown" in refused(lambda: worker.client.request(Kind.PULL_ROWS, head), "bad")
+    head = pb.ScanRows(table="unknown", limit=5).SerializeToString()
+    assert "unknown" in refused(lambda: worker.client.request(Kind.SCAN_ROWS, head), "bad")
     refused(lambda: worker.pull(pin=4), "pin")
     refused(lambda: worker.client.request(Kind.WELCOME, b""), "bad")
 

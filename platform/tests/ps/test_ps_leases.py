@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from edl.ps.leases import Admission, Leases, StaleMasterError
+from edl.ps.leases import Admission, Leases, NotAttachedError, StaleMasterError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -42,6 +42,8 @@ def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
         leases.attach(1, 0, [], [])
     with pytest.raises(StaleMasterError):
         leases.check(1)
+    with pytest.raises(NotAttachedError):
+        leases.check(3)
     assert leases.decide(number(7, 1), 0) is Admission.REVOKED
 
 

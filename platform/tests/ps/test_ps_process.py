@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -20,6 +21,14 @@ from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.rpc.methods import PsControl
 
 TOKEN = "a-token"
+SPEC = json.dumps(
+    {
+        "apiVersion": "edl.dev/v1",
+        "name": "iris",
+        "model": {"zoo": "zoo", "definition": "iris.model.custom_model"},
+        "data": {"training": "data"},
+    }
+)
 
 
 class Registrations(MasterServicer):
@@ -37,6 +46,7 @@ class Registrations(MasterServicer):
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="edl-ps") as name:
         (Path(name) / "token").write_text(TOKEN)
+        (Path(name) / "spec.json").write_text(SPEC)
         yield Path(name)
 
 

@@ -1,0 +1,82 @@
+"""What a parameter server holds at the moment: the parameters and how many pushes are in them, or nothing yet."""
+
+from __future__ import annotations
+
+from edl.ps.arrays import Floats
+from edl.ps.checkpoints import Cut
+from edl.ps.declaration import Declaration
+from edl.ps.leases import Leases
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.store import Gradients, ParameterStore
+from edl.rpc.refusal import Refused
+
+
+class Contents:
+    """Parameters and their version; used under the server's lock.
+
+    Attributes:
+        version: pushes that were applied.
+        initialized: there are parameters, declared by a worker or restored from a checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._store: ParameterStore | None = None
+        # Parameters put together from the shards of another number of PS have all values but no order of the slab
+        # yet: only workers know it.
+        self._ordered = False
+
+    @property
+    def initialized(self) -> bool:
+        """See the class."""
+        return self._store is not None
+
+    def declare(self, declared: Declaration, dense: Floats) -> bool:
+        """Make the parameters, unless they are there; whether they were made.
+
+        Raises:
+            Refused: kind ``bad``, if another model or optimizer is here.
+        """
+        if self._store is None:
+            self._hold(NumpyStore(declared, dense))
+            return True
+        if not self._ordered and self._store.declaration.same_variables(declared):
+            self._hold(NumpyStore.restored(self._store.snapshot().arranged(declared.dense)))
+        if difference := self._store.declaration.difference(declared):
+            raise Refused(difference, kind="bad")
+        return False
+
+    def store(self) -> ParameterStore:
+        """The parameters; raises Refused (kind ``uninitialized``) until a worker has said in which order they are."""
+        if self._store is None or not self._ordered:
+            raise Refused("no worker has declared the variables to this PS yet", kind="uninitialized")
+        return self._store
+
+    def store_of(self, declared: Declaration) -> ParameterStore:
+        """The parameters, if they are still those that a request was checked against.
+
+        Raises:
+            Refused: kind ``busy`` if they were replaced since then.
+        """
+        store = self.store()
+        if store.declaration is not declared:
+            raise Refused("the parameters were replaced while the request waited", kind="busy")
+        return store
+
+    def apply(self, gradients: Gradients | None) -> None:
+        """Count one more push, and apply what it brings."""
+        self.version += 1
+        if gradients is not None:
+            self.store().apply(gradients, self.version)
+
+    def copy(self, cut: int, leases: Leases) -> Cut:
+        """The state at a cut."""
+        return Cut(cut, self.store().snapshot(), self.version, leases.applied())
+
+    def restore(self, cut: Cut) -> None:
+        """Hold what a cut held, instead of what is here."""
+        self._hold(NumpyStore.restored(cut.snapshot), ordered=cut.ordered)
+        self.version = cut.version
+
+    def _hold(self, store: NumpyStore, *, ordered: bool = True) -> None:
+        self._store, self._ordered = store, ordered

@@ -1,0 +1,73 @@
+"""A parameter server without a master: it waits, says so once, and does not wait for ever."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from edl.core.errors import JobFailedError, RetryableError
+from edl.ps.registration import keep_registered
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.refusal import Refused
+
+
+class Master:
+    """Answers as told; the event is set after the last answer."""
+
+    address = "unix:nowhere"
+
+    def __init__(self, stopping: threading.Event, *answers: Exception | None) -> None:
+        self._stopping = stopping
+        self._answers = list(answers)
+        self.calls = 0
+
+    def call(self, *_: object, **__: object) -> pb.RegisterReply:
+        self.calls += 1
+        answer = self._answers.pop(0)
+        if not self._answers:
+            self._stopping.set()
+        if answer is not None:
+            raise answer
+        return pb.RegisterReply()
+
+
+class NoWait(threading.Event):
+    """An event that nobody waits for."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+def away() -> RetryableError:
+    return RetryableError("nobody listens")
+
+
+def keep(master: Master, stopping: threading.Event, seconds: int = 1000) -> None:
+    ticks = iter(range(10_000))
+    keep_registered(master, pb.RegisterRequest(), stopping, lost_timeout=seconds, clock=lambda: next(ticks))  # type: ignore[arg-type]
+
+
+def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
+    caplog.set_level(logging.INFO)
+    stopping = NoWait()
+    master = Master(stopping, away(), away(), None, None, away(), None)
+    keep(master, stopping)
+    assert master.calls == 6
+    said = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert said == ["waits for the master", "registered with unix", "waits for the master", "registered with unix"]
+
+
+def test_a_refusal_that_may_pass_is_tried_again_and_a_wrong_token_is_not():
+    stopping = NoWait()
+    master = Master(stopping, Refused("who are you", kind="bad"), None)
+    keep(master, stopping)
+    assert master.calls == 2
+    with pytest.raises(Refused):
+        keep(Master(NoWait(), Refused("wrong token", kind="token"), None), NoWait())
+
+
+def test_it_leaves_when_the_master_is_lost():
+    stopping = NoWait()
+    with pytest.raises(JobFailedError, match="lost_timeout"):
+        keep(Master(stopping, *[away()] * 50), stopping, seconds=10)
