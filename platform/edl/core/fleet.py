@@ -6,7 +6,6 @@ worker-4.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edl.core.cluster import PodSeen, Role
@@ -81,17 +80,16 @@ class Fleet:
         pod.pid, pod.reason = what.pid or pod.pid, what.reason or pod.reason
         return pod, before
 
-    def missing(self, workers: int, now: float) -> Iterator[tuple[Role, int]]:
+    def missing(self, workers: int, now: float) -> list[tuple[Role, int]]:
         """What is to be asked for so that there are all PS and so many workers."""
+        missing: list[tuple[Role, int]] = []
         if now >= self.not_before.get(Role.PS, 0.0):
-            there = {p.index for p in self.live(Role.PS)}
-            for index in range(self.ps):
-                if index not in there and (Role.PS, index) not in self.asked:
-                    yield Role.PS, index
+            there = {p.index for p in self.live(Role.PS)} | {i for role, i in self.asked if role is Role.PS}
+            missing += [(Role.PS, index) for index in range(self.ps) if index not in there]
         if now >= self.not_before.get(Role.WORKER, 0.0):
             there_are = len(self.live(Role.WORKER)) + sum(role is Role.WORKER for role, _ in self.asked)
-            for offset in range(max(0, workers - there_are)):
-                yield Role.WORKER, self.next_worker + offset
+            missing += [(Role.WORKER, self.next_worker + i) for i in range(workers - there_are)]
+        return missing
 
     def ask(self, role: Role, index: int) -> None:
         """Remember that a pod was asked for."""
