@@ -327,11 +327,17 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class EndJob:
-    """The job is over: ``phase`` is Done, Failed or Interrupted."""
+    """The job is over: ``phase`` is Done, Failed or Interrupted.
+
+    Attributes:
+        detail: more lines for people: the user's traceback.
+        kind: of a failure: input (the user's model, feed or data), nan, refused, crash or job.
+    """
 
     phase: str
     reason: str
     detail: str = ""
+    kind: str = "job"
 
 
 Answer = Granted | WaitForWork | StopWork | Acknowledged

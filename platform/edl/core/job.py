@@ -55,10 +55,10 @@ class JobState(State):
         return commands
 
 
-    def give_up(self, phase: str, reason: str) -> list[Command]:
-        """End the job for a reason that was found outside."""
+    def give_up(self, reason: str, kind: str) -> list[Command]:
+        """Fail the job for a reason that was found outside."""
         self.out = []
-        self.end(phase, reason)
+        self.end("Failed", reason, kind=kind)
         commands, self.out = self.out, []
         return commands
 

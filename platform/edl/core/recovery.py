@@ -114,7 +114,7 @@ def failed(state: State, event: WorkerFailed, now: float) -> None:
         state.do(Acknowledged())
         return
     state.do(Acknowledged(fatal=True))
-    state.end("Failed", event.message, event.detail)
+    state.end("Failed", event.message, event.detail, event.kind)
 
 
 def expire(state: State, now: float) -> None:

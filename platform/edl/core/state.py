@@ -196,11 +196,11 @@ class State:
         self.out.append(Record(entry))
         self.apply(entry)
 
-    def end(self, phase: str, reason: str, detail: str = "") -> None:
+    def end(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
         """End the job; later events change nothing."""
         if not self.ended:
             self.record({"kind": "phase", "name": phase, "reason": reason})
-            self.do(EndJob(phase, reason, detail))
+            self.do(EndJob(phase, reason, detail, kind))
 
     # ------------------------------------------------------------------ what is journaled
 

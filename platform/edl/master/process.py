@@ -6,7 +6,6 @@ Exits 0 when the job is over (done, or failed by its own rules: ``status.json`` 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -34,7 +33,7 @@ from edl.spec.event import JobEnded, RoleStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.store.journal import Journal
-from edl.store.rundir import RunDir
+from edl.store.rundir import RunDir, write_json
 
 log = logging.getLogger("edl.master")
 
@@ -145,8 +144,7 @@ class Master:
         try:
             self._event(describe(self._spec, predict=self._predict))
         except EdlError as error:
-            with self.shell.lock:
-                self.shell.give_up("Failed", str(error))
+            self.shell.give_up(str(error), "input")
 
     def _event(self, event: Event) -> None:
         try:
@@ -178,9 +176,10 @@ class Master:
             status, summary = self._reporter.status(), self._reporter.summary()
         self._reporter.write_status(status)
         self._reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
-        if ended.detail:
-            (self._run.path / "failure.txt").write_text(ended.detail)
-        (self._run.path / "summary.json").write_text(json.dumps(summary.to_json(), indent=1) + "\n")
+        if ended.phase == "Failed":
+            failure = {"kind": ended.kind, "reason": ended.reason, "detail": ended.detail}
+            write_json(self._run.path / "failure.json", failure)
+        write_json(self._run.path / "summary.json", summary.to_json())
         return 0
 
     def _dismiss(self) -> None:

@@ -147,10 +147,10 @@ class Shell:
                 self._changed.wait(left)
             return not self._stopping
 
-    def give_up(self, phase: str, reason: str) -> None:
-        """End the job for a reason that lies outside the core: its data cannot be read."""
+    def give_up(self, reason: str, kind: str) -> None:
+        """Fail the job for a reason that lies outside the core: its data cannot be read."""
         with self.lock:
-            self._carry_out(self.state.give_up(phase, reason))
+            self._carry_out(self.state.give_up(reason, kind))
 
     def pause(self, seconds: float) -> None:
         """Wait for a change, or so many seconds."""
