@@ -92,7 +92,7 @@ class Leases:
                 if not self._stopped.is_set() and not self._ask():
                     return
         except EdlError as error:
-            self._tasks.put(error)
+            self.fail(error)
 
     def _ask(self) -> bool:
         """Ask once; False after Stop."""
@@ -102,13 +102,16 @@ class Leases:
             task = Leased.from_message(reply.task)
             self._held(task)
             self._tasks.put(task)
-        elif answer == "stop":
+            return True
+        self._room.release()
+        if answer == "stop":
             _LOG.info("no more work: %s", reply.stop.reason)
             self._tasks.put(None)
-            return False
-        else:
-            self._room.release()
-        return True
+        return answer != "stop"
+
+    def fail(self, error: EdlError) -> None:
+        """There will be no task: ``take`` raises this."""
+        self._tasks.put(error)
 
     def take(self) -> Leased | None:
         """The next task, in the order of leasing; blocks. None: no more will come.

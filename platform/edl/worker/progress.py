@@ -146,9 +146,10 @@ class Progress:
         return self._known_cut
 
     def leases(self) -> list[pb.LeaseProgress]:
-        """All leases with what is in, for ``Leave``."""
+        """Everything that is in and not reported yet, for ``Leave``."""
         with self._changed:
-            return [held.message(lease) for lease, held in self._held.items()]
+            held = [held.message(lease) for lease, held in self._held.items()]
+            return held + [report.last for report in self._reports]
 
     def pending_reports(self) -> int:
         """Reports that the master has not answered yet."""

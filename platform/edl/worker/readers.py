@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def open_set(data: Data, name: str, custom: Callable[..., Any] | None, zoo: Path
     Args:
         data: of the job.
         name: ``training``, ``validation`` or ``prediction``.
-        custom: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or a list if there are
+        custom: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or a list of
             several.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
 
@@ -75,9 +75,9 @@ class GuardedReader:
 
 
 def describe(data: Data, open_named: Callable[[str], Reader]) -> bytes:
-    """JSON for the master: ``{"training": [{"name": …, "records": …}, …], …}`` for each set that the job has."""
-    sets: Mapping[str, Any] = {
-        name: [{"name": source.name, "records": source.records} for source in open_named(name).sources()]
+    """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that the job has."""
+    sets = {
+        name: [[source.name, source.records] for source in open_named(name).sources()]
         for name in SETS.values()
         if paths_of(data, name)
     }

@@ -32,7 +32,7 @@ class Minibatch(Protocol):
 
     @property
     def features(self) -> Any:
-        """Nested arrays, records first."""
+        """Nested arrays, records first; None or of no records if there were none."""
 
     @property
     def labels(self) -> Any:
@@ -145,15 +145,26 @@ class RecordStream:
         while (item := self._queue.get()) is not None:
             first, task = item
             for step in range(task.steps):
-                if not self._alive(task.lease):
-                    break
-                try:
-                    window = self._early.pop(first + step, None) or self._read(task, step)
-                except Exception as error:  # noqa: BLE001  raised again where the minibatch is taken
-                    self._failure = error
+                window = self._window(first + step, task, step)
+                if window is None:
                     return
                 self._windows_read[first + step] = (len(window.records), window.skipped)
                 yield first + step, window.records
+                if not self._alive(task.lease):
+                    break
+
+    def _window(self, tag: int, task: Leased, step: int) -> Window | None:
+        """What goes into the pipeline for one step; None if it cannot be read.
+
+        A lost lease gets one more window, an empty one: somebody may already wait for it.
+        """
+        if not self._alive(task.lease):
+            return Window(())
+        try:
+            return self._early.pop(tag, None) or self._read(task, step)
+        except Exception as error:  # noqa: BLE001  raised again where the minibatch is taken
+            self._failure = error
+            return None
 
     def _read(self, task: Leased, step: int) -> Window:
         start, end = task.window(step)
@@ -174,7 +185,9 @@ class RecordStream:
 
 
 def record_count(features: Any) -> int:
-    """Records in a minibatch: the first dimension of its first array."""
+    """Records in a minibatch: the first dimension of its first array; 0 for None."""
+    if features is None:
+        return 0
     while isinstance(features, Mapping | tuple | list):
         if not features:
             return 0

@@ -1,0 +1,125 @@
+"""Everything of a worker that needs no TensorFlow: it runs while TensorFlow is still being imported.
+
+Registers, leases the first ranges and reads their first records; afterwards keeps leases alive and reports.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from edl.core.errors import EdlError
+from edl.data.reader import Reader
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.channels import Channel, connect
+from edl.rpc.identity import Identity
+from edl.rpc.methods import Master
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+from edl.worker.contract import ModelModule
+from edl.worker.corruption import CorruptRecords
+from edl.worker.gate import Gate
+from edl.worker.leases import Leased, Leases
+from edl.worker.placement import Placement
+from edl.worker.progress import Progress
+from edl.worker.readers import SETS, may_have_custom_reader, open_set
+from edl.worker.session import Session
+from edl.worker.stream import RecordStream, Windows
+
+_PLACEMENT_PAUSE = 0.05  # seconds between two questions for parameter servers that are still starting
+
+
+class Coordination:
+    """The threads and objects that speak with the master.
+
+    Args:
+        identity: of this process.
+        spec: the job.
+        gate: of this process.
+        channel: to the master.
+    """
+
+    def __init__(self, identity: Identity, spec: JobSpec, gate: Gate, channel: Channel) -> None:
+        self.identity = identity
+        self.spec = spec
+        self.gate = gate
+        self.module: Future[ModelModule] = Future()
+        member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
+        self.session = Session(member, _call(channel), lost_timeout=spec.master.lost_timeout)
+        self.leases = Leases(self.session, self._held)
+        self.progress = Progress(self.session, gate, self.leases.lose)
+        corrupt = CorruptRecords(spec.data.max_corrupt_records)
+        self.streams = {kind: self._stream(kind, corrupt) for kind in SETS}
+        self._reads_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
+        self._readers: dict[str, Reader] = {}
+        self._opening = threading.Lock()
+
+    @classmethod
+    def begin(cls, identity: Identity, gate: Gate) -> Coordination:
+        """Read the job, connect, and start the threads.
+
+        Raises:
+            EdlError: the job cannot be read.
+        """
+        spec = load(identity.run_dir / "spec.json")
+        self = cls(identity, spec, gate, connect(identity.master_address, identity.token))
+        for name, target in (("leases", self._register_and_lease), ("progress", self.progress.run)):
+            threading.Thread(target=target, name=name, daemon=True).start()
+        return self
+
+    def _register_and_lease(self) -> None:
+        try:
+            self.session.register()
+        except EdlError as error:
+            self.leases.fail(error)
+        else:
+            self.leases.run()
+
+    def await_placement(self) -> Placement:
+        """The placement, once every parameter server listens."""
+        wait = threading.Event()
+        while not (placement := self.session.placement).complete:
+            wait.wait(_PLACEMENT_PAUSE)
+            self.session.register()
+        return placement
+
+    def goodbye(self, deadline: float) -> None:
+        """Give all leases back."""
+        self.session.leave("told to go", self.progress.leases(), deadline=deadline)
+
+    def reader(self, name: str) -> Reader:
+        """The reader of ``training``, ``validation`` or ``prediction``; opened once. Waits for the user's module only if
+        that may define a reader of its own.
+        """
+        with self._opening:
+            if name not in self._readers:
+                custom = None if self._reads_early else self.module.result().custom_data_reader
+                self._readers[name] = open_set(self.spec.data, name, custom, Path(self.spec.model.zoo))
+            return self._readers[name]
+
+    def _held(self, task: Leased) -> None:
+        self.progress.hold(task)
+        stream = self.streams.get(task.kind)
+        if stream is not None:
+            stream.add(task)
+            if self._reads_early:
+                stream.read_early(task)
+
+    def _stream(self, kind: str, corrupt: CorruptRecords) -> RecordStream:
+        def pipeline(windows: Windows) -> Any:
+            from edl.worker.pipeline import minibatches
+
+            metadata = self.reader(SETS[kind]).metadata
+            return minibatches(self.module.result().feed, kind, metadata, windows)
+
+        return RecordStream(lambda: self.reader(SETS[kind]), corrupt, pipeline, self.leases.alive)
+
+
+def _call(channel: Channel) -> Callable[..., Any]:
+    def call(method: str, request: Any, *, deadline: float) -> Any:
+        return channel.call(getattr(Master, method), request, deadline=deadline)
+
+    return call

@@ -1,0 +1,124 @@
+"""The worker process: TensorFlow in the main thread, everything else beside it, then the loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edl.rpc.identity import Identity
+from edl.worker.departure import Departure
+from edl.worker.gate import LeavingError
+
+if TYPE_CHECKING:
+    from edl.worker.contract import ModelModule
+    from edl.worker.coordination import Coordination
+    from edl.worker.leases import Leased
+    from edl.worker.loop import Loop
+
+Handlers = Mapping[str, "Callable[[Leased], None]"]
+
+_INTER_OP_THREADS = 2
+_BULK_TIMEOUT = 30.0  # seconds without a byte; a push may wait for a cut so long
+
+
+def run(identity: Identity, departure: Departure) -> int:
+    """Work until there is no more to do; returns the exit code.
+
+    Raises:
+        EdlError: the job cannot be read, or the master is lost.
+    """
+    starting = _beside(partial(_coordination, identity, departure))
+    import tensorflow as tf  # noqa: F401  the longest part of a start, hence first
+
+    coordination = starting.result()
+    set_threads(workers=coordination.spec.workers.max)
+    try:
+        return _work(coordination)
+    except LeavingError:
+        return departure.wait()
+
+
+def _coordination(identity: Identity, departure: Departure) -> Coordination:
+    # Imports gRPC and protobuf here, beside TensorFlow
+    from edl.worker.coordination import Coordination
+
+    coordination = Coordination.begin(identity, departure.gate)
+    departure.prepare(coordination.goodbye)
+    return coordination
+
+
+def _beside(work: Callable[[], Coordination]) -> Future[Coordination]:
+    """Run on another thread."""
+    future: Future[Coordination] = Future()
+
+    def execute() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again where the result is wanted
+            future.set_exception(error)
+
+    threading.Thread(target=execute, name="start", daemon=True).start()
+    return future
+
+
+def set_threads(*, workers: int) -> None:
+    """Share the machine's cores with the other workers; TF_NUM_*_THREADS of the user win.
+
+    Call it before the first operation. On a cluster each pod sees its own cores and ``workers`` is 1.
+    """
+    import tensorflow as tf
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if "TF_NUM_INTRAOP_THREADS" not in os.environ:
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // max(1, workers)))
+    if "TF_NUM_INTEROP_THREADS" not in os.environ:
+        tf.config.threading.set_inter_op_parallelism_threads(_INTER_OP_THREADS)
+
+
+def _work(coordination: Coordination) -> int:
+    from edl.worker import contract
+    from edl.worker.loop import Loop
+
+    c = coordination
+    handlers: dict[str, Callable[[Leased], None]] = {}
+    loop: Loop = Loop(c.session, c.leases, c.progress, c.gate, handlers)
+    try:
+        module = contract.load(c.spec.model)
+        c.module.set_result(module)
+        handlers["describe"] = partial(_describe, c)
+        end = _prepare(c, module, handlers)
+    except LeavingError:
+        raise
+    except Exception as error:  # noqa: BLE001  everything is told to the master
+        return loop.fail(error) or 1
+    code = loop.run()
+    end()
+    return code
+
+
+def _prepare(c: Coordination, module: ModelModule, handlers: dict[str, Callable[[Leased], None]]) -> Callable[[], None]:
+    from edl.worker.weights import PredictRun
+
+    predict = PredictRun.of(c.identity.run_dir)
+    if predict is not None:
+        from edl.worker.predicting import prepare
+
+        return prepare(c, module, predict, handlers)
+    from edl.worker.serving import prepare as prepare_training
+
+    return prepare_training(c, module, handlers, timeout=_BULK_TIMEOUT)
+
+
+def _describe(c: Coordination, task: Leased) -> None:
+    from edl.worker.readers import describe
+
+    c.progress.finish(task.lease, describe(c.spec.data, c.reader))
+
+
+__all__ = ["Handlers", "json", "Path", "run", "set_threads"]

@@ -1,0 +1,350 @@
+"""What the loop's tests stand on: a scripted master, parameter servers in this process, a linear model in NumPy."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from edl.core.errors import RetryableError
+from edl.core.partition import placement as first_placement
+from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source
+from edl.ps.bulk_plane import BulkPlane
+from edl.ps.parameter_server import Attachment, ParameterServer, State
+from edl.ps.shard_writer import ShardWriter
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkClient, BulkServer
+from edl.worker.callbacks import NoCallbacks
+from edl.worker.corruption import CorruptRecords
+from edl.worker.gate import Gate
+from edl.worker.leases import Leased, Leases
+from edl.worker.parameters import Parameters
+from edl.worker.progress import Progress
+from edl.worker.session import Session
+from edl.worker.slab import Layout
+from edl.worker.stream import RecordStream
+from edl.worker.training import Trainer
+
+TOKEN = "the-token-of-these-tests"
+MEMBER = pb.Member(role="worker", index=0, uid="uid-0")
+LEASE = 1 << 32
+FEATURES = 3
+MINIBATCH = 4
+
+
+class ScriptedMaster:
+    """Answers from scripts, and remembers every request in order. Plugs into a Session in place of the wire."""
+
+    def __init__(self) -> None:
+        self.incarnation = 1
+        self.cut = 0
+        self.placement = pb.Placement()
+        self.answers: deque[pb.LeaseReply] = deque()
+        self.lost: list[int] = []
+        self.fatal = True
+        self.away = 0
+        self.log: list[tuple[str, Any]] = []
+        self.on_call: Callable[[str, Any], None] = lambda method, request: None
+        self._lock = threading.Lock()
+
+    def __call__(self, method: str, request: Any, *, deadline: float) -> Any:
+        with self._lock:
+            if self.away:
+                self.away -= 1
+                raise RetryableError("away", where="master")
+            copy = type(request)()
+            copy.CopyFrom(request)
+            self.log.append((method, copy))
+        self.on_call(method, request)
+        return getattr(self, f"_{method.lower()}")()
+
+    def requests(self, method: str) -> list[Any]:
+        return [request for name, request in self.log if name == method]
+
+    def grant(self, *tasks: pb.Task) -> None:
+        self.answers.extend(pb.LeaseReply(incarnation=self.incarnation, cut=self.cut, task=task) for task in tasks)
+
+    def stop(self) -> None:
+        self.answers.append(pb.LeaseReply(incarnation=self.incarnation, stop=pb.Stop(reason="done")))
+
+    def _register(self) -> pb.RegisterReply:
+        return pb.RegisterReply(incarnation=self.incarnation, placement=self.placement)
+
+    def _lease(self) -> pb.LeaseReply:
+        return self.answers.popleft()
+
+    def _progress(self) -> pb.ProgressReply:
+        return pb.ProgressReply(incarnation=self.incarnation, cut=self.cut, lost=self.lost)
+
+    def _report(self) -> pb.ReportReply:
+        return pb.ReportReply(accepted=True, incarnation=self.incarnation, cut=self.cut)
+
+    def _fail(self) -> pb.FailReply:
+        return pb.FailReply(fatal=self.fatal)
+
+    def _leave(self) -> pb.LeaveReply:
+        return pb.LeaveReply()
+
+
+class Servers:
+    """Parameter servers behind real sockets, each replaceable."""
+
+    def __init__(self, count: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="edl-")
+        self._starts = 0
+        self.slots = first_placement(count)
+        self.version = 0
+        self.servers: dict[int, ParameterServer] = {}
+        self._bulk: dict[int, BulkServer] = {}
+        self._uids: dict[int, str] = {}
+        for index in range(count):
+            self.start(index)
+
+    def start(self, index: int, *, attach: bool = True) -> ParameterServer:
+        """A new, empty PS at this index."""
+        self._starts += 1
+        self.version += 1
+        server = self.servers[index] = ParameterServer(index, ShardWriter(index))
+        if attach:
+            server.attach(Attachment(incarnation=1, floor=0, slots=self.slots))
+        address = f"unix:{self._folder.name}/{index}-{self._starts}"
+        self._uids[index] = f"ps-{index}-{self._starts}"
+        self._bulk[index] = BulkServer(address, TOKEN, BulkPlane(server), max_body=1 << 24)
+        self._bulk[index].start()
+        return server
+
+    def kill(self, index: int) -> None:
+        self.servers.pop(index).close()
+        self._bulk.pop(index).stop()
+
+    def state(self, index: int) -> State:
+        """Version and applied steps: what a master learns when it attaches again."""
+        return self.servers[index].attach(Attachment(incarnation=1, floor=0, slots=self.slots))
+
+    def placement(self) -> pb.Placement:
+        addresses = [
+            pb.PsAddress(index=i, uid=self._uids[i], bulk_address=bulk.address) for i, bulk in self._bulk.items()
+        ]
+        return pb.Placement(version=self.version, ps=addresses, slots=self.slots)
+
+    def close(self) -> None:
+        for index in list(self.servers):
+            self.kill(index)
+        self._folder.cleanup()
+
+
+class Variable(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    statistic: bool = False
+
+
+class Table(NamedTuple):
+    name: str
+    rows: int
+    dim: int
+    initializer: Mapping[str, Any]
+    seed: int
+
+
+@dataclass
+class LinearStep:
+    loss: float
+    slab: np.ndarray
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class LinearNetwork:
+    """y = w x, squared error; with a table, every record's first feature is also the id of a row that is added to y."""
+
+    def __init__(self, parts: int = 1, *, table: bool = False, poison: float | None = None) -> None:
+        names = [f"w{i}" for i in range(FEATURES)]
+        owner = {name: index % parts for index, name in enumerate(names)}
+        self.order = sorted(range(FEATURES), key=lambda i: owner[names[i]])
+        self.variables = tuple(Variable(names[i], (1,)) for i in self.order)
+        counts = [sum(owner[name] == part for name in names) for part in range(parts)]
+        ends = np.cumsum(counts).tolist()
+        self.slices = tuple(slice(end - count, end) for end, count in zip(ends, counts, strict=True))
+        self.tables = (Table("emb", 100, 1, {"name": "constant", "value": 0.5}, 0),) if table else ()
+        self.fingerprint = "linear"
+        self.poison = poison
+        self.evaluated: list[np.ndarray] = []
+        self._sum = 0.0
+        self._count = 0
+
+    def initial(self) -> np.ndarray:
+        return np.zeros(FEATURES, np.float32)
+
+    def ids(self, features: np.ndarray) -> dict[str, np.ndarray]:
+        return {"emb": np.unique(features[:, 0].astype(np.int64))} if self.tables else {}
+
+    def predict(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray) -> np.ndarray:
+        weights = np.empty(FEATURES, np.float32)
+        weights[self.order] = slab
+        outputs = features @ weights
+        if rows:
+            index = np.searchsorted(rows["emb"].ids, features[:, 0].astype(np.int64))
+            outputs = outputs + rows["emb"].values[index, 0]
+        return outputs
+
+    def train(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray) -> LinearStep:
+        error = self.predict(slab, rows, features) - labels
+        if self.poison is not None and (labels == self.poison).any():
+            error = error * np.nan
+        gradient = (2 * error @ features / len(labels)).astype(np.float32)
+        result = LinearStep(float((error**2).mean()), gradient[self.order])
+        if rows:
+            index = np.searchsorted(rows["emb"].ids, features[:, 0].astype(np.int64))
+            total = np.zeros((len(rows["emb"].ids), 1), np.float32)
+            np.add.at(total[:, 0], index, (2 * error / len(labels)).astype(np.float32))
+            result.rows = {"emb": total}
+        return result
+
+    def evaluate(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray) -> None:
+        self.evaluated.append(slab.copy())
+        self._sum += float(np.abs(self.predict(slab, rows, features) - labels).sum())
+        self._count += len(labels)
+
+    def reset_metrics(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def metric_states(self) -> dict[str, Any]:
+        return {"mae": {"additive": True, "states": [self._sum, self._count]}}
+
+    def metric_values(self, states: Any) -> dict[str, float]:
+        total, count = states["mae"]["states"]
+        return {"mae": total / count}
+
+
+class Minibatch(NamedTuple):
+    tag: int
+    features: np.ndarray
+    labels: np.ndarray
+
+
+def pipeline(windows: Iterator[tuple[int, Sequence[bytes]]]) -> Iterator[Minibatch]:
+    """As the real one, without reading ahead: one minibatch a window, of no records if none are left."""
+    for tag, records in windows:
+        rows = np.array([np.frombuffer(record, np.float32) for record in records], np.float32)
+        rows = rows.reshape(-1, FEATURES + 1)
+        yield Minibatch(tag, rows[:, :-1], rows[:, -1])
+
+
+def record(index: int) -> np.ndarray:
+    """Record ``index``: small integers, so that sums are exact; the label is the index."""
+    return np.array([index % 7, index % 3, 1, index], np.float32)
+
+
+class MemoryReader:
+    """``count`` records of one source; some of them corrupt."""
+
+    metadata = Metadata("memory")
+
+    def __init__(self, count: int, corrupt: Sequence[int] = ()) -> None:
+        self.count = count
+        self.corrupt = set(corrupt)
+        self.reads: list[tuple[int, int]] = []
+
+    def sources(self) -> list[Source]:
+        return [Source("s", self.count)]
+
+    def read(self, source: str, start: int, end: int, on_corrupt: Any = None) -> list[bytes]:
+        self.reads.append((start, end))
+        for index in range(start, end):
+            if index in self.corrupt:
+                found = CorruptRange(source, index, index + 1, 0, 0, "checksum")
+                if on_corrupt is None:
+                    raise CorruptRecordError(found)
+                on_corrupt(found)
+        return [record(i).tobytes() for i in range(start, end) if i not in self.corrupt]
+
+
+def task(number: int, start: int, end: int, kind: str = "training", **fields: Any) -> pb.Task:
+    return pb.Task(
+        lease=LEASE + number,
+        kind=kind,
+        source="s",
+        start=start,
+        end=end,
+        minibatch=MINIBATCH,
+        expires_seconds=60,
+        **fields,
+    )
+
+
+class Stage:
+    """A worker's parts, put together on a scripted master and real parameter servers; no threads of its own."""
+
+    def __init__(self, *, ps: int = 1, records: int = 64, corrupt: Sequence[int] = (), allowed: int = 0) -> None:
+        self._closing = ExitStack()
+        self.master = ScriptedMaster()
+        self.servers = Servers(ps)
+        self._closing.callback(self.servers.close)
+        self.master.placement = self.servers.placement()
+        self.gate = Gate()
+        self.session = Session(MEMBER, self.master, lost_timeout=5, pause=lambda seconds: None)
+        self.reader = MemoryReader(records, corrupt)
+        self.leases = Leases(self.session, self.held, wait_seconds=0)
+        self.progress = Progress(self.session, self.gate, self.leases.lose)
+        self.streams = {
+            kind: RecordStream(lambda: self.reader, CorruptRecords(allowed), pipeline, self.leases.alive)
+            for kind in ("training", "evaluation", "prediction")
+        }
+        self.session.register()
+
+    def held(self, leased: Leased) -> None:
+        self.progress.hold(leased)
+        if leased.kind in self.streams:
+            self.streams[leased.kind].add(leased)
+
+    def parameters(self, network: LinearNetwork, *, pause: Callable[[float], None] | None = None) -> Parameters:
+        optimizer = json.dumps({"name": "sgd", "hyperparameters": {}})
+        layout = Layout(
+            network.variables, network.slices, network.tables, network.fingerprint, network.initial(), optimizer
+        )
+        parameters = Parameters(
+            self.session, connect, layout, worker=0, patience=10, pause=pause or (lambda seconds: None)
+        )
+        self._closing.callback(parameters.close)
+        parameters.declare()
+        return parameters
+
+    def take(self, *tasks: pb.Task) -> list[Leased]:
+        """Lease these tasks."""
+        self.master.grant(*tasks)
+        self.master.stop()
+        asking = threading.Thread(target=self.leases.run, daemon=True)
+        asking.start()
+        taken = []
+        while (leased := self.leases.take()) is not None:
+            taken.append(leased)
+            self.leases.release(leased)
+        return taken
+
+    def trainer(
+        self, network: LinearNetwork, parameters: Parameters, *, rate: float = 0.01, skip_nan: bool = False
+    ) -> Trainer:
+        return Trainer(
+            network,
+            lambda step: rate,
+            parameters,
+            self.streams["training"],
+            self.leases,
+            self.progress,
+            self.gate,
+            skip_nan=skip_nan,
+            watcher=NoCallbacks(),
+        )
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def connect(address: str) -> BulkClient:
+    return BulkClient(address, TOKEN, timeout=10)

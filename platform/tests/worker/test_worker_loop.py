@@ -1,0 +1,327 @@
+"""Training and evaluating leased ranges, with everything real but the master and TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from edl.core.errors import BadInputError
+from edl.rpc import edl_pb2 as pb
+from edl.worker.callbacks import NoCallbacks
+from edl.worker.evaluation import Evaluator
+from edl.worker.gate import LeavingError
+from edl.worker.leases import Leased
+from edl.worker.loop import Loop
+from edl.worker.training import NotFiniteError
+from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def plain_sgd(network: LinearNetwork, ranges: list[tuple[int, int]], rate: float = 0.01) -> np.ndarray:
+    """The same steps without any of the machinery."""
+    slab = network.initial()
+    for start, end in ranges:
+        for first in range(start, end, MINIBATCH):
+            rows = np.array([record(i) for i in range(first, min(end, first + MINIBATCH))])
+            slab = slab - np.float32(rate) * network.train(slab, {}, rows[:, :-1], rows[:, -1]).slab
+    return slab
+
+
+def test_every_minibatch_is_pushed_once_and_the_range_reported(stage: Stage) -> None:
+    network = LinearNetwork()
+    parameters = stage.parameters(network)
+    trainer = stage.trainer(network, parameters)
+
+    for leased in stage.take(task(1, 0, 16), task(2, 16, 26)):
+        trainer.run(leased)
+    stage.progress.send()
+
+    np.testing.assert_array_equal(parameters.slab(), plain_sgd(network, [(0, 16), (16, 26)]))
+    reports = stage.master.requests("Report")
+    assert [(r.lease - LEASE, r.last.through) for r in reports] == [(1, 4), (2, 3)]
+    assert stage.servers.state(0).applied == {LEASE + 1: 4, LEASE + 2: 3}
+    assert sum(r.last.loss_steps for r in reports) == 7
+
+
+def test_a_revoked_lease_is_dropped_with_its_prefetched_minibatches(stage: Stage) -> None:
+    network = LinearNetwork()
+    parameters = stage.parameters(network)
+    trainer = stage.trainer(network, parameters)
+    first, second = stage.take(task(1, 0, 16), task(2, 16, 32))
+    stage.servers.servers[0].revoke(1, [LEASE + 1], 0)
+
+    trainer.run(first)
+    trainer.run(second)
+    stage.progress.send()
+
+    np.testing.assert_array_equal(parameters.slab(), plain_sgd(network, [(16, 32)]))
+    assert [r.lease for r in stage.master.requests("Report")] == [LEASE + 2]
+
+
+def test_a_lease_that_the_master_calls_lost_makes_no_further_step(stage: Stage) -> None:
+    network = LinearNetwork()
+    trainer = stage.trainer(network, stage.parameters(network))
+    (leased,) = stage.take(task(1, 0, 16))
+    stage.master.lost = [LEASE + 1]
+    stage.progress.send()
+
+    trainer.run(leased)
+
+    assert stage.servers.state(0).version == 0
+    assert stage.reader.reads == []
+
+
+def test_a_cut_is_acknowledged_before_the_first_push_that_is_stamped_with_it(stage: Stage) -> None:
+    network = LinearNetwork()
+    parameters = stage.parameters(network)
+    server = stage.servers.servers[0]
+    order: list[str] = []
+    push = parameters.push
+
+    def observed(step: Any) -> Any:
+        order.append(f"push {step.step} stamp {step.cut}")
+        result = push(step)
+        if step.step == 0:
+            server.announce(1, 7)
+        return result
+
+    def told(method: str, request: Any) -> None:
+        if method == "Progress":
+            order.append(f"known {request.known_cut} through {request.leases[0].through}")
+            if request.known_cut == 7:
+                server.snapshot(1, 7, None, pin=False)
+
+    parameters.push = observed  # type: ignore[method-assign]
+    stage.master.on_call = told
+    (leased,) = stage.take(task(1, 0, 16))
+    stage.trainer(network, parameters).run(leased)
+
+    assert order == [
+        "push 0 stamp 0",
+        "push 1 stamp 0",
+        "known 7 through 2",
+        "push 2 stamp 7",
+        "push 3 stamp 7",
+    ]
+
+
+def test_no_push_begins_once_the_worker_was_told_to_go(stage: Stage) -> None:
+    network = LinearNetwork()
+    trainer = stage.trainer(network, stage.parameters(network))
+    (leased,) = stage.take(task(1, 0, 16))
+    assert stage.gate.close(0.0)
+
+    with pytest.raises(LeavingError):
+        trainer.run(leased)
+    assert stage.servers.state(0).version == 0
+
+
+def test_nan_stops_with_source_and_records(stage: Stage) -> None:
+    network = LinearNetwork(poison=9.0)
+    trainer = stage.trainer(network, stage.parameters(network))
+    (leased,) = stage.take(task(1, 0, 16))
+
+    with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
+        trainer.run(leased)
+    assert stage.servers.state(0).applied == {LEASE + 1: 2}
+
+
+def test_nan_may_be_skipped_and_the_step_is_still_in(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    network = LinearNetwork(poison=9.0)
+    parameters = stage.parameters(network)
+    (leased,) = stage.take(task(1, 0, 16))
+
+    stage.trainer(network, parameters, skip_nan=True).run(leased)
+    stage.progress.send()
+
+    np.testing.assert_array_equal(parameters.slab(), plain_sgd(LinearNetwork(), [(0, 8), (12, 16)]))
+    (report,) = stage.master.requests("Report")
+    assert (report.last.through, report.last.loss_steps) == (4, 3)
+    assert "records 8 to 11: not applied, 1 so far" in caplog.text
+
+
+def test_a_gradient_that_is_infinite_counts_as_nan(stage: Stage) -> None:
+    network = LinearNetwork()
+    plain = network.train
+
+    def train(*arguments: Any) -> Any:
+        result = plain(*arguments)
+        result.slab[1] = np.inf
+        return result
+
+    network.train = train  # type: ignore[method-assign]
+    (leased,) = stage.take(task(1, 0, 4))
+    with pytest.raises(NotFiniteError, match="gradient"):
+        stage.trainer(network, stage.parameters(network)).run(leased)
+
+
+def test_corrupt_records_are_skipped_and_counted_up_to_the_limit() -> None:
+    stage = Stage(corrupt=[1, 4, 5, 6, 7], allowed=5)
+    network = LinearNetwork()
+    parameters = stage.parameters(network)
+    (leased,) = stage.take(task(1, 0, 12))
+    stage.trainer(network, parameters).run(leased)
+    stage.progress.send()
+
+    (report,) = stage.master.requests("Report")
+    assert (report.last.through, report.last.skipped_records, report.last.loss_steps) == (3, 5, 2)
+    assert stage.servers.state(0).version == 3
+    stage.close()
+
+
+@pytest.mark.parametrize(("corrupt", "allowed"), [([5], 0), ([1, 5], 1)])
+def test_one_corrupt_record_too_many_fails_naming_it(corrupt: list[int], allowed: int) -> None:
+    stage = Stage(corrupt=corrupt, allowed=allowed)
+    network = LinearNetwork()
+    (leased,) = stage.take(task(1, 0, 12))
+    with pytest.raises(BadInputError, match="record 5 cannot be read"):
+        stage.trainer(network, stage.parameters(network)).run(leased)
+    stage.close()
+
+
+def test_a_corrupt_record_counts_once_however_often_it_is_read() -> None:
+    stage = Stage(corrupt=[2], allowed=1)
+    network = LinearNetwork()
+    trainer = stage.trainer(network, stage.parameters(network))
+    for leased in stage.take(task(1, 0, 4), task(2, 0, 4, epoch=1)):
+        trainer.run(leased)
+    stage.progress.send()
+    assert [r.last.skipped_records for r in stage.master.requests("Report")] == [1, 1]
+    stage.close()
+
+
+def evaluator(stage: Stage, network: LinearNetwork, parameters: Any) -> Evaluator:
+    return Evaluator(
+        network, parameters, stage.streams["evaluation"], stage.leases, stage.progress, stage.gate, NoCallbacks()
+    )
+
+
+def test_evaluation_uses_the_pinned_values_and_pulls_them_once(stage: Stage) -> None:
+    network = LinearNetwork()
+    parameters = stage.parameters(network)
+    for leased in stage.take(task(1, 0, 8)):
+        stage.trainer(network, parameters).run(leased)
+    stage.servers.servers[0].snapshot(1, 1, None, pin=True)
+    pinned = parameters.slab().copy()
+    for leased in stage.take(task(2, 8, 32)):
+        stage.trainer(network, parameters).run(leased)
+    pulls: list[int] = []
+    pull = parameters.pull
+    parameters.pull = lambda pin: pulls.append(pin) or pull(pin)  # type: ignore[method-assign,func-returns-value]
+
+    evaluate = evaluator(stage, network, parameters)
+    for leased in stage.take(task(3, 0, 20, "evaluation", pin=1), task(4, 20, 30, "evaluation", pin=1)):
+        evaluate.run(leased)
+    stage.progress.send()
+
+    assert pulls == [1]
+    for seen in network.evaluated:
+        np.testing.assert_array_equal(seen, pinned)
+    states = [json.loads(r.result)["mae"]["states"] for r in stage.master.requests("Report")[-2:]]
+    assert [count for _, count in states] == [20, 10]
+
+
+def test_an_evaluation_says_nothing_before_it_is_complete(stage: Stage) -> None:
+    """A range that is given back must be evaluated as a whole: its states exist in one worker only."""
+    network = LinearNetwork()
+    parameters = stage.parameters(network)
+    stage.servers.servers[0].snapshot(1, 1, None, pin=True)
+    told: list[int] = []
+    evaluate = network.evaluate
+
+    def watched(*arguments: Any) -> None:
+        evaluate(*arguments)
+        stage.progress.send()
+        told.append(stage.master.requests("Progress")[-1].leases[0].through)
+
+    network.evaluate = watched  # type: ignore[method-assign]
+    for leased in stage.take(task(1, 0, 12, "evaluation", pin=1)):
+        evaluator(stage, network, parameters).run(leased)
+    assert told == [0, 0, 0]
+
+
+def test_metrics_turns_sums_into_values(stage: Stage) -> None:
+    payload = json.dumps({"mae": {"additive": True, "states": [6.0, 4]}}).encode()
+    (leased,) = stage.take(task(1, 0, 0, "metrics", payload=payload))
+    evaluator(stage, LinearNetwork(), None).metrics(leased)
+    stage.progress.send()
+    assert json.loads(stage.master.requests("Report")[0].result) == {"mae": 1.5}
+
+
+# ------------------------------------------------------------------------------------------------ the loop itself
+
+
+def loop(stage: Stage, **handlers: Any) -> Loop:
+    return Loop(stage.session, stage.leases, stage.progress, stage.gate, handlers)
+
+
+def start(stage: Stage, *tasks: pb.Task) -> None:
+    import threading
+
+    stage.master.grant(*tasks)
+    stage.master.stop()
+    for target in (stage.leases.run, stage.progress.run):
+        threading.Thread(target=target, daemon=True).start()
+
+
+def test_the_loop_does_every_kind_and_ends_with_the_work(stage: Stage) -> None:
+    done: list[str] = []
+
+    def do(leased: Leased) -> None:
+        done.append(leased.kind)
+        stage.progress.finish(leased.lease)
+
+    start(stage, task(1, 0, 4), task(2, 0, 4, "evaluation"), task(3, 0, 0, "export"))
+    assert loop(stage, training=do, evaluation=do, export=do).run() == 0
+    assert done == ["training", "evaluation", "export"]
+    assert len(stage.master.requests("Report")) == 3
+    stage.progress.stop()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (BadInputError("feed() raised"), "input", 2),
+        (NotFiniteError("loss nan"), "nan", 1),
+        (MemoryError("out of memory"), "crash", 1),
+    ],
+)
+def test_a_failure_is_told_to_the_master(
+    stage: Stage, error: Exception, kind: str, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(leased: Leased) -> None:
+        raise error
+
+    start(stage, task(1, 0, 4))
+    with caplog.at_level(logging.CRITICAL):
+        assert loop(stage, training=fail).run() == code
+    (told,) = stage.master.requests("Fail")
+    assert (told.kind, told.lease) == (kind, LEASE + 1)
+    assert str(error) in told.message
+    assert type(error).__name__ in told.detail
+    stage.progress.stop()
+
+
+def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: Stage) -> None:
+    done: list[int] = []
+
+    def do(leased: Leased) -> None:
+        if leased.lease == LEASE + 1:
+            raise BadInputError("this one")
+        done.append(leased.lease)
+
+    stage.master.fatal = False
+    start(stage, task(1, 0, 4), task(2, 4, 8))
+    assert loop(stage, training=do).run() == 0
+    assert done == [LEASE + 2]
+    stage.progress.stop()

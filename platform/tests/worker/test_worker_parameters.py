@@ -1,0 +1,165 @@
+"""The client of all parameter servers, against real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from edl.core.errors import JobFailedError, RefusedError
+from edl.ps.parameter_server import Attachment
+from edl.worker.parameters import Push
+from edl.worker.slab import Rows
+from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
+
+
+@pytest.fixture(params=[1, 2, 3])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    stage = Stage(ps=request.param)
+    yield stage
+    stage.close()
+
+
+def gradients(network: LinearNetwork) -> np.ndarray:
+    return np.arange(1, FEATURES + 1, dtype=np.float32)[network.order]
+
+
+def test_a_push_is_on_all_servers_and_brings_the_next_values(stage: Stage) -> None:
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network)
+    before = parameters.slab().copy()
+
+    result = parameters.push(Push(LEASE, 0, 0, learning_rate=0.5, weight=1, slab=gradients(network)))
+
+    assert not result.revoked
+    assert result.version == 1
+    np.testing.assert_array_equal(parameters.slab(), before - 0.5 * gradients(network))
+    assert all(stage.servers.state(part).applied == {LEASE: 1} for part in stage.servers.servers)
+
+
+def test_a_repeated_push_is_applied_once(stage: Stage) -> None:
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network)
+    push = Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=gradients(network))
+
+    parameters.push(push)
+    again = parameters.push(push)
+
+    assert not again.revoked
+    np.testing.assert_array_equal(parameters.slab(), -gradients(network))
+
+
+def test_values_of_one_step_survive_the_push_of_it(stage: Stage) -> None:
+    """A step may still read what it was computed from while the next values arrive."""
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network)
+    held = parameters.slab()
+    kept = held.copy()
+
+    parameters.push(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=gradients(network)))
+
+    np.testing.assert_array_equal(held, kept)
+
+
+def test_one_server_that_revoked_the_lease_is_enough(stage: Stage) -> None:
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network)
+    last = max(stage.servers.servers)
+    stage.servers.servers[last].revoke(1, [LEASE], 0)
+
+    assert parameters.push(Push(LEASE, 0, 0, slab=gradients(network))).revoked
+
+
+def test_a_killed_server_is_followed_to_its_successor(stage: Stage) -> None:
+    """The push is repeated to the new process; the servers that had applied it do not apply it again."""
+    network = LinearNetwork(len(stage.servers.servers))
+    pauses: list[float] = []
+
+    def replace(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            stage.servers.start(0)
+            stage.master.placement = stage.servers.placement()
+
+    parameters = stage.parameters(network, pause=replace)
+    parameters.slab()
+    stage.servers.kill(0)
+
+    parameters.push(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=gradients(network)))
+
+    assert len(pauses) >= 2
+    np.testing.assert_array_equal(parameters.slab(), -gradients(network))
+    assert {stage.servers.state(part).version for part in stage.servers.servers} == {1}
+
+
+def test_a_server_that_nobody_replaces_ends_the_patience() -> None:
+    stage = Stage()
+    now = [0.0]
+    parameters = stage.parameters(LinearNetwork())
+    parameters._clock = lambda: now[0]
+
+    def wait(seconds: float) -> None:
+        now[0] += 3
+
+    parameters._pause = wait
+    stage.servers.kill(0)
+    with pytest.raises(JobFailedError, match="does not answer"):
+        parameters.push(Push(LEASE, 0, 0, slab=np.zeros(FEATURES, np.float32)))
+    stage.close()
+
+
+def test_a_pushed_lease_of_an_unknown_master_is_tried_again() -> None:
+    """A new master's lease may reach the worker before the master reached the PS."""
+    stage = Stage()
+
+    def attach(seconds: float) -> None:
+        stage.servers.servers[0].attach(Attachment(incarnation=2, floor=0))
+
+    parameters = stage.parameters(LinearNetwork(), pause=attach)
+    result = parameters.push(Push(2 << 32, 0, 0, slab=np.zeros(FEATURES, np.float32)))
+    assert not result.revoked
+    stage.close()
+
+
+def test_rows_are_routed_and_come_back_in_order(stage: Stage) -> None:
+    network = LinearNetwork(len(stage.servers.servers), table=True)
+    parameters = stage.parameters(network)
+    ids = np.array([7, 0, 3, 99, 42], np.int64)
+    np.testing.assert_array_equal(parameters.pull_rows({"emb": ids})["emb"].values, np.full((5, 1), 0.5, np.float32))
+
+    values = np.arange(5, dtype=np.float32)[:, None]
+    push = Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=gradients(network), rows={"emb": Rows(ids, values)})
+    parameters.push(push)
+
+    np.testing.assert_array_equal(parameters.pull_rows({"emb": ids})["emb"].values, 0.5 - values)
+
+
+def test_a_pin_keeps_values_and_rows_and_can_be_scanned(stage: Stage) -> None:
+    network = LinearNetwork(len(stage.servers.servers), table=True)
+    parameters = stage.parameters(network)
+    ids = np.arange(20, dtype=np.int64)
+    rows = {"emb": Rows(ids, np.ones((20, 1), np.float32))}
+    parameters.push(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
+    for server in stage.servers.servers.values():
+        server.snapshot(1, 1, None, pin=True)
+    parameters.push(Push(LEASE, 1, 1, learning_rate=1, weight=1, slab=gradients(network), rows=rows))
+
+    np.testing.assert_array_equal(parameters.pull(1), -gradients(network))
+    np.testing.assert_array_equal(parameters.pull_rows({"emb": ids}, pin=1)["emb"].values, np.full((20, 1), -0.5))
+    found = {int(i): float(v[0]) for chunk in parameters.scan(1, "emb") for i, v in zip(*chunk, strict=True)}
+    assert found == dict.fromkeys(range(20), -0.5)
+
+
+def test_another_model_is_refused(stage: Stage) -> None:
+    stage.parameters(LinearNetwork(len(stage.servers.servers)))
+    other = LinearNetwork(len(stage.servers.servers))
+    other.fingerprint = "another"
+    with pytest.raises(RefusedError, match="fingerprint"):
+        stage.parameters(other)
+
+
+def test_an_announced_cut_reaches_the_session(stage: Stage) -> None:
+    parameters = stage.parameters(LinearNetwork(len(stage.servers.servers)))
+    stage.servers.servers[0].announce(1, 4)
+    parameters.push(Push(LEASE, 0, 0, slab=np.zeros(FEATURES, np.float32)))
+    assert stage.session.announced == 4
