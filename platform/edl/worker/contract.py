@@ -1,0 +1,200 @@
+"""The model contract: what a user's module defines, imported and checked before anything depends on it.
+
+``custom_model()`` (or a Keras model class), ``loss(labels, predictions)``, ``optimizer()``, ``eval_metrics_fn()`` and
+``feed(dataset, mode, metadata)``; optionally ``callbacks()``, ``custom_data_reader(...)`` and
+``PredictionOutputsProcessor``. These are ElasticDL's names and argument orders.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeAlias
+
+from edl.core.errors import BadInputError
+from edl.spec.zoo import ZooModule, locate
+from edl.worker.user_code import user_code
+
+MODES = ("training", "evaluation", "prediction")
+"""What ``feed`` is told, as plain strings; ElasticDL's Mode constants are equal to them."""
+
+Feed: TypeAlias = Callable[[Any, str, Any], Any]
+
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "loss": ("labels", "predictions"),
+    "optimizer": (),
+    "eval_metrics_fn": (),
+    "feed": ("dataset", "mode", "metadata"),
+    "callbacks": (),
+}
+_OPTIONAL = frozenset({"callbacks"})
+_SAID_OF_PREDICTIONS = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
+_SAID_OF_LABELS = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
+
+
+class ModelChoice(Protocol):
+    """The part of a job that names its model; ``edl.spec.job.Model`` with the zoo's path on this machine."""
+
+    @property
+    def zoo(self) -> str | Path:
+        """The zoo's folder."""
+
+    @property
+    def definition(self) -> str:
+        """Module below the zoo and function in it."""
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """Keyword arguments of the function."""
+
+
+@dataclass(frozen=True)
+class ModelModule:
+    """A user's module that keeps the contract.
+
+    Attributes:
+        zoo: the zoo's folder; frames of files below it are the user's in tracebacks.
+        model: makes a new Keras model; raises ModuleError when the user's code does, or returns something else.
+        loss: ``loss(labels, predictions)``, a tensor.
+        optimizer: makes the Keras optimizer.
+        eval_metrics_fn: makes the metrics by name.
+        feed: ``feed(dataset, mode, metadata)``, a dataset of single (features, labels).
+    """
+
+    zoo: Path
+    model: Callable[[], Any]
+    loss: Callable[[Any, Any], Any]
+    optimizer: Callable[[], Any]
+    eval_metrics_fn: Callable[[], Mapping[str, Any]]
+    feed: Feed
+    callbacks: Callable[[], Any] | None = None
+    custom_data_reader: Callable[..., Any] | None = None
+    prediction_outputs_processor: type | None = None
+
+
+def load(choice: ModelChoice) -> ModelModule:
+    """Import the user's module and check that it keeps the contract.
+
+    Raises:
+        BadInputError: module or function not there, a function is missing or takes other arguments.
+        ModuleError: the module raised while it was imported.
+    """
+    _check_keras()
+    zoo = Path(choice.zoo).resolve()
+    found = locate(zoo, choice.definition)
+    with user_code(zoo, f"import of {found.name}"):
+        module = _import(zoo, found)
+    functions = {name: _function(module, found.path, name) for name in _ARGUMENTS}
+    return ModelModule(
+        zoo=zoo,
+        model=_model_maker(zoo, module, found, choice.params),
+        custom_data_reader=getattr(module, "custom_data_reader", None),
+        prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
+        **{name: _guarded(zoo, name, function) for name, function in functions.items()},
+    )
+
+
+def _check_keras() -> None:
+    import keras
+
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise BadInputError("models for Keras 2 are not supported yet", where="TF_USE_LEGACY_KERAS", hint="unset it")
+    if keras.backend.backend() != "tensorflow":
+        raise BadInputError(
+            f"Keras runs on {keras.backend.backend()}, EDL trains on TensorFlow", hint="set KERAS_BACKEND=tensorflow"
+        )
+
+
+def _import(zoo: Path, found: ZooModule) -> ModuleType:
+    for folder in (str(zoo), str(zoo.parent)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    _forget_other_zoos(zoo, found.name.partition(".")[0])
+    module = importlib.import_module(found.name)
+    if Path(module.__file__ or "").resolve() != found.path:
+        raise BadInputError(
+            f"another module is called {found.name}: {module.__file__}",
+            where=str(found.path),
+            hint="rename the zoo or the module, or clean PYTHONPATH",
+        )
+    return module
+
+
+def _forget_other_zoos(zoo: Path, root: str) -> None:
+    """Two zoos may have the same folder name: modules of another one must not answer for this one."""
+    for name, module in list(sys.modules.items()):
+        if name == root or name.startswith(f"{root}."):
+            places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", [])]
+            if not any(Path(place).resolve().is_relative_to(zoo) for place in places if place):
+                del sys.modules[name]
+
+
+def _function(module: ModuleType, path: Path, name: str) -> Callable[..., Any] | None:
+    function = getattr(module, name, None)
+    if function is None and name in _OPTIONAL:
+        return None
+    wanted = f"{name}({', '.join(_ARGUMENTS[name])})"
+    if not callable(function):
+        defined = [key for key in vars(module) if not key.startswith("_")]
+        missing = "does not define" if function is None else f"has a {type(function).__name__} called {name}, not"
+        raise BadInputError(f"the model module {missing} {wanted}", where=str(path), hint=f"it defines {', '.join(defined)}")
+    _check_arguments(function, path, name, wanted)
+    return function  # type: ignore[no-any-return]
+
+
+def _check_arguments(function: Callable[..., Any], path: Path, name: str, wanted: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # built in C: nothing to check
+        return
+    try:
+        bound = signature.bind(*_ARGUMENTS[name])
+    except TypeError as error:
+        raise BadInputError(f"{name}{signature} cannot be called as {wanted}: {error}", where=str(path)) from error
+    first, *rest = (str(argument).lower() for argument in bound.arguments) if bound.arguments else ("",)
+    if name == "loss" and first in _SAID_OF_PREDICTIONS and rest and rest[0] in _SAID_OF_LABELS:
+        raise BadInputError(f"{name}{signature} has its arguments the other way round: EDL calls {wanted}", where=str(path))
+
+
+def _model_maker(zoo: Path, module: ModuleType, found: ZooModule, params: Mapping[str, Any]) -> Callable[[], Any]:
+    function = getattr(module, found.function, None)
+    if not callable(function):
+        raise BadInputError(f"'{found.function}' is not a function or model class", where=str(found.path))
+    try:
+        inspect.signature(function).bind(**params)
+    except TypeError as error:
+        raise BadInputError(
+            f"{found.function}{inspect.signature(function)} cannot be called with model.params: {error}",
+            where=str(found.path),
+        ) from error
+
+    def make() -> Any:
+        import keras
+
+        with user_code(zoo, f"{found.function}()"):
+            model = function(**params)
+        if not isinstance(model, keras.Model):
+            raise BadInputError(
+                f"{found.function}() returned {type(model).__name__}, expected a keras.Model", where=str(found.path)
+            )
+        return model
+
+    return make
+
+
+def _guarded(zoo: Path, name: str, function: Callable[..., Any] | None) -> Any:
+    if function is None:
+        return None
+
+    def call(*arguments: Any) -> Any:
+        with user_code(zoo, f"{name}()"):
+            return function(*arguments)
+
+    return call

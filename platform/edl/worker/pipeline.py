@@ -1,0 +1,218 @@
+"""Windows of records through the user's ``feed``, one minibatch for each window, ahead of training.
+
+``feed`` is traced once, into a function of a window: all that it does (map, shuffle, filter) stays inside one
+minibatch, so that a step always means the same records. No generator runs inside tf.data: waiting there for a lease
+would hold one of TensorFlow's few threads, which training may need to get the next lease.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from edl.core.errors import BadInputError, EdlError
+from edl.worker.contract import MODES, Feed
+from edl.worker.user_code import ModuleError, user_code
+
+Window: TypeAlias = Sequence[bytes] | Sequence[Sequence[str]]
+"""The records of one step: serialized records, or the rows of a table."""
+
+_GROWTH = 64
+"""``feed`` may turn one record into up to so many."""
+_BATCHING = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
+                       "PaddedBatchDatasetV2", "MapAndBatchDataset"})  # fmt: skip
+_UNBATCHING = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """What ``feed`` made of one window.
+
+    Attributes:
+        tag: of the window.
+        features: nested tensors, records first; None if ``feed`` kept no record.
+        labels: nested tensors, records first; None for prediction.
+    """
+
+    tag: int
+    features: Any
+    labels: Any
+
+
+class FeedError(ModuleError):
+    """``feed`` raised or yields what training cannot use. ``tag``: the window it happened at."""
+
+    tag: int | None = None
+
+
+def minibatches(
+    feed: Feed,
+    mode: str,
+    metadata: Any,
+    windows: Iterator[tuple[int, Window]],
+    *,
+    prefetch: int = 2,
+    zoo: Path | None = None,
+) -> Iterator[Minibatch]:
+    """Feed windows on a thread of its own, ``prefetch`` of them ahead of the consumer.
+
+    A window of which ``feed`` keeps no record gives a minibatch whose features are None, so that the consumer never waits
+    for what does not come. Closing the iterator lets the thread end at its next
+    window.
+
+    Args:
+        feed: the user's ``feed(dataset, mode, metadata)``.
+        mode: ``training``, ``evaluation`` or ``prediction``.
+        metadata: of the reader, passed on.
+        windows: tagged records; consumed ahead of time, by that thread.
+        zoo: the model zoo: frames of files below it are the user's.
+
+    Raises:
+        FeedError: ``feed`` raised, or yields the wrong structure.
+        Exception: what ``windows`` raises, as it is, after the minibatches before it.
+    """
+    feeder = Feeder(feed, mode, metadata, zoo=zoo)
+    ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
+    closed = threading.Event()
+    threading.Thread(target=_run, args=(feeder, windows, ready, closed), name=f"feed-{mode}", daemon=True).start()
+    try:
+        while (found := ready.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+    finally:
+        closed.set()
+        _drain(ready)
+
+
+def _run(
+    feeder: Feeder, windows: Iterator[tuple[int, Window]], ready: queue.Queue[Any], closed: threading.Event
+) -> None:
+    end: BaseException | None = None
+    try:
+        for tag, window in windows:
+            if closed.is_set():
+                return
+            minibatch = feeder.minibatch(tag, window)
+            ready.put(minibatch or Minibatch(tag, None, None))
+    except BaseException as error:  # noqa: BLE001  raised again by the consumer
+        end = error
+    ready.put(end)
+
+
+def _drain(ready: queue.Queue[Any]) -> None:
+    """Make room for a thread that waits to put, so that it sees that nobody listens any more."""
+    while not ready.empty():
+        ready.get_nowait()
+
+
+class Feeder:
+    """``feed`` as a function of one window; traced at the first one.
+
+    Args:
+        feed: the user's ``feed(dataset, mode, metadata)``.
+        mode: ``training``, ``evaluation`` or ``prediction``.
+        metadata: of the reader.
+        zoo: the model zoo.
+    """
+
+    def __init__(self, feed: Feed, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode is one of {MODES}, got {mode!r}")
+        self._feed = feed
+        self._mode = mode
+        self._metadata = metadata
+        self._zoo = zoo or Path(feed.__code__.co_filename).parent if hasattr(feed, "__code__") else zoo or Path("/")
+        self._function: Callable[[Any], Any] | None = None
+
+    def minibatch(self, tag: int, window: Window) -> Minibatch | None:
+        """The minibatch of a window; None if ``feed`` keeps none of its records.
+
+        Raises:
+            FeedError: ``feed`` raised, or yields the wrong structure.
+        """
+        if not len(window):
+            return None
+        try:
+            found = self._call(window)
+        except FeedError as error:
+            error.tag = tag
+            raise
+        if found is None:
+            return None
+        return Minibatch(tag, found, None) if self._mode == "prediction" else Minibatch(tag, *found)
+
+    def _call(self, window: Window) -> Any:
+        records = tf.convert_to_tensor(window)
+        try:
+            if self._function is None:
+                self._function = self._trace(records)
+            with user_code(self._zoo, "feed()"):
+                return self._function(records)
+        except tf.errors.InvalidArgumentError as error:
+            if "Dataset was empty" in str(error):
+                return None
+            raise
+        except ModuleError as error:
+            if "Dataset was empty" in error.detail:
+                return None
+            raise _feed_error(error) from error
+        except EdlError:
+            raise
+
+    def _trace(self, records: Any) -> Callable[[Any], Any]:
+        spec = tf.TensorSpec([None, *records.shape[1:]], records.dtype)
+        traced = tf.function(self._window, input_signature=[spec], autograph=False)
+        with user_code(self._zoo, "feed()"):
+            function: Callable[[Any], Any] = traced.get_concrete_function()
+        return function
+
+    def _window(self, records: Any) -> Any:
+        """One window as a graph."""
+        fed = self._feed(tf.data.Dataset.from_tensor_slices(records), self._mode, self._metadata)
+        self._check(fed)
+        longest = tf.cast(tf.shape(records)[0], tf.int64) * _GROWTH
+        return fed.batch(longest).get_single_element()
+
+    def _check(self, fed: Any) -> None:
+        expected = "features" if self._mode == "prediction" else "(features, labels)"
+        hint = f"for {self._mode}, feed returns a tf.data.Dataset of single {expected}"
+        if not isinstance(fed, tf.data.Dataset):
+            raise FeedError(f"feed returned {type(fed).__name__}, expected a tf.data.Dataset", hint=hint)
+        spec = fed.element_spec
+        if self._mode != "prediction" and not (isinstance(spec, tuple) and len(spec) == 2):
+            raise FeedError(f"feed yields {_described(spec)}, expected {expected}", hint=hint)
+        if fed.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise FeedError("feed repeats its records without end", hint="train.epochs says how often; drop repeat()")
+        operations = [operation.type for operation in tf.compat.v1.get_default_graph().get_operations()]
+        if _BATCHING.intersection(operations) and not _UNBATCHING.intersection(operations):
+            raise FeedError(
+                f"feed yields batches: {_described(spec)}", hint=f"{hint}; EDL makes minibatches of train.minibatch_size"
+            )
+
+
+def _feed_error(error: ModuleError) -> FeedError:
+    if isinstance(error, FeedError):
+        return error
+    hint = error.hint
+    if "Cannot batch tensors with different shapes" in error.detail:
+        hint = "all records of a minibatch need the same shapes: pad, crop, or make ragged tensors in feed"
+    return FeedError(error.message, where=error.where, hint=hint, detail=error.detail)
+
+
+def _described(spec: Any) -> str:
+    """An element's structure for people."""
+    if isinstance(spec, tuple):
+        return "(" + ", ".join(_described(part) for part in spec) + ")"
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key}: {_described(part)}" for key, part in spec.items()) + "}"
+    return f"{spec.dtype.name}{spec.shape}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
+
+
+__all__ = ["BadInputError", "FeedError", "Feeder", "Minibatch", "Window", "minibatches"]
