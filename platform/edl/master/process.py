@@ -175,11 +175,13 @@ class Master:
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
         self._reporter.write_status(status)
-        self._reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
         if ended.phase == "Failed":
             failure = {"kind": ended.kind, "reason": ended.reason, "detail": ended.detail}
             write_json(self._run.path / "failure.json", failure)
+            (self._run.path / "failure.txt").write_text(ended.detail)
         write_json(self._run.path / "summary.json", summary.to_json())
+        # The last event comes last: who reads it finds all the rest in place.
+        self._reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
         return 0
 
     def _dismiss(self) -> None:
