@@ -40,7 +40,7 @@ class Contents:
         if self._store is None:
             self._hold(NumpyStore(declared, dense))
             return True
-        if not self._ordered and self._store.declaration.same_variables(declared):
+        if not self._ordered and self._store.declaration.same_but_for_order(declared):
             self._hold(NumpyStore.restored(self._store.snapshot().arranged(declared.dense)))
         if difference := self._store.declaration.difference(declared):
             raise Refused(difference, kind="bad")

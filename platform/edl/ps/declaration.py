@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -119,9 +119,9 @@ class Declaration:
             return f"other variables, or in another order; they differ in {sorted(mine ^ theirs)}"
         return None
 
-    def same_variables(self, other: Declaration) -> bool:
-        """Whether both have the same dense variables, in whatever order."""
-        return set(self.dense) == set(other.dense)
+    def same_but_for_order(self, other: Declaration) -> bool:
+        """Whether nothing but the order of the dense variables tells them apart."""
+        return set(self.dense) == set(other.dense) and self.difference(replace(other, dense=self.dense)) is None
 
     def to_json(self) -> str:
         """As text, such that from_json gives it back."""

@@ -12,6 +12,7 @@ from edl.ps.checkpoints import Cut, from_shard, merge, owned, to_shard
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, RowGradients
+from edl.rpc.bulk import BulkRefused
 from edl.spec.optimizer import OptimizerSpec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +136,10 @@ def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start
     resumed = start(0)
     assert resumed.attach(restore=str(directory), slots=placement(1)).initialized
     worker = resumed.worker()
+    with pytest.raises(BulkRefused, match="declared"):
+        worker.pull()
+    with pytest.raises(BulkRefused, match="fingerprint"):
+        worker.declare(dict(reversed(values.items())), optimizer="momentum", fingerprint="another")
     assert not worker.declare(values, optimizer="momentum").first
     np.testing.assert_array_equal(worker.pull()[1], np.repeat(np.arange(len(NAMES)), 2))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from edl.core.partition import placement
@@ -157,3 +159,46 @@ def test_a_restored_ps_holds_the_checkpoint_bit_for_bit(start, ps, worker, tmp_p
     np.testing.assert_array_equal(again.pull_rows([3, 900, 4]), touched)
     assert again.push(LEASE, 0, [1] * 5, cut=1)[0].outcome == pb.Pushed.DUPLICATE
     assert again.push(LEASE, 5, [1] * 5, cut=1)[0].outcome == pb.Pushed.APPLIED
+
+
+def test_a_ps_that_owns_no_variable_takes_part_in_every_step(ps):
+    worker = ps.worker()
+    assert worker.declare({}).first
+    assert worker.push(LEASE, 0, [])[0].version == 1
+    rows = ([2], np.ones((1, 4)))
+    pushed, slab = worker.push(LEASE, 1, [], rows=rows)
+    assert (pushed.version, len(slab)) == (2, 0)
+    assert worker.pull()[0] == 2
+    assert worker.pull_rows([]).shape == (0, 4)
+    assert [(s.lease, s.through) for s in ps.snapshot(1, pin=True).applied] == [(LEASE, 2)]
+    assert worker.pull(pin=1)[0] == 2
+    assert worker.scan(pin=1).keys() == {2}
+
+
+def test_pulls_are_never_torn(ps):
+    """Every push moves all values alike, so that a slab with two values shows half a push."""
+    size, count = 200_000, 30
+    readers = [ps.worker() for _ in range(2)]
+    writers = [ps.worker() for _ in range(2)]
+    writers[0].declare({"w": np.zeros(size, np.float32)})
+    torn: list[np.ndarray] = []
+
+    def read(worker):
+        for _ in range(count):
+            _, slab = worker.pull()
+            torn.extend([slab] if slab.min() != slab.max() else [])
+
+    def write(worker, number):
+        for step in range(count):
+            _, slab = worker.push(number, step, np.ones(size, np.float32))
+            torn.extend([slab] if slab.min() != slab.max() else [])
+
+    threads = [threading.Thread(target=read, args=(worker,)) for worker in readers]
+    threads += [threading.Thread(target=write, args=(w, LEASE + i)) for i, w in enumerate(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not torn
+    version, slab = readers[0].pull()
+    assert (version, slab[0]) == (2 * count, -2 * count)

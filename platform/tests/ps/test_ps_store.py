@@ -99,3 +99,17 @@ def test_a_declaration_that_cannot_be_is_refused():
         RowTable("emb", 4, 4, {"name": "orthogonal"}, 0)
     declared = Declaration((w, mean), (TABLE,), SGD, "model")
     assert Declaration.from_json(declared.to_json()) == declared
+
+
+def test_a_snapshot_has_slot_variables_of_its_own():
+    declared = Declaration((DenseVariable("w", (3,)),), (TABLE,), OptimizerSpec("adam"), "model")
+    held = NumpyStore(declared, np.ones(3, np.float32))
+    push = Gradients(np.ones(3, np.float32), ones([1]).rows, 1.0, 1.0)
+    held.apply(push, 1)
+    copy = held.snapshot()
+    slots = [*copy.slots.values(), *copy.tables["emb"].slots.values()]
+    before = [slot.copy() for slot in slots]
+    held.apply(push, 2)
+    assert len(slots) == 4
+    for slot, old in zip(slots, before, strict=True):
+        np.testing.assert_array_equal(slot, old)
