@@ -1,0 +1,45 @@
+"""How long ``edl --help`` takes, from the start of the process to its end, on a warm disk."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from figures import Figure, Result
+from script import main, say
+
+EDL = Path(sys.executable).with_name("edl")
+
+
+def wall(command: list[str]) -> float:
+    """Seconds from start to exit.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    began = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    help_command, bare_command = [str(EDL), "--help"], [sys.executable, "-c", "pass"]
+    wall(help_command)  # the first run reads the disk
+    ours, bare = [], []
+    for _ in range(arguments.rounds):
+        ours.append(wall(help_command))
+        bare.append(wall(bare_command))
+    say(f"{arguments.rounds} runs of edl --help")
+    figures = (
+        Figure("`edl --help`", 1e3 * median(ours), "ms", limit=200),
+        Figure("an empty Python process, in the same run", 1e3 * median(bare), "ms"),
+    )
+    return Result("cli", figures, {"edl_help_seconds": ours, "empty_python_seconds": bare})
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=20)

@@ -1,0 +1,307 @@
+"""The control plane under 8 client processes, beside a bare gRPC echo server with the same 8 clients.
+
+The master's own parts (servicer, shell, core, a journal on disk with fsync) run in a process of their own over a ledger
+of a million tasks; only pods and parameter servers are played. Clients work through real cycles: lease a task of four
+steps, report progress after two, report the end. Every one of the three requests is entered into the journal and
+answered when it is on disk. The echo server is gRPC alone: the same messages come back as the bytes that they are,
+with the same thread pool and options, no token, no journal. The same client processes, through the same ``Channel``,
+turn to one and then to the other, round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import grpc
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.events import (
+    AttachPs,
+    CheckpointSaved,
+    Command,
+    DatasetDescribed,
+    PodChanged,
+    PodsSynced,
+    PsAttached,
+    PsRegistered,
+    SaveCheckpoint,
+    SnapshotTaken,
+    TakeSnapshot,
+)
+from edl.core.job import JobState
+from edl.core.state import Settings
+from edl.master.servicer import Servicer
+from edl.master.shell import Shell
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.channels import Channel, connect, serve
+from edl.rpc.edl_pb2_grpc import add_MasterServicer_to_server
+from edl.rpc.methods import Master, Method
+from edl.rpc.options import SERVER_OPTIONS
+from edl.store.journal import Journal
+from figures import Figure, Result, percentile
+from script import main, say
+
+CLIENTS = 8
+THREADS = 16 + 3 * CLIENTS  # as edl.master.process chooses
+MINIBATCH, STEPS = 16, 4
+TASKS = 1_000_000
+TOKEN = "benchmark"
+DEADLINE = 30.0
+CONTEXT = multiprocessing.get_context("spawn")
+ECHO = "edl.bench.Echo"
+REQUESTS = ("Lease", "Progress", "Report")
+
+
+# ---------------------------------------------------------------------------------------------------- the two servers
+
+
+class PlayedServers:
+    """A parameter server that answers everything at once, from a thread of its own as the real ones do."""
+
+    def __init__(self) -> None:
+        self.shell: Shell | None = None
+        self._pool = ThreadPoolExecutor(1)
+
+    def do(self, command: Command) -> None:
+        answers = {
+            AttachPs: lambda: PsAttached("ps-0", initialized=True, version=0),
+            TakeSnapshot: lambda: SnapshotTaken("ps-0", command.cut, 0, {}),
+            SaveCheckpoint: lambda: CheckpointSaved(command.cut),
+        }
+        answer = answers.get(type(command))
+        if answer is not None:
+            self._pool.submit(lambda: self.shell.handle(answer()))
+
+    def addresses(self) -> dict[str, Any]:
+        return {}
+
+
+class NoPods:
+    """A cluster in which nothing is started or stopped."""
+
+    def do(self, command: Command) -> None:
+        pass
+
+
+def serve_master(address: str, folder: str, pipe: Connection) -> None:
+    sys.setswitchinterval(0.001)  # as edl.master.process does
+    journal, _ = Journal.open(Path(folder), holder="benchmark")
+    settings = Settings(minibatch=MINIBATCH, task_records=MINIBATCH * STEPS, workers=CLIENTS)
+    servers = PlayedServers()
+    shell = servers.shell = Shell(JobState(settings), journal, pods=NoPods(), ps=servers, tell=lambda what: None)
+    shell.begin(journal.incarnation)
+    populate(shell)
+    servicer = Servicer(shell, servers, journal.incarnation)
+    server = serve(
+        lambda server: add_MasterServicer_to_server(servicer, server),
+        address,
+        TOKEN,
+        THREADS,
+        before_stop=shell.stop_waiting,
+    )
+    pipe.send(server.address)
+    shell.run(lambda: pipe.poll())
+    done = shell.state.training.done_records
+    server.stop()
+    syncs = journal.fsync_seconds
+    journal.close()
+    pipe.send({"fsync_median": syncs.median, "fsync_p99": syncs.p99, "records_done": done})
+
+
+def populate(shell: Shell) -> None:
+    """A job whose pods are there and whose data set is a million tasks."""
+    shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+    for index in range(CLIENTS):
+        shell.handle(PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.RUNNING)))
+    shell.handle(PodsSynced())
+    shell.handle(PsRegistered("ps-0"))
+    shell.handle(DatasetDescribed(training=(("records", TASKS * MINIBATCH * STEPS),)))
+
+
+def serve_echo(address: str, folder: str, pipe: Connection) -> None:
+    pool = ThreadPoolExecutor(THREADS)
+    server = grpc.server(pool, options=SERVER_OPTIONS)
+    echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+    handlers = dict.fromkeys(REQUESTS, echo)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO, handlers),))
+    server.add_insecure_port(address)
+    server.start()
+    pipe.send(address)
+    pipe.recv()
+    server.stop(0).wait()
+    pipe.send({})
+
+
+# ---------------------------------------------------------------------------------------------------- the clients
+
+Cycle = Callable[[Channel, pb.Member, list[float]], None]
+
+
+def timed(channel: Channel, method: Method[Any, Any], request: Any, took: list[float]) -> Any:
+    began = time.perf_counter()
+    reply = channel.call(method, request, deadline=DEADLINE)
+    took.append(time.perf_counter() - began)
+    return reply
+
+
+def work(channel: Channel, member: pb.Member, took: list[float]) -> None:
+    """One task of the real master."""
+    leased = timed(channel, Master.Lease, lease_request(member), took)
+    if not leased.HasField("task"):
+        raise AssertionError(f"the master has no work: {leased}")
+    number = leased.task.lease
+    timed(channel, Master.Progress, progress_request(member, number), took)
+    report = timed(channel, Master.Report, report_request(member, number), took)
+    if not report.accepted:
+        raise AssertionError(f"the master refused a report: {report.reason}")
+
+
+_ECHOES = {
+    name: Method(f"/{ECHO}/{name}", message, message)
+    for name, message in zip(REQUESTS, (pb.LeaseRequest, pb.ProgressRequest, pb.ReportRequest), strict=True)
+}
+
+
+def echo(channel: Channel, member: pb.Member, took: list[float]) -> None:
+    """The same three messages to the echo server."""
+    number = (1 << 32) + len(took)
+    timed(channel, _ECHOES["Lease"], lease_request(member), took)
+    timed(channel, _ECHOES["Progress"], progress_request(member, number), took)
+    timed(channel, _ECHOES["Report"], report_request(member, number), took)
+
+
+def lease_request(member: pb.Member) -> pb.LeaseRequest:
+    return pb.LeaseRequest(member=member, wait_seconds=5.0, known_incarnation=1)
+
+
+def progress_request(member: pb.Member, lease: int) -> pb.ProgressRequest:
+    steps = pb.LeaseProgress(lease=lease, through=2, loss_sum=1.25, loss_steps=2)
+    return pb.ProgressRequest(member=member, known_cut=1, leases=[steps])
+
+
+def report_request(member: pb.Member, lease: int) -> pb.ReportRequest:
+    last = pb.LeaseProgress(lease=lease, through=STEPS, loss_sum=1.25, loss_steps=2)
+    return pb.ReportRequest(member=member, lease=lease, last=last, known_cut=1)
+
+
+CYCLES: dict[str, Cycle] = {"master": work, "echo": echo}
+
+
+def client(index: int, addresses: dict[str, str], pipe: Connection) -> None:
+    """Serve commands ``(target, begin, end)``, times of the shared monotonic clock, until told None."""
+    member = pb.Member(role="worker", index=index, uid=f"worker-{index}")
+    channels = {name: connect(address, TOKEN) for name, address in addresses.items()}
+    pipe.send("ready")
+    while (command := pipe.recv()) is not None:
+        target, begin, end = command
+        cycle, channel, took = CYCLES[target], channels[target], []
+        time.sleep(max(0.0, begin - time.monotonic()))
+        while time.monotonic() < end:
+            cycle(channel, member, took)
+        pipe.send((took, time.monotonic()))
+    for channel in channels.values():
+        channel.close()
+
+
+# ---------------------------------------------------------------------------------------------------- the measurement
+
+
+@dataclass(frozen=True)
+class Round:
+    """One target, measured once."""
+
+    target: str
+    requests_per_second: float
+    median: float
+    p99: float
+    slowest: float
+
+
+def spawned(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=target, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Connection]]]:
+    """Both servers and all clients; yields their pipes."""
+    servers = {
+        "master": spawned(serve_master, f"unix:{folder}/master", str(folder / "journal")),
+        "echo": spawned(serve_echo, f"unix:{folder}/echo", ""),
+    }
+    addresses = {name: pipe.recv() for name, (_, pipe) in servers.items()}
+    clients = [spawned(client, index, addresses) for index in range(CLIENTS)]
+    try:
+        for _, pipe in clients:
+            pipe.recv()
+        yield [pipe for _, pipe in clients], {name: pipe for name, (_, pipe) in servers.items()}
+    finally:
+        for process, pipe in (*clients, *servers.values()):
+            with suppress(OSError):  # it has left already
+                pipe.send(None)
+            process.join(20)
+
+
+def measure_round(target: str, clients: Sequence[Connection], seconds: float) -> Round:
+    begin = time.monotonic() + 0.1
+    for pipe in clients:
+        pipe.send((target, begin, begin + seconds))
+    answers = [pipe.recv() for pipe in clients]
+    took = [seconds for each, _ in answers for seconds in each]
+    span = max(ended for _, ended in answers) - begin
+    return Round(target, len(took) / span, median(took), percentile(took, 0.99), max(took))
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    each = arguments.seconds / arguments.rounds
+    rounds: list[Round] = []
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        with running(Path(folder)) as (clients, servers):
+            for target in CYCLES:
+                measure_round(target, clients, min(1.0, each))  # connects and warms up
+            for number in range(arguments.rounds):
+                for target in CYCLES if number % 2 == 0 else reversed(CYCLES):
+                    rounds.append(measure_round(target, clients, each))
+                    say(f"{target}: {rounds[-1].requests_per_second:.0f} requests/s, p99 {1e3 * rounds[-1].p99:.1f} ms")
+            servers["master"].send(None)
+            told = servers["master"].recv()
+    return Result("control_plane", figures(rounds, told), {"rounds": [vars(r) for r in rounds], "master": told})
+
+
+def figures(rounds: Sequence[Round], told: dict[str, float]) -> tuple[Figure, ...]:
+    def middle(target: str, name: str) -> float:
+        return median(getattr(r, name) for r in rounds if r.target == target)
+
+    ours, bare = (middle(target, "requests_per_second") for target in ("master", "echo"))
+    return (
+        Figure("control plane: requests/s, of a bare gRPC echo server's", ours / bare, "x", limit=0.5, at_least=True),
+        Figure("control plane: p99", 1e3 * middle("master", "p99"), "ms", limit=25),
+        Figure("control plane: requests/s", ours, "1/s"),
+        Figure("bare echo: requests/s", bare, "1/s"),
+        Figure("bare echo: p99", 1e3 * middle("echo", "p99"), "ms"),
+        Figure("journal: fdatasync, median", 1e3 * told["fsync_median"], "ms"),
+        Figure("journal: fdatasync, p99", 1e3 * told["fsync_p99"], "ms"),
+    )
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=60.0, help="of all rounds, for each of the two; default 60")
+    parser.add_argument("--folder", help="where the journal is written: a disk, not memory; default: TMPDIR")
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=3, options=options)

@@ -1,0 +1,124 @@
+"""What a benchmark says: figures, each with what is required of it, and where they were taken."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+PACKAGES = ("edl-platform", "tensorflow-cpu", "tensorflow", "keras", "grpcio", "protobuf", "numpy")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        measure: what was measured, for people.
+        measured: the number, in ``unit``.
+        limit: what is required, in ``unit``; None for a number that is only shown beside the others.
+        at_least: ``limit`` is the least that is allowed; otherwise the most.
+        note: how the limit or the number came about.
+    """
+
+    measure: str
+    measured: float
+    unit: str
+    limit: float | None = None
+    at_least: bool = False
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the requirement is met; None where there is none."""
+        if self.limit is None:
+            return None
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+    @property
+    def share(self) -> float | None:
+        """``measured / limit``; None without a limit, or when it is zero."""
+        return self.measured / self.limit if self.limit else None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one script found.
+
+    Attributes:
+        name: of the script.
+        figures: in the order of the table.
+        details: everything behind the figures: rounds, distributions, settings; JSON.
+        failed: why there are no (more) figures; empty when all went well.
+    """
+
+    name: str
+    figures: Sequence[Figure] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    failed: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``bench/results/<name>.json``."""
+        figures = [{**asdict(figure), "met": figure.met} for figure in self.figures]
+        return {
+            "name": self.name,
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "versions": versions(),
+            "failed": self.failed,
+            "figures": figures,
+            "details": dict(self.details),
+        }
+
+
+def machine() -> dict[str, Any]:
+    """The machine by cores and memory, never by name."""
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cores": len(os.sched_getaffinity(0)), "memory_gb": round(pages / 2**30), "arch": platform.machine()}
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that matter to speed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` of ``values`` do not exceed (nearest rank).
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not values:
+        raise ValueError("a percentile of nothing")
+    ranked = sorted(values)
+    rank = -(-share * len(ranked) // 1)
+    return ranked[max(0, min(len(ranked), int(rank)) - 1)]
+
+
+def steady_rate(samples: Sequence[tuple[float, int]], skip: int) -> float:
+    """Units a second from the first sample with at least ``skip`` units done to the last one that made progress.
+
+    Args:
+        samples: (seconds, units done), in order of time.
+        skip: units that belong to the start.
+
+    Raises:
+        ValueError: nothing was seen to move after ``skip``.
+    """
+    moving = [samples[0]] if samples else []
+    moving += [b for a, b in zip(samples, samples[1:], strict=False) if b[1] > a[1]]
+    warm = [sample for sample in moving if sample[1] >= skip]
+    if len(warm) < 2:
+        raise ValueError(f"no progress was seen after the first {skip}: {len(samples)} samples")
+    (began, first), (ended, last) = warm[0], warm[-1]
+    return (last - first) / (ended - began)

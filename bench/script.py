@@ -1,0 +1,51 @@
+"""What the scripts of this folder share: their arguments, and what they do with a result.
+
+Every script runs alone (``python bench/cli.py --rounds 3``), prints progress on stderr and its result as JSON on stdout
+or into ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from figures import Figure, Result
+
+Measure = Callable[[argparse.Namespace], Result]
+Options = Callable[[argparse.ArgumentParser], object]
+_BEGAN = time.monotonic()
+
+
+def main(description: str | None, measure: Measure, *, rounds: int, options: Options | None = None) -> None:
+    """Run one script from the command line; ``rounds`` is the default of ``--rounds``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"default {rounds}")
+    parser.add_argument("--out", type=Path, help="file for the JSON result, instead of stdout")
+    if options is not None:
+        options(parser)
+    arguments = parser.parse_args()
+    result = measure(arguments)
+    for figure in result.figures:
+        say(line(figure))
+    text = json.dumps(result.to_json(), indent=1) + "\n"
+    if arguments.out is None:
+        sys.stdout.write(text)
+    else:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(text)
+
+
+def say(text: str) -> None:
+    """Tell people how far it is."""
+    print(f"[{time.monotonic() - _BEGAN:7.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def line(figure: Figure) -> str:
+    """A figure on one line."""
+    said = {None: "", True: "met", False: "NOT MET"}[figure.met]
+    bound = "" if figure.limit is None else f"({'at least' if figure.at_least else 'at most'} {figure.limit:.4g})"
+    return f"{figure.measure}: {figure.measured:.4g} {figure.unit} {bound} {said}".rstrip()
