@@ -14,7 +14,7 @@ import threading
 import time
 
 from edl.core.cluster import Cluster, Role
-from edl.core.errors import EdlError
+from edl.core.errors import BadInputError, EdlError
 from edl.core.events import Command, DeletePod, EndJob, Event, Tell
 from edl.core.job import JobState
 from edl.local.client import LocalCluster
@@ -24,7 +24,7 @@ from edl.master.parameter_servers import ParameterServers
 from edl.master.pods import Pods
 from edl.master.reporter import PERIOD_SECONDS, Reporter
 from edl.master.servicer import Servicer
-from edl.master.settings import settings_of
+from edl.master.settings import defines_reader, settings_of
 from edl.master.shell import Shell
 from edl.rpc import edl_pb2_grpc
 from edl.rpc.channels import serve
@@ -68,6 +68,7 @@ class Master:
         self._predict = (identity.run_dir / "predict.json").exists()
         self._spec, self._identity = spec, identity
         self._failed: EdlError | None = None
+        self._refused: BadInputError | None = None
         state, self._journal = self._replayed(f"master process {os.getpid()}")
         self._reporter = Reporter(self._run, spec.name, state)
         keep = spec.checkpoint.keep if spec.checkpoint else 1
@@ -79,13 +80,20 @@ class Master:
         self._servicer = Servicer(self.shell, self._servers, incarnation)
 
     def _replayed(self, holder: str) -> tuple[JobState, Journal]:
-        settings = settings_of(self._spec, predict=self._predict)
+        settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader())
         journal, replay = Journal.open(self._run.journal, holder=holder)
         state = JobState(settings)
         state.replay(replay.snapshot, list(replay.entries))
         if replay.incarnation:
             log.info("replayed the journal of incarnation %d: %d entries", replay.incarnation, len(replay.entries))
         return state, journal
+
+    def _own_reader(self) -> bool:
+        try:
+            return defines_reader(self._spec)
+        except BadInputError as error:
+            self._refused = error
+            return False
 
     def __enter__(self) -> Master:
         threads = _THREADS_BESIDE_WORKERS + 3 * self._spec.workers.max
@@ -142,8 +150,10 @@ class Master:
         if state.described or state.settings.describe:
             return
         try:
+            if self._refused is not None:
+                raise self._refused
             self._event(describe(self._spec, predict=self._predict))
-        except EdlError as error:
+        except BadInputError as error:
             self.shell.give_up(str(error), "input")
 
     def _event(self, event: Event) -> None:

@@ -9,8 +9,13 @@ from edl.spec.job import JobSpec
 from edl.spec.zoo import locate, names
 
 
-def settings_of(spec: JobSpec, *, predict: bool) -> Settings:
-    """The settings of a job that trains, or of one that predicts and needs no parameter servers."""
+def settings_of(spec: JobSpec, *, predict: bool, describe: bool) -> Settings:
+    """The settings of a job that trains, or of one that predicts and needs no parameter servers.
+
+    Args:
+        predict: the run predicts.
+        describe: a worker describes the data set, with the user's own reader.
+    """
     train = spec.train
     return Settings(
         minibatch=train.minibatch_size,
@@ -22,7 +27,7 @@ def settings_of(spec: JobSpec, *, predict: bool) -> Settings:
         checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
         export=spec.export is not None and not predict,
         predict=predict,
-        describe=defines_reader(spec),
+        describe=describe,
         skip_crashing=train.on_crashing_range == "skip",
         ps=0 if predict else spec.ps.count,
         workers=spec.workers.max,
