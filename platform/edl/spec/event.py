@@ -73,7 +73,7 @@ class RoleEnded(Event):
     pid: Pid
     reason: Reason
     exit_code: Annotated[
-        int | None, Option(Nullable(Whole(None)), "Exit status, negative for a signal; null if unknown.")
+        int | None, Option(Nullable(Whole(None)), "Exit code as a shell has it: 128 + n for signal n; null if unknown.")
     ]
 
 
