@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -144,7 +145,9 @@ def _function(module: ModuleType, path: Path, name: str) -> Callable[..., Any] |
     if not callable(function):
         defined = [key for key in vars(module) if not key.startswith("_")]
         missing = "does not define" if function is None else f"has a {type(function).__name__} called {name}, not"
-        raise BadInputError(f"the model module {missing} {wanted}", where=str(path), hint=f"it defines {', '.join(defined)}")
+        raise BadInputError(
+            f"the model module {missing} {wanted}", where=str(path), hint=f"it defines {', '.join(defined)}"
+        )
     _check_arguments(function, path, name, wanted)
     return function  # type: ignore[no-any-return]
 
@@ -160,7 +163,9 @@ def _check_arguments(function: Callable[..., Any], path: Path, name: str, wanted
         raise BadInputError(f"{name}{signature} cannot be called as {wanted}: {error}", where=str(path)) from error
     first, *rest = (str(argument).lower() for argument in bound.arguments) if bound.arguments else ("",)
     if name == "loss" and first in _SAID_OF_PREDICTIONS and rest and rest[0] in _SAID_OF_LABELS:
-        raise BadInputError(f"{name}{signature} has its arguments the other way round: EDL calls {wanted}", where=str(path))
+        raise BadInputError(
+            f"{name}{signature} has its arguments the other way round: EDL calls {wanted}", where=str(path)
+        )
 
 
 def _model_maker(zoo: Path, module: ModuleType, found: ZooModule, params: Mapping[str, Any]) -> Callable[[], Any]:
@@ -193,6 +198,7 @@ def _guarded(zoo: Path, name: str, function: Callable[..., Any] | None) -> Any:
     if function is None:
         return None
 
+    @functools.wraps(function)
     def call(*arguments: Any) -> Any:
         with user_code(zoo, f"{name}()"):
             return function(*arguments)

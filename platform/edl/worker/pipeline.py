@@ -7,6 +7,7 @@ would hold one of TensorFlow's few threads, which training may need to get the n
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,13 +17,13 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from edl.core.errors import BadInputError, EdlError
 from edl.worker.contract import MODES, Feed
 from edl.worker.user_code import ModuleError, user_code
 
 Window: TypeAlias = Sequence[bytes] | Sequence[Sequence[str]]
 """The records of one step: serialized records, or the rows of a table."""
 
+_EMPTY = "Dataset was empty"  # what get_single_element says
 _GROWTH = 64
 """``feed`` may turn one record into up to so many."""
 _BATCHING = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
@@ -62,25 +63,28 @@ def minibatches(
 ) -> Iterator[Minibatch]:
     """Feed windows on a thread of its own, ``prefetch`` of them ahead of the consumer.
 
-    A window of which ``feed`` keeps no record gives a minibatch whose features are None, so that the consumer never waits
-    for what does not come. Closing the iterator lets the thread end at its next
-    window.
+    A window of which ``feed`` keeps no record gives a minibatch whose features are None, so that the consumer never
+    waits for what does not come. Closing the iterator lets the thread end at its next window.
 
     Args:
         feed: the user's ``feed(dataset, mode, metadata)``.
         mode: ``training``, ``evaluation`` or ``prediction``.
         metadata: of the reader, passed on.
         windows: tagged records; consumed ahead of time, by that thread.
-        zoo: the model zoo: frames of files below it are the user's.
+        zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
 
     Raises:
         FeedError: ``feed`` raised, or yields the wrong structure.
         Exception: what ``windows`` raises, as it is, after the minibatches before it.
     """
-    feeder = Feeder(feed, mode, metadata, zoo=zoo)
+    return fed(Feeder(feed, mode, metadata, zoo=zoo), windows, prefetch=prefetch)
+
+
+def fed(feeder: Feeder, windows: Iterator[tuple[int, Window]], *, prefetch: int = 2) -> Iterator[Minibatch]:
+    """As :func:`minibatches`, through a feeder that may have been used, and traced, before."""
     ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
     closed = threading.Event()
-    threading.Thread(target=_run, args=(feeder, windows, ready, closed), name=f"feed-{mode}", daemon=True).start()
+    threading.Thread(target=_run, args=(feeder, windows, ready, closed), name="feed", daemon=True).start()
     try:
         while (found := ready.get()) is not None:
             if isinstance(found, BaseException):
@@ -119,7 +123,7 @@ class Feeder:
         feed: the user's ``feed(dataset, mode, metadata)``.
         mode: ``training``, ``evaluation`` or ``prediction``.
         metadata: of the reader.
-        zoo: the model zoo.
+        zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
     """
 
     def __init__(self, feed: Feed, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
@@ -128,7 +132,7 @@ class Feeder:
         self._feed = feed
         self._mode = mode
         self._metadata = metadata
-        self._zoo = zoo or Path(feed.__code__.co_filename).parent if hasattr(feed, "__code__") else zoo or Path("/")
+        self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._function: Callable[[Any], Any] | None = None
 
     def minibatch(self, tag: int, window: Window) -> Minibatch | None:
@@ -149,28 +153,21 @@ class Feeder:
         return Minibatch(tag, found, None) if self._mode == "prediction" else Minibatch(tag, *found)
 
     def _call(self, window: Window) -> Any:
-        records = tf.convert_to_tensor(window)
         try:
-            if self._function is None:
-                self._function = self._trace(records)
             with user_code(self._zoo, "feed()"):
+                records = tf.convert_to_tensor(window)
+                if self._function is None:
+                    self._function = self._trace(records)
                 return self._function(records)
-        except tf.errors.InvalidArgumentError as error:
-            if "Dataset was empty" in str(error):
-                return None
-            raise
         except ModuleError as error:
-            if "Dataset was empty" in error.detail:
+            if _EMPTY in error.detail:
                 return None
             raise _feed_error(error) from error
-        except EdlError:
-            raise
 
     def _trace(self, records: Any) -> Callable[[Any], Any]:
         spec = tf.TensorSpec([None, *records.shape[1:]], records.dtype)
         traced = tf.function(self._window, input_signature=[spec], autograph=False)
-        with user_code(self._zoo, "feed()"):
-            function: Callable[[Any], Any] = traced.get_concrete_function()
+        function: Callable[[Any], Any] = traced.get_concrete_function()
         return function
 
     def _window(self, records: Any) -> Any:
@@ -188,13 +185,20 @@ class Feeder:
         spec = fed.element_spec
         if self._mode != "prediction" and not (isinstance(spec, tuple) and len(spec) == 2):
             raise FeedError(f"feed yields {_described(spec)}, expected {expected}", hint=hint)
-        if fed.cardinality() == tf.data.INFINITE_CARDINALITY:
+        graph = tf.compat.v1.get_default_graph().get_operations()
+        if any(operation.type == "RepeatDataset" and _endless(operation) for operation in graph):
             raise FeedError("feed repeats its records without end", hint="train.epochs says how often; drop repeat()")
-        operations = [operation.type for operation in tf.compat.v1.get_default_graph().get_operations()]
+        operations = [operation.type for operation in graph]
         if _BATCHING.intersection(operations) and not _UNBATCHING.intersection(operations):
             raise FeedError(
-                f"feed yields batches: {_described(spec)}", hint=f"{hint}; EDL makes minibatches of train.minibatch_size"
+                f"feed yields batches: {_described(spec)}",
+                hint=f"{hint}; EDL makes minibatches of train.minibatch_size",
             )
+
+
+def _endless(repeat: Any) -> bool:
+    count = tf.get_static_value(repeat.inputs[1])
+    return count is not None and count < 0
 
 
 def _feed_error(error: ModuleError) -> FeedError:
@@ -213,6 +217,3 @@ def _described(spec: Any) -> str:
     if isinstance(spec, dict):
         return "{" + ", ".join(f"{key}: {_described(part)}" for key, part in spec.items()) + "}"
     return f"{spec.dtype.name}{spec.shape}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__
-
-
-__all__ = ["BadInputError", "FeedError", "Feeder", "Minibatch", "Window", "minibatches"]

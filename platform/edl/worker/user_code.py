@@ -53,7 +53,9 @@ def _translated(error: BaseException, zoo: Path, doing: str) -> ModuleError:
         where = f"{error.filename}:{error.lineno}"
     text = str(error).strip()
     first = text.splitlines()[0] if text else ""
-    return ModuleError(f"{doing} raised {type(error).__name__}: {first}", where=where, detail=_detail(error, own, frames))
+    return ModuleError(
+        f"{doing} raised {type(error).__name__}: {first}", where=where, detail=_detail(error, own, frames)
+    )
 
 
 def _detail(error: BaseException, own: list[traceback.FrameSummary], frames: traceback.StackSummary) -> str:

@@ -1,0 +1,21 @@
+"""A convolutional network, written with Keras' functional API: batch normalization, dropout, an L2 regularizer."""
+
+import keras
+from model_zoo.mnist.records import eval_metrics_fn, feed, loss
+
+__all__ = ["custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
+
+
+def custom_model(filters=16, dropout=0.25):
+    image = keras.Input([784], name="image")
+    x = keras.layers.Reshape([28, 28, 1])(image)
+    x = keras.layers.Conv2D(filters, 3, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-4))(x)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.MaxPooling2D()(x)
+    x = keras.layers.Flatten()(x)
+    x = keras.layers.Dropout(dropout)(x)
+    return keras.Model(image, keras.layers.Dense(10)(x))
+
+
+def optimizer(learning_rate=0.05):
+    return keras.optimizers.SGD(learning_rate, momentum=0.9)

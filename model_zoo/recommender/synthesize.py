@@ -1,0 +1,39 @@
+"""Write ratings to train on: python model_zoo/recommender/synthesize.py OUT [RECORDS]. Needs edl-platform[train].
+
+Users and items have hidden tastes of two dimensions; who likes what is decided by them, with some noise. Few users are
+frequent and most are rare, as in real logs.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from edl.data.example import serialize_example
+from edl.data.recordio.writer import RecordIOWriter
+
+USERS, ITEMS = 200_000, 1_000
+
+
+def records(count, seed=0):
+    rng = np.random.default_rng(seed)
+    user_taste = np.random.default_rng(1).normal(size=(USERS, 2))
+    item_taste = np.random.default_rng(2).normal(size=(ITEMS, 2))
+    users = np.minimum(rng.zipf(1.2, count) - 1, USERS - 1)
+    items = rng.integers(0, ITEMS, count)
+    liked = (user_taste[users] * item_taste[items]).sum(axis=1) + 0.2 * rng.normal(size=count) > 0
+    for user, item, like in zip(users, items, liked, strict=True):
+        yield serialize_example({"user": int(user), "item": int(item), "liked": float(like)})
+
+
+def main(out, count=20_000):
+    for part, size, seed in (("train", int(count), 3), ("test", int(count) // 10, 4)):
+        folder = Path(out) / part
+        folder.mkdir(parents=True, exist_ok=True)
+        with RecordIOWriter(folder / "ratings.recordio") as writer:
+            for record in records(size, seed):
+                writer.write(record)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,214 @@
+"""Metrics of an evaluation whose records are spread over workers.
+
+Each task's result is the state variables of its metrics. The master adds them up without knowing what they mean; a
+worker turns the sum into values. Keras' metrics are made for that, except a few; a user's metric may define
+``merge_state(self, states)``, with one list of arrays (in the order of ``metric.variables``) for each task. One that
+does not is tried on two batches before it is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.core.errors import BadInputError
+from edl.worker.contract import ModelModule
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One metric; ``output``: of which of the model's outputs, None for all that the model gives."""
+
+    name: str
+    metric: Any
+    output: str | None = None
+
+    @property
+    def additive(self) -> bool:
+        return not hasattr(self.metric, "merge_state")
+
+    def update(self, labels: Any, predictions: Any) -> None:
+        if self.output is not None:
+            predictions = predictions[self.output]
+            labels = labels[self.output] if isinstance(labels, Mapping) and self.output in labels else labels
+        self.metric.update_state(labels, predictions)
+
+
+class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
+    """A function of labels and predictions, averaged over records.
+
+    The function gives one value a record, or the mean over the records of a batch.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
+        super().__init__(name=name)
+        self._function = function
+        self._total = self.add_variable((), "zeros", name="total")
+        self._records = self.add_variable((), "zeros", name="records")
+
+    def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
+        del sample_weight
+        records = tf.cast(record_count(predictions), tf.float32)
+        self._total.assign_add(tf.reduce_mean(tf.cast(self._function(labels, predictions), tf.float32)) * records)
+        self._records.assign_add(records)
+
+    def result(self) -> Any:
+        return tf.math.divide_no_nan(self._total.value, self._records.value)
+
+
+class Metrics:
+    """The loss and the user's metrics, as states that can be sent.
+
+    Args:
+        entries: the user's metrics.
+        fresh: makes them anew.
+    """
+
+    def __init__(self, entries: tuple[_Entry, ...], fresh: Callable[[], tuple[_Entry, ...]]) -> None:
+        self._loss = _Averaged(lambda _, loss: loss, LOSS)
+        self._entries = entries
+        self._fresh = fresh
+        self.trusted = all(not entry.additive or type(entry.metric) is _Averaged for entry in entries)
+
+    @classmethod
+    def of(cls, module: ModelModule) -> Metrics:
+        """The metrics of a module.
+
+        Raises:
+            BadInputError: ``eval_metrics_fn`` returns something else than metrics by name.
+        """
+
+        def fresh() -> tuple[_Entry, ...]:
+            return tuple(_entries(module.eval_metrics_fn()))
+
+        return cls(fresh(), fresh)
+
+    def trust(self, labels: Any, predictions: Any) -> None:
+        """Check on the halves of a minibatch that states add up.
+
+        Raises:
+            BadInputError: the sum of both halves' states is not the state after both; the metric is named.
+        """
+        halves = [_part(labels, predictions, half) for half in (0, 1)]
+        for first, second, both in zip(self._fresh(), self._fresh(), self._fresh(), strict=True):
+            if not first.additive:
+                continue
+            first.update(*halves[0])
+            second.update(*halves[1])
+            both.update(*halves[0])
+            both.update(*halves[1])
+            _check_sum(first, second, both)
+        self.trusted = True
+
+    def update(self, loss: Any, labels: Any, predictions: Any) -> None:
+        """Take a minibatch in; also while a graph is traced."""
+        records = tf.cast(record_count(predictions), tf.float32)
+        self._loss._total.assign_add(loss * records)
+        self._loss._records.assign_add(records)
+        for entry in self._entries:
+            entry.update(labels, predictions)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        for entry in self._all():
+            entry.metric.reset_state()
+
+    def states(self) -> dict[str, Any]:
+        """JSON: ``{name: {"additive": bool, "states": [[number, ...], ...]}}``."""
+        return {
+            entry.name: {"additive": entry.additive, "states": [v.ravel().tolist() for v in _values(entry.metric)]}
+            for entry in self._all()
+        }
+
+    def values(self, merged: Mapping[str, Any]) -> dict[str, float]:
+        """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task."""
+        found: dict[str, float] = {}
+        for entry in (_Entry(LOSS, _Averaged(lambda _, loss: loss, LOSS)), *self._shaped()):
+            states = merged[entry.name]["states"]
+            if entry.additive:
+                _assign(entry.metric, states)
+            else:
+                entry.metric.merge_state([_shaped_like(entry.metric, state) for state in states])
+            found |= _numbers(entry.name, entry.metric.result())
+        return found
+
+    def _all(self) -> tuple[_Entry, ...]:
+        return (_Entry(LOSS, self._loss), *self._entries)
+
+    def _shaped(self) -> tuple[_Entry, ...]:
+        """New metrics for values: those of this worker may be in the middle of another evaluation."""
+        return self._fresh()
+
+
+def record_count(structure: Any) -> Any:
+    """Number of records in a minibatch: the first dimension of its first tensor."""
+    return tf.shape(tf.nest.flatten(structure)[0])[0]
+
+
+def _entries(found: Any) -> list[_Entry]:
+    if not isinstance(found, Mapping):
+        raise BadInputError(f"eval_metrics_fn() returned {type(found).__name__}, expected metrics by name")
+    entries = []
+    for name, metric in found.items():
+        if isinstance(metric, Mapping):
+            entries += [_Entry(f"{name}_{inner}", _metric(inner, each), name) for inner, each in metric.items()]
+        else:
+            entries.append(_Entry(name, _metric(name, metric)))
+    return entries
+
+
+def _metric(name: str, found: Any) -> Any:
+    if isinstance(found, keras.metrics.Metric):
+        return found
+    if callable(found):
+        return _Averaged(found, name)
+    raise BadInputError(
+        f"the metric '{name}' is {type(found).__name__}, expected a keras.metrics.Metric or a function of "
+        "(labels, predictions)"
+    )
+
+
+def _part(labels: Any, predictions: Any, half: int) -> tuple[Any, Any]:
+    count = int(record_count(predictions))
+    middle = count // 2
+    place = slice(None) if count < 2 else (slice(0, middle), slice(middle, None))[half]
+    cut = tf.nest.map_structure(lambda tensor: tensor[place], (labels, predictions))
+    return cut[0], cut[1]
+
+
+def _check_sum(first: _Entry, second: _Entry, both: _Entry) -> None:
+    sums = [a + b for a, b in zip(_values(first.metric), _values(second.metric), strict=True)]
+    if all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(sums, _values(both.metric), strict=True)):
+        return
+    raise BadInputError(
+        f"the states of the metric '{first.name}' ({type(first.metric).__name__}) do not add up over workers",
+        hint="define merge_state(self, states) in it: states has one list of arrays for each task",
+    )
+
+
+def _values(metric: Any) -> list[Any]:
+    return [np.asarray(variable) for variable in metric.variables]
+
+
+def _shaped_like(metric: Any, states: Any) -> list[Any]:
+    return [np.reshape(s, v.shape).astype(v.dtype) for s, v in zip(states, metric.variables, strict=True)]
+
+
+def _assign(metric: Any, states: Any) -> None:
+    for variable, value in zip(metric.variables, _shaped_like(metric, states), strict=True):
+        variable.assign(value)
+
+
+def _numbers(name: str, result: Any) -> dict[str, float]:
+    """A scalar is one number; of a dict or a vector (F1Score without averaging) each element is."""
+    if isinstance(result, Mapping):
+        return {f"{name}_{key}": float(value) for key, value in result.items()}
+    array = np.asarray(result, np.float64)
+    return {name: float(array)} if array.ndim == 0 else {f"{name}_{i}": float(v) for i, v in enumerate(array.ravel())}

@@ -1,0 +1,336 @@
+"""The user's model as functions over flat float32 arrays.
+
+The worker holds no parameters: a slab comes in, gradients go out. Each kind of step is one ``tf.function`` that cuts
+the slab into the model's variables (a Keras StatelessScope: nothing is assigned), runs the model, and joins gradients
+and changed statistics into a slab again. It is traced once, for any number of records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from edl.core.errors import BadInputError
+from edl.worker.contract import ModelModule
+from edl.worker.embedding import ServedEmbedding, TableSpec, serve
+from edl.worker.metrics import Metrics
+from edl.worker.optimizers import Reproduced, reproduce
+from edl.worker.slab import RowsByTable
+from edl.worker.user_code import user_code
+from edl.worker.variables import Variables, VariableSpec
+
+_LOG = logging.getLogger(__name__)
+
+Slab = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one minibatch gave.
+
+    Attributes:
+        loss: of the minibatch, with the model's own losses; may be NaN.
+        slab: gradients of trained variables, clipped; new - old of statistics.
+        rows: by served table, gradients ``[n, dim]`` aligned to the ids of the rows that were passed; clipped.
+    """
+
+    loss: float
+    slab: Slab
+    rows: Mapping[str, Slab]
+
+
+class Network:
+    """See the module's docstring. Made by :meth:`build`; not safe to use from several threads at a time.
+
+    Attributes:
+        module: the user's.
+        model: the Keras model that is run; its variables hold initial values.
+        optimizer: the user's optimizer, divided between PS and worker. Its clipping is applied by :meth:`train`.
+        sample: features that the model was built with.
+    """
+
+    def __init__(
+        self,
+        module: ModelModule,
+        model: Any,
+        variables: Variables,
+        served: tuple[ServedEmbedding, ...],
+        keras_optimizer: Any,
+        sample: Any,
+    ) -> None:
+        self.module = module
+        self.model = model
+        self.keras_optimizer = keras_optimizer
+        self.optimizer: Reproduced = reproduce(keras_optimizer)
+        self.sample = sample
+        self._variables = variables
+        self._served = served
+        self._initial = variables.values()
+        self._metrics = Metrics.of(module)
+        self._train = tf.function(self._train_graph, autograph=False, reduce_retracing=True)
+        self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
+        self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
+        self._ids = tf.function(self._ids_graph, autograph=False, reduce_retracing=True)
+
+    @classmethod
+    def build(
+        cls,
+        module: ModelModule,
+        *,
+        seed: int,
+        embedding_threshold: int,
+        part: Callable[[str], int],
+        parts: int,
+        sample: Any = None,
+    ) -> Network:
+        """Make the user's model and its functions.
+
+        Args:
+            module: the user's.
+            seed: of the initial values: equal in all workers.
+            embedding_threshold: bytes from which on a top-level Embedding is served as rows.
+            part: the index of the PS that owns a variable.
+            parts: number of PS.
+            sample: features of a minibatch, as ``feed`` gives them; models that are built by their first call need it.
+
+        Raises:
+            BadInputError: the model or its optimizer cannot be trained by EDL; says what and why.
+            ModuleError: the user's code raised.
+        """
+        model = new_model(module, seed=seed, sample=sample)
+        model, served = serve(model, embedding_threshold, seed)
+        variables = Variables.of(model, part, parts)
+        if not variables.trained and not served:
+            raise BadInputError("the model has no trained variable")
+        return cls(module, model, variables, served, module.optimizer(), sample)
+
+    @property
+    def variables(self) -> tuple[VariableSpec, ...]:
+        """Dense variables in slab order."""
+        return self._variables.specs
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The slab slice of each part."""
+        return self._variables.slices
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        """Served tables."""
+        return tuple(layer.table for layer in self._served)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of variables and tables: equal in all workers of a job."""
+        return self._variables.fingerprint([[t.name, t.rows, t.dim, dict(t.initializer)] for t in self.tables])
+
+    def initial(self) -> Slab:
+        """Initial values: a new slab."""
+        return self._initial.copy()
+
+    def load(self, path: Path) -> Slab:
+        """The weights of a ``.keras`` file of this model as a new slab; nothing here changes but the Keras model.
+
+        Raises:
+            BadInputError: it cannot be read, or is of another model.
+        """
+        try:
+            self.model.load_weights(path)
+        except (OSError, ValueError, KeyError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise BadInputError(f"these weights do not fit the model: {first}", where=str(path)) from error
+        return self._variables.values()
+
+    def ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
+        """The ids of each served table that a minibatch needs: unique, ascending.
+
+        Raises:
+            BadInputError: an id is outside of its table.
+        """
+        if not self._served:
+            return {}
+        with user_code(self.module.zoo, "the model"):
+            found = self._ids(features)
+        return {layer.table.name: _unique(layer.table, flat) for layer, flat in zip(self._served, found, strict=True)}
+
+    def train(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any) -> Step:
+        """Loss and gradients of a minibatch.
+
+        Args:
+            slab: values of the dense variables; read only.
+            rows: of each served table, with the ids as :meth:`ids` gave them.
+            features: as ``feed`` gave them.
+            labels: as ``feed`` gave them.
+
+        Raises:
+            ModuleError: model or loss raised.
+        """
+        with user_code(self.module.zoo, "the model or its loss"):
+            loss, gradients, row_gradients = self._train(slab, self._lent(rows), features, labels)
+        found = zip(self.tables, row_gradients, strict=True)
+        step = Step(float(loss), _array(gradients), {table.name: _array(gradient) for table, gradient in found})
+        if self.optimizer.clip is not None:
+            self.optimizer.clip([*self._trained_views(step.slab), *step.rows.values()])
+        return step
+
+    def evaluate(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any) -> None:
+        """Update loss and metrics with a minibatch.
+
+        Raises:
+            BadInputError: a metric's states do not add up, and it cannot merge them.
+            ModuleError: model, loss or a metric raised.
+        """
+        with user_code(self.module.zoo, "the model or its metrics"):
+            if not self._metrics.trusted:
+                self._metrics.trust(labels, self._predict(slab, self._lent(rows), features))
+            self._evaluate(slab, self._lent(rows), features, labels)
+
+    def reset_metrics(self) -> None:
+        """Begin an evaluation."""
+        self._metrics.reset()
+
+    def metric_states(self) -> dict[str, Any]:
+        """JSON: by metric, whether its states add up, and the states."""
+        return self._metrics.states()
+
+    def metric_values(self, states: Mapping[str, Any]) -> dict[str, float]:
+        """Values of merged states (``edl.core.evaluation.add``), in JSON."""
+        with user_code(self.module.zoo, "eval_metrics_fn()"):
+            return self._metrics.values(states)
+
+    def predict(self, slab: Slab, rows: RowsByTable, features: Any) -> Any:
+        """Outputs of a minibatch: nested arrays as the model nests them."""
+        with user_code(self.module.zoo, "the model"):
+            found = self._predict(slab, self._lent(rows), features)
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
+
+    def _lent(self, rows: RowsByTable) -> tuple[tuple[Any, Any], ...]:
+        return tuple((rows[table.name].ids, rows[table.name].values) for table in self.tables)
+
+    def _trained_views(self, slab: Slab) -> list[Slab]:
+        return [slab[self._variables.offsets[index]] for index in self._variables.trained]
+
+    # ------------------------------------------------------------------ what is traced
+
+    def _train_graph(self, slab: Any, rows: Any, features: Any, labels: Any) -> Any:
+        values = self._cut(slab)
+        trained = [values[index] for index in self._variables.trained]
+        lent = [values for _, values in rows]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([trained, lent])
+            loss, scope = self._loss(values, rows, features, labels)
+        gradients, row_gradients = tape.gradient(
+            loss, [trained, lent], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        self._keep_local(scope)
+        by_position = dict(zip(self._variables.trained, gradients, strict=True))
+        pieces = [
+            by_position[index] if index in by_position else scope.get_current_value(weight) - values[index]
+            for index, weight in enumerate(self._variables.weights)
+        ]
+        flat = [tf.reshape(tf.convert_to_tensor(piece), [-1]) for piece in pieces]
+        return loss, tf.concat([tf.zeros([0]), *flat], 0), [tf.convert_to_tensor(g) for g in row_gradients]
+
+    def _loss(self, values: Any, rows: Any, features: Any, labels: Any) -> tuple[Any, Any]:
+        with self._given(values, rows) as scope:
+            predictions = self.model(features, training=True)
+            own = self.model.losses
+        return self._total(labels, predictions, own), scope
+
+    def _total(self, labels: Any, predictions: Any, own: Any) -> Any:
+        """The user's loss, averaged over records if it is one value each, plus the model's own losses."""
+        loss = tf.cast(tf.reduce_mean(self.module.loss(labels, predictions)), tf.float32)
+        return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in own)])
+
+    def _keep_local(self, scope: Any) -> None:
+        """Random generators go on; another local variable that training changes would be lost."""
+        for variable in self._variables.local:
+            value = scope.get_current_value(variable)
+            if value is None:
+                continue
+            if not variable.path.endswith("seed_generator_state"):
+                raise BadInputError(
+                    f"the variable '{variable.path}' ({variable.dtype}) is changed by training, and EDL keeps float32 "
+                    "statistics only"
+                )
+            variable.assign(value)
+
+    def _evaluate_graph(self, slab: Any, rows: Any, features: Any, labels: Any) -> None:
+        with self._given(self._cut(slab), rows):
+            predictions = self.model(features, training=False)
+            own = self.model.losses
+        self._metrics.update(self._total(labels, predictions, own), labels, predictions)
+
+    def _predict_graph(self, slab: Any, rows: Any, features: Any) -> Any:
+        with self._given(self._cut(slab), rows):
+            return self.model(features, training=False)
+
+    def _ids_graph(self, features: Any) -> list[Any]:
+        with ExitStack() as stack:
+            recorded = [stack.enter_context(layer.record()) for layer in self._served]
+            self.model(features, training=False)
+        return [tf.concat([tf.zeros([0], tf.int64), *calls], 0) for calls in recorded]
+
+    def _cut(self, slab: Any) -> list[Any]:
+        specs = self._variables.specs
+        flat = tf.split(slab, [spec.size for spec in specs]) if specs else []
+        return [tf.reshape(piece, spec.shape) for piece, spec in zip(flat, specs, strict=True)]
+
+    def _given(self, values: Any, rows: Any) -> Any:
+        """A scope in which the model's variables have these values and served layers these rows."""
+        return _Given(zip(self._variables.weights, values, strict=True), zip(self._served, rows, strict=True))
+
+
+class _Given(ExitStack):
+    def __init__(self, values: Any, lent: Any) -> None:
+        super().__init__()
+        self._values = list(values)
+        self._lent = list(lent)
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        for layer, (ids, rows) in self._lent:
+            self.enter_context(layer.lend(ids, rows))
+        return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
+
+
+def new_model(module: ModelModule, *, seed: int, sample: Any = None) -> Any:
+    """The user's model, built, with initial values and names that do not depend on what was made before.
+
+    Raises:
+        BadInputError: it can only be built by calling it, and there is no sample.
+        ModuleError: the user's code raised.
+    """
+    policy = keras.config.dtype_policy()
+    keras.utils.clear_session(free_memory=False)
+    keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
+    keras.utils.set_random_seed(seed)
+    model = module.model()
+    if sample is not None:
+        with user_code(module.zoo, "the model, called on features of feed,"):
+            model(sample, training=False)
+    if not model.built:
+        raise BadInputError("the model is built by its first call, and there are no features to call it on")
+    return model
+
+
+def _unique(table: TableSpec, flat: Any) -> NDArray[np.int64]:
+    ids: NDArray[np.int64] = np.unique(flat.numpy())
+    if ids.size and (ids[0] < 0 or ids[-1] >= table.rows):
+        wrong = ids[0] if ids[0] < 0 else ids[-1]
+        raise BadInputError(f"id {wrong} is outside of the embedding '{table.name}' with ids 0 to {table.rows - 1}")
+    return ids
+
+
+def _array(tensor: Any) -> Slab:
+    array: Slab = tensor.numpy()
+    return array
