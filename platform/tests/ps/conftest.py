@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from edl.ps.bulk_plane import BulkPlane
 from edl.ps.control_plane import ControlPlane
 from edl.ps.parameter_server import ParameterServer

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from edl.core.errors import StorageError
 from edl.core.partition import owner_of_name, placement, slot_of_row
 from edl.ps.checkpoints import Cut, from_shard, merge, owned, to_shard
@@ -14,10 +17,9 @@ from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, RowGradients
 from edl.rpc.bulk import BulkRefused
 from edl.spec.optimizer import OptimizerSpec
-from hypothesis import given
-from hypothesis import strategies as st
 
 TABLE = RowTable("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = [f"layer{i}/kernel" for i in range(9)]
 
 
@@ -92,6 +94,7 @@ def test_a_shard_gives_the_cut_back_bit_for_bit_and_training_goes_on_alike(optim
     assert contents(after[:1]) == contents(after[1:])
 
 
+@PATIENT
 @given(st.integers(1, 4), st.integers(1, 4))
 def test_another_number_of_ps_holds_the_same_values_each_once(before, after):
     saved = spread(before)

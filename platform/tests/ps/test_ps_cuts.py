@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from edl.core.errors import StorageError
 from edl.ps.cuts import CutError, Cuts, PinError
 from edl.ps.shard_writer import ShardWriter

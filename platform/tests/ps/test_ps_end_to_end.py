@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from edl.core.partition import placement
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkRefused, Kind

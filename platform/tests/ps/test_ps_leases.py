@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from edl.ps.leases import Admission, Leases, NotAttachedError, StaleMasterError
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edl.ps.leases import Admission, Leases, NotAttachedError, StaleMasterError
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def number(counter: int, incarnation: int = 1) -> int:
@@ -62,6 +65,7 @@ def test_a_revocation_can_be_asked_for_again_with_the_same_answer():
     assert leases.applied() == {}
 
 
+@PATIENT
 @given(st.lists(st.integers(1, 200), max_size=200), st.integers(0, 220))
 def test_memory_is_kept_only_for_leases_at_or_above_the_floor(counters, floor):
     leases = attached()
@@ -134,3 +138,4 @@ class Interleavings(RuleBasedStateMachine):
 
 
 TestInterleavings = Interleavings.TestCase
+TestInterleavings.settings = PATIENT

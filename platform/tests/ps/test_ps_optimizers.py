@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.optimizers import Scratch, Update, rule

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server

@@ -6,6 +6,7 @@ import logging
 import threading
 
 import pytest
+
 from edl.core.errors import JobFailedError, RetryableError
 from edl.ps.registration import keep_registered
 from edl.rpc import edl_pb2 as pb

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from edl.core.errors import BadInputError
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_store import NumpyStore
@@ -11,12 +14,11 @@ from edl.ps.numpy_table import sum_duplicates
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
-from hypothesis import given
-from hypothesis import strategies as st
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 TABLE = RowTable("emb", 5000, 2, UNIFORM, seed=9)
 SGD = OptimizerSpec("sgd")
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NOTHING = np.empty(0, np.float32)
 pushes = st.lists(st.lists(st.integers(0, TABLE.rows - 1), max_size=40), max_size=12)
 
@@ -30,6 +32,7 @@ def ones(ids: list[int]) -> Gradients:
     return Gradients(NOTHING, {"emb": rows}, 1.0, 1.0)
 
 
+@PATIENT
 @given(pushes)
 def test_rows_are_what_a_dictionary_of_rows_would_hold(pushes):
     held, expected = store(TABLE), {}
@@ -48,6 +51,7 @@ def test_rows_are_what_a_dictionary_of_rows_would_hold(pushes):
             np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
 
 
+@PATIENT
 @given(pushes)
 def test_reading_stores_nothing(pushes):
     held = store(TABLE)
@@ -66,6 +70,7 @@ def test_tables_grow_past_their_first_capacity_and_scan_in_a_stable_order():
     assert sorted(np.concatenate(chunks).tolist()) == list(range(5000))
 
 
+@PATIENT
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=50))
 def test_duplicates_are_summed(ids):
     values = np.arange(len(ids), dtype=np.float32)[:, None] + 1
