@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import grpc
+
 from edl.rpc.bulk import Answer, BulkClient, BulkServer, Frame, Kind
 
 TOKEN = "benchmark"

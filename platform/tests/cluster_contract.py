@@ -11,6 +11,7 @@ import threading
 from typing import Protocol
 
 import pytest
+
 from edl.core.cluster import Cluster, Phase, PodSeen, Role, Synced
 from edl.core.errors import BadInputError, RetryableError
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from edl.cli import app
 from edl.spec.schema import JOB_SCHEMA, published
 

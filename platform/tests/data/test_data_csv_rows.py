@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from edl.core.errors import BadInputError
-from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, open_reader
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.core.errors import BadInputError
+from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, open_reader
 
 cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
 

@@ -4,10 +4,11 @@ import subprocess
 import sys
 
 import pytest
-from edl.core.errors import BadInputError
-from edl.data.example import Value, serialize_example
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.core.errors import BadInputError
+from edl.data.example import Value, serialize_example
 
 FEATURES: dict[str, Value] = {
     "image": [0.0, 0.5, 255.0, -1.25],

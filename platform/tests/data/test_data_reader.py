@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from edl.core.errors import BadInputError, EdlError, RetryableError
 from edl.data.reader import Metadata, open_reader
 from edl.data.recordio.writer import Writer

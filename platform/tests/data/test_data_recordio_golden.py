@@ -6,6 +6,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+
 from edl.core.errors import BadInputError
 from edl.data.reader import CorruptRecordError, open_reader
 from edl.data.recordio.chunk import Header

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from edl.data.reader import open_reader
 from edl.data.recordio.index import Index, load_index
 from edl.data.recordio.writer import Writer

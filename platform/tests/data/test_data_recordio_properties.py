@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edl.core.errors import BadInputError, EdlError, StorageError
 from edl.data.reader import CorruptRange, open_reader
 from edl.data.recordio.chunk import HEADER_BYTES, Compression, encode_chunk
 from edl.data.recordio.reader import RecordFile
 from edl.data.recordio.writer import Writer
-from hypothesis import given
-from hypothesis import strategies as st
 
 compressions = st.sampled_from(["none", "snappy", "gzip"])
 record_lists = st.lists(st.binary(max_size=50), max_size=60)

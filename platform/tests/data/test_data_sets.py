@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
+
 from edl.cli.data import app
 from edl.core.errors import BadInputError, EdlError, StorageError
 from edl.data import layout, mnist, sets
@@ -13,7 +15,6 @@ from edl.data.digits import Digits, enlarge, load_digits, resize, split
 from edl.data.mnist import MnistUnavailableError
 from edl.data.reader import open_reader
 from edl.data.tables import DigitTable, IrisTable
-from typer.testing import CliRunner
 
 
 def run(*arguments: object) -> str:

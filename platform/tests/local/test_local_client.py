@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
 from edl.core.cluster import Phase, PodSeen, Role, Synced
 from edl.core.errors import RefusedError, RetryableError
 from edl.local import wire

@@ -6,8 +6,9 @@ import signal
 
 import pytest
 from cluster_contract import ClusterContract
-from edl.core.cluster import Cluster
 from local.stage import Stage
+
+from edl.core.cluster import Cluster
 
 
 class LocalStand:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import BadInputError, RefusedError
 from edl.local import guard, restart, wire
@@ -15,8 +18,6 @@ from edl.local.restart import RestartPolicy
 from edl.local.roles import RoleEnvironment
 from edl.local.sightings import Sightings
 from edl.rpc.identity import Identity
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(

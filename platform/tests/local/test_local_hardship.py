@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from edl.local import restart
 from edl.local.loop import Loop
 from edl.local.record import Record

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.local import server as server_module
 from edl.local import wire

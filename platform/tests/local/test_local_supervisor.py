@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from local.stage import PATIENCE, Actor, Stage
+
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, RefusedError
 from edl.local.client import LocalCluster
 from edl.spec import event
-from local.stage import PATIENCE, Actor, Stage
 
 GONE_SECONDS = 2.0
 """What architecture.md promises after a SIGKILL of the supervisor or of `edl run`."""

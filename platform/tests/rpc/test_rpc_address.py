@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from edl.core.errors import BadInputError
-from edl.rpc.address import UNIX_PATH_MAX, TcpAddress, UnixAddress, parse
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.core.errors import BadInputError
+from edl.rpc.address import UNIX_PATH_MAX, TcpAddress, UnixAddress, parse
 
 hosts = st.sampled_from(["localhost", "127.0.0.1", "edl-job-ps-0.default.svc", "::1", "fe80::2"])
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from edl.core.errors import RefusedError, RetryableError
 from edl.rpc import bulk_server
 from edl.rpc.bulk import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+
 from edl.core.errors import BadInputError, RefusedError, RetryableError
 from edl.rpc import channels
 from edl.rpc import edl_pb2 as pb

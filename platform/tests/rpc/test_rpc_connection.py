@@ -9,12 +9,13 @@ from itertools import cycle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edl.core.errors import RetryableError
 from edl.rpc.connection import Connection, remaining, send_all
 from edl.rpc.frames import HEAD_SIZE, MAX_META, Answer, Kind, Limits, encode_head
 from edl.rpc.refusal import Refused
-from hypothesis import given
-from hypothesis import strategies as st
 
 LIMITS = Limits(MAX_META, 1 << 26)
 

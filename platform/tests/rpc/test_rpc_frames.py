@@ -6,11 +6,12 @@ import struct
 import tracemalloc
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edl.rpc.frames import HEAD_SIZE, MAX_META, Kind, Limits, decode_head, encode_head
 from edl.rpc.proof import PROTOCOL_VERSION
 from edl.rpc.refusal import Refused
-from hypothesis import given
-from hypothesis import strategies as st
 
 kinds = st.sampled_from(Kind)
 LARGEST = Limits(MAX_META, 2**64 - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError
 from edl.rpc.identity import VARIABLES, Identity

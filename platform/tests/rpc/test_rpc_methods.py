@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from edl.rpc import edl_pb2
 from edl.rpc.methods import Master, Method, PsControl
 

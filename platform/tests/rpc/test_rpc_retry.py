@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from itertools import islice
 
-from edl.rpc.retry import Retry, pauses
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.rpc.retry import Retry, pauses
 
 
 @given(st.integers(), st.floats(0.001, 1.0), st.floats(1.0, 10.0))

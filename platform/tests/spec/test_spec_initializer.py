@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from edl.core.errors import BadInputError
-from edl.spec.initializer import initial_rows
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.core.errors import BadInputError
+from edl.spec.initializer import initial_rows
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 NORMAL = {"name": "normal", "mean": 1.0, "stddev": 0.5}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from edl.spec.job import Checkpoint, Data, JobSpec, Model, Strategy, Train
 from edl.spec.load import changes, dump, load
 from edl.spec.placement import Resources

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from edl.core.errors import BadInputError
 from edl.spec.load import load
 from edl.spec.problem import SpecError, nearest

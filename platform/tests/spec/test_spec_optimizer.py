@@ -6,10 +6,11 @@ import json
 import pickle
 
 import pytest
-from edl.core.errors import BadInputError
-from edl.spec.optimizer import OptimizerSpec
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.core.errors import BadInputError
+from edl.spec.optimizer import OptimizerSpec
 
 _FRACTIONS = st.floats(0, 1, exclude_max=True)
 _AMOUNTS = st.floats(0, 1e6)

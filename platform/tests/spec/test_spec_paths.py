@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from edl.spec.job import Data, Export, JobSpec, Model
 from edl.spec.paths import resolve_local
 from edl.spec.placement import Storage, Volume

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
 from edl.spec import event, rules
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
 from edl.spec.job import JOB, JobSpec
@@ -18,9 +22,6 @@ from edl.spec.quantity import Quantity
 from edl.spec.schema import job_schema
 from edl.spec.section import Option, Section, defaults, options
 from edl.spec.status import Report, RoleStatus, Status, Summary
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 
 # specs are large, and this machine may be busy
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from edl.spec import quantity
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.spec import quantity
 
 
 @pytest.mark.parametrize(

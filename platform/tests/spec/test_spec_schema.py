@@ -6,10 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+
 from edl.spec import event
 from edl.spec.schema import JOB_SCHEMA, generated, published
 from edl.spec.status import Summary
-from jsonschema import Draft202012Validator
 
 
 @pytest.mark.parametrize("name", sorted(generated()))

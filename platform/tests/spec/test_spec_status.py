@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+
 from edl.spec import event
 from edl.spec.event import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
 from edl.spec.problem import SpecError

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edl.core.errors import StorageError
 from edl.store.checkpoint import (
     Manifest,
@@ -25,8 +28,6 @@ from edl.store.checkpoint import (
     verify,
     write_shard,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", ">f4", ">i8"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from edl.core.errors import BadInputError, RefusedError, RetryableError, StorageError
 from edl.store.journal import Journal
 from edl.store.replay import replay

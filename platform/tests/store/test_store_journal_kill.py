@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from edl.store.replay import replay
 
 WRITER = """

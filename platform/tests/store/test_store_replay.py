@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edl.core.errors import RefusedError, StorageError
 from edl.store.journal import Journal
 from edl.store.replay import replay
 from edl.store.segments import HEADER, SegmentId, encode, encode_header, record_end
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 Entry = dict[str, Any]
 

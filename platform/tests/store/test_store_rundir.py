@@ -11,11 +11,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edl.core.errors import BadInputError, RefusedError, StorageError
 from edl.store import rundir
 from edl.store.rundir import HeldError, JobLock, append_line, read_json, tail, write_json
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:

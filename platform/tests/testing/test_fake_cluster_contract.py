@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_contract import ClusterContract
+
 from edl.core.cluster import Cluster, Phase, PodSeen, Role
 from edl.core.errors import RetryableError
 from edl.testing.clock import VirtualClock

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from edl.testing.clock import VirtualClock
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edl.testing.clock import VirtualClock
 
 
 def test_calls_run_at_their_own_time_also_nested_ones() -> None:

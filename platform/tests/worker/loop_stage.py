@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from edl.core.errors import RetryableError
 from edl.core.partition import placement as first_placement
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
+
 from edl.core.errors import BadInputError
 from edl.rpc import edl_pb2 as pb
 from edl.worker.callbacks import NoCallbacks
@@ -17,7 +19,6 @@ from edl.worker.gate import LeavingError
 from edl.worker.leases import Leased
 from edl.worker.loop import Loop
 from edl.worker.training import NotFiniteError
-from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
 
 @pytest.fixture

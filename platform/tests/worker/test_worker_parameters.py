@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
+
 from edl.core.errors import JobFailedError, RefusedError
 from edl.ps.parameter_server import Attachment
 from edl.worker.parameters import Push
 from edl.worker.slab import Rows
-from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
 
 
 @pytest.fixture(params=[1, 2, 3])
