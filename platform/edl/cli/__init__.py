@@ -1,2 +1,1 @@
-"""The commands of edl. Starts quickly: imports neither TensorFlow nor gRPC; learns about roles from files.
-"""
+"""The commands of edl. Starts quickly: imports neither TensorFlow nor gRPC; learns about roles from files."""

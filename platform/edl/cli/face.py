@@ -1,0 +1,51 @@
+"""What ``edl run`` shows: one port, and a face for a terminal, for a file or pipe, and for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol, Self
+
+from edl.cli.outcome import Outcome
+from edl.cli.plan import Plan
+from edl.cli.progress import Progress
+from edl.spec.event import Event
+
+
+class Face(Protocol):
+    """Shows a run. A context manager: what it changed about the terminal is undone on exit, however that comes."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was found."""
+
+    def planned(self, plan: Plan) -> None:
+        """What will run."""
+
+    def happened(self, event: Event, progress: Progress) -> None:
+        """An event, and the progress with it."""
+
+    def refresh(self, progress: Progress, now: float) -> None:
+        """The progress at ``now`` (unix seconds); called several times a second."""
+
+    def notice(self, text: str) -> None:
+        """Something about ``edl run`` itself."""
+
+    def ended(self, plan: Plan, outcome: Outcome) -> None:
+        """The end, after everything of the job is gone."""
+
+
+def choose(*, as_json: bool) -> Face:
+    """The face for where standard output goes."""
+    if as_json:
+        from edl.cli.jsonlines import JsonLines
+
+        return JsonLines()
+    if sys.stdout.isatty():
+        from edl.cli.live import LiveView  # rich, 60 ms
+
+        return LiveView()
+    from edl.cli.lines import Lines
+
+    return Lines()

@@ -1,0 +1,62 @@
+"""How a run ended: decided from what the master left behind, how the supervisor ended, and who asked to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.spec.event import JobEnded
+from edl.spec.status import Summary
+
+INTERRUPTED, TERMINATED = 130, 143
+"""Exit codes after Ctrl-C and after SIGTERM, as shells expect them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What the master says about a failed job.
+
+    Attributes:
+        kind: ``input``, ``nan``, ``crash`` or ``refused``; empty when unknown.
+        detail: the user's own traceback, or another long text; empty when there is none.
+    """
+
+    kind: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended, and with which exit code ``edl run`` tells it."""
+
+    phase: str
+    reason: str
+    summary: Summary
+    exit_code: int
+    detail: str = ""
+
+
+def decide(ended: JobEnded, failure: Failure, stopped_by: int | None) -> Outcome:
+    """The outcome of a run whose last event is known.
+
+    Args:
+        ended: the last event.
+        failure: what the master left about a failure.
+        stopped_by: exit code that the signal which stopped ``edl run`` asks for; None when none came.
+    """
+    code = 0 if ended.phase == "Done" else 1
+    if ended.phase == "Interrupted":
+        code = stopped_by or INTERRUPTED
+    elif ended.phase == "Failed" and failure.kind == "input":
+        code = 2
+    return Outcome(ended.phase, ended.reason, ended.summary, code, failure.detail if ended.phase == "Failed" else "")
+
+
+def unexplained(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]:
+    """Phase and reason of a run whose master did not end it."""
+    if stopped_by is not None:
+        return "Interrupted", "interrupted (Ctrl-C)" if stopped_by == INTERRUPTED else "told to stop (SIGTERM)"
+    if supervisor_exit < 0:
+        return "Failed", f"the supervisor was killed by signal {-supervisor_exit}, and all processes with it"
+    if supervisor_exit in (INTERRUPTED, TERMINATED):
+        return "Interrupted", "the supervisor was told to stop"
+    return "Failed", "the master could not go on; the logs of supervisor and master say why"

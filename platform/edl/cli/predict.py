@@ -1,0 +1,84 @@
+"""``edl predict``: predict with a model that a run trained, or with any ``.keras`` file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.cli.checks import check
+from edl.cli.plan import Plan
+from edl.cli.resumption import PREDICT_FILE, training_runs
+from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
+from edl.cli.start import folder_of, supervised
+from edl.core.errors import BadInputError
+from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
+from edl.store.rundir import JobLock, RunDir, create, resolve, write_json
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def predict(
+    job: JobFile,
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where predictions go.", show_default=False)],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="RUN|PATH.keras", help="The trained model; the newest run's by default."),
+    ] = None,
+    workers: WorkersOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict the records of data.prediction with a trained model.
+
+    Exit codes: 0 done, 1 the job failed, 2 bad input, 130 interrupted.
+    """
+    spec = read(job, settings or [], workers, None, required="prediction")
+    counts = check(spec, predict=True)
+    folder = folder_of(spec)
+    with JobLock(folder) as lock:
+        weights = weights_of(folder, source)
+        directory = create(folder)
+        lock.describe(directory.run_id)
+        plan = Plan(spec, job, counts, directory, weights=weights, output=str(output.absolute()))
+        write_json(directory.path / PREDICT_FILE, {"from": str(weights), "output": plan.output})
+        code = supervised(plan, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def weights_of(folder: Path, source: str | None) -> Path:
+    """The ``.keras`` file or the checkpoint's directory that ``--from`` means.
+
+    Args:
+        folder: of the job's runs.
+        source: a run's id or a file; None means the newest run that trained something.
+
+    Raises:
+        BadInputError: no such run or file, or the run has nothing to predict with.
+    """
+    if source is not None and source.endswith(".keras"):
+        file = Path(source).absolute()
+        if not file.is_file():
+            raise BadInputError("no such file", where=source)
+        return file
+    candidates = training_runs(folder) if source is None else [resolve(folder, source)]
+    for run in reversed(candidates):
+        found = _newest_checkpoint(run) or _exported(run)
+        if found is not None:
+            return found
+    where = f"run {source}" if source else f"the runs of this job, {folder},"
+    raise BadInputError(f"{where} left neither a checkpoint nor an export", hint="Train with edl run, or give --from.")
+
+
+def _newest_checkpoint(run: RunDir) -> Path | None:
+    for cut in reversed(cuts_in(run.checkpoints)):
+        directory = cut_directory(run.checkpoints, cut)
+        if isinstance(load_manifest(directory), Manifest):
+            return directory
+    return None
+
+
+def _exported(run: RunDir) -> Path | None:
+    return next(iter(sorted(run.export.glob("*.keras"))), None) if run.export.is_dir() else None

@@ -1,0 +1,100 @@
+"""``edl run``: train a job on this machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from edl.cli import resumption
+from edl.cli.checks import check
+from edl.cli.plan import Change, Plan
+from edl.cli.start import folder_of, in_this_terminal, supervised
+from edl.core.errors import BadInputError
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+from edl.spec.paths import resolve_local
+from edl.store.rundir import JobLock, RunDir, create
+
+NEWEST = "newest"
+_RUN_ID = re.compile(r"r[1-9][0-9]*")
+
+
+class ResumeMayStandAlone(TyperCommand):
+    """A command whose ``--resume`` may come without a run: only ``r1``, ``r2`` … after it is taken for one."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Give a ``--resume`` that stands alone its value."""
+        followers = [*args[1:], ""]
+        alone = [arg == "--resume" and not _RUN_ID.fullmatch(after) for arg, after in zip(args, followers, strict=True)]
+        whole = [f"--resume={NEWEST}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
+        return super().parse_args(ctx, whole)
+
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
+WorkersOption = Annotated[int | None, typer.Option(metavar="N", min=1, help="Start this many workers.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, the summary last.")]
+
+
+@app.command(cls=ResumeMayStandAlone)
+def run(
+    job: JobFile,
+    workers: WorkersOption = None,
+    ps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Start this many parameter servers.")] = None,
+    settings: SetOption = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="[RUN]", help="Go on with a run, such as r3; the newest by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a job on this machine, elastically.
+
+    Exit codes: 0 done, 1 the job failed, 2 bad input, 130 interrupted.
+    """
+    spec = read(job, settings or [], workers, ps)
+    counts = check(spec, predict=False)
+    folder = folder_of(spec)
+    with JobLock(folder) as lock:
+        directory, changes = _run_directory(folder, resume, spec)
+        lock.describe(directory.run_id)
+        plan = Plan(spec, job, counts, directory, resumed=resume is not None, changes=changes)
+        if spec.strategy.name == "Local":
+            in_this_terminal(plan, as_json=as_json)
+        code = supervised(plan, as_json=as_json)
+    raise typer.Exit(code)
+
+
+def read(job: Path, settings: list[str], workers: int | None, ps: int | None, required: str = "training") -> JobSpec:
+    """The job with what the command line says, and with the paths of this machine.
+
+    Raises:
+        BadInputError: the file or an option is wrong.
+    """
+    spec = load(job, settings, required=(required,))
+    if spec.strategy.name == "Local" and (workers or ps):
+        option = "--workers" if workers else "--ps"
+        raise BadInputError(f"{option} has no meaning with strategy Local, which is one process", where=str(job))
+    if workers is not None:
+        spec = replace(spec, workers=replace(spec.workers, max=workers, min=min(workers, spec.workers.min)))
+    if ps is not None:
+        spec = replace(spec, ps=replace(spec.ps, count=ps))
+    return resolve_local(spec, job.parent)
+
+
+def _run_directory(folder: Path, resume: str | None, spec: JobSpec) -> tuple[RunDir, tuple[Change, ...]]:
+    if resume is None:
+        return create(folder), ()
+    directory = resumption.find(folder, None if resume == NEWEST else resume)
+    changes = resumption.differences(directory, spec)
+    resumption.reopen(directory)
+    return directory, tuple(changes)

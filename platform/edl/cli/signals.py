@@ -1,0 +1,44 @@
+"""Signals as values: the loop that follows a job waits for them and is never cut short by them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object] | int | None
+
+
+class Signals:
+    """SIGINT and SIGTERM are collected, SIGCHLD ends a wait; everything is as before on exit. Main thread only."""
+
+    def __enter__(self) -> Signals:
+        self._received: list[signal.Signals] = []
+        self._wake, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._writer = writer
+        self._old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._old: dict[signal.Signals, Handler] = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_descriptor)
+        os.close(self._wake)
+        os.close(self._writer)
+
+    def wait(self, seconds: float) -> list[signal.Signals]:
+        """The wishes to stop that came; returns early on one, and when a child has ended."""
+        if not self._received and select.select([self._wake], [], [], seconds)[0]:
+            os.read(self._wake, 4096)
+        received, self._received = self._received, []
+        return received
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number != signal.SIGCHLD:
+            self._received.append(signal.Signals(number))

@@ -1,0 +1,147 @@
+"""What events and statuses are called when people read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from edl.spec.event import (
+    CheckpointSaved,
+    EvaluationEnded,
+    EvaluationStarted,
+    Event,
+    Exported,
+    JobEnded,
+    LeaseRevoked,
+    Quarantined,
+    RecordsReturned,
+    RoleEnded,
+    RoleStarted,
+    RolledBack,
+    RunStarted,
+    Warned,
+)
+from edl.spec.status import Status
+
+
+def sentence(event: Event) -> str:
+    """What happened, in one line without time."""
+    match event:
+        case RunStarted():
+            return f"run {event.run} starts in {event.run_dir}"
+        case RoleStarted():
+            return f"{role(event.role, event.index)} started{_pid(event.pid)}"
+        case RoleEnded():
+            return f"{role(event.role, event.index)} ended{_pid(event.pid)}: {_ending(event)}"
+        case JobEnded():
+            return f"job {event.phase.lower()}{_because(event.reason)}"
+        case Warned():
+            return f"warning: {event.message}"
+        case Exported():
+            return f"model exported to {event.path}"
+    return _of_records(event) or _of_parameters(event) or event.kind.replace("_", " ")
+
+
+def _of_records(event: Event) -> str | None:
+    match event:
+        case LeaseRevoked():
+            return f"lease on {_range(event)} revoked from {_worker(event.worker)}{_because(event.reason)}"
+        case RecordsReturned():
+            return f"{_range(event)} of {_worker(event.worker)} back in the queue{_because(event.reason)}"
+        case Quarantined():
+            return f"{_range(event)} left out{_because(event.reason)}"
+    return None
+
+
+def _of_parameters(event: Event) -> str | None:
+    match event:
+        case EvaluationStarted():
+            return f"evaluation of step {event.step:,} started"
+        case EvaluationEnded():
+            return f"evaluation of step {event.step:,}: {measures(event.metrics) or 'done'}"
+        case CheckpointSaved():
+            return f"checkpoint {event.cut} at step {event.step:,} saved, updates waited {event.pause_seconds:.3f} s"
+        case RolledBack():
+            to = "the start" if event.to_cut is None else f"checkpoint {event.to_cut}"
+            lost = f", {event.updates:,} updates lost" if event.updates else ""
+            return f"rolled back to {to}: {event.records:,} records again{lost}{_because(event.reason)}"
+    return None
+
+
+def headline(status: Status) -> str:
+    """Where the job is, in one line."""
+    share = 100 * status.records_done // status.records_total if status.records_total else 0
+    parts = [f"{status.phase.lower()}: {status.records_done:,} of {status.records_total:,} records ({share} %)"]
+    if status.epochs and status.epoch:
+        parts.append(f"epoch {status.epoch}/{status.epochs}")
+    parts += measurements(status)
+    live = sum(worker.state != "starting" for worker in status.workers)
+    parts.append(f"{live}/{len(status.workers)} workers ready" if live < len(status.workers) else workers(live))
+    return ", ".join(parts)
+
+
+def measurements(status: Status) -> list[str]:
+    """Loss, metrics, pace and time left, as far as known."""
+    parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
+    parts += [f"{name} {_measure(value)}" for name, value in status.metrics.items() if name != "loss"]
+    if status.samples_per_second:
+        parts.append(f"{status.samples_per_second:,.0f} samples/s")
+    if status.seconds_left is not None and status.phase == "Training":
+        parts.append(f"{duration(status.seconds_left)} left")
+    return parts
+
+
+def measures(values: Mapping[str, float | None]) -> str:
+    """Metrics by name."""
+    return ", ".join(f"{name} {_measure(value)}" for name, value in values.items())
+
+
+def duration(seconds: float) -> str:
+    """A time that people can read: ``8 s``, ``3:05``, ``1:02:03``."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def clock(moment: float) -> str:
+    """The local time of day of unix seconds."""
+    return time.strftime("%H:%M:%S", time.localtime(moment))
+
+
+def role(name: str, index: int) -> str:
+    """A process by its role; there is one master and one supervisor, they have no number."""
+    return f"{name} {index}" if name in ("worker", "ps") else name
+
+
+def workers(count: int) -> str:
+    """So many workers."""
+    return "1 worker" if count == 1 else f"{count} workers"
+
+
+def _measure(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _pid(pid: int | None) -> str:
+    return f" (pid {pid})" if pid else ""
+
+
+def _ending(event: RoleEnded) -> str:
+    if event.exit_code is None or event.exit_code <= 0:
+        return event.reason or "no reason known"
+    return f"{event.reason}, exit code {event.exit_code}"
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _worker(index: int | None) -> str:
+    return "nobody" if index is None else f"worker {index}"
+
+
+def _range(event: LeaseRevoked | RecordsReturned | Quarantined) -> str:
+    return f"records {event.start:,} to {event.end:,} of {PurePosixPath(event.source).name}"
