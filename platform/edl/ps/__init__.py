@@ -1,4 +1,11 @@
 """The parameter server: dense parameters, embedding rows and their slot variables, applied and versioned.
 
-Handles arrays, not models: never imports TensorFlow, never runs user code.
+Handles arrays, not models: never imports TensorFlow, never runs user code. May import: edl.rpc, edl.store, edl.spec,
+edl.core. docs/design/0002-record-accounting.md is the protocol.
+
+What is decided: ``leases`` (which pushes enter), ``cuts`` (which wait, what is pinned), ``declaration`` (what two workers
+must agree on). What is held: ``store`` is the port, ``numpy_store`` and ``numpy_table`` keep it, ``optimizers`` move it,
+``snapshot`` copies it, ``checkpoints`` and ``shard_writer`` bring it to disk and back. ``parameter_server`` joins them behind
+one lock; ``contents`` is what it holds at the moment. Around it: ``bulk_plane`` with ``requests`` for workers,
+``control_plane`` for the master, ``registration`` and ``process``.
 """

@@ -95,8 +95,11 @@ class Variables:
             weight.assign(slab[place].reshape(spec.shape))
 
     def fingerprint(self, *more: Any) -> str:
-        """A digest of names, shapes, owners and ``more`` JSON values: two models with equal ones may mix."""
-        facts = [[s.name, s.shape, s.statistic] for s in self.specs]
+        """A digest of names, shapes, owners and ``more`` JSON values: two models with equal ones may mix.
+
+        Sorted, because the order of the slab depends on how many PS there are, and a job may be resumed with others.
+        """
+        facts = sorted([s.name, s.shape, s.statistic] for s in self.specs)
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 
 
