@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -124,6 +125,11 @@ class Network:
         return self._variables.slices
 
     @property
+    def offsets(self) -> tuple[slice, ...]:
+        """The slab slice of each variable."""
+        return self._variables.offsets
+
+    @property
     def tables(self) -> tuple[TableSpec, ...]:
         """Served tables."""
         return tuple(layer.table for layer in self._served)
@@ -149,6 +155,20 @@ class Network:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BadInputError(f"these weights do not fit the model: {first}", where=str(path)) from error
         return self._variables.values()
+
+    def load(self, path: Path) -> Slab:
+        """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab; the model must serve no table.
+
+        Raises:
+            BadInputError: the file cannot be read, or is of another model.
+        """
+        try:
+            self.model.load_weights(path)
+            return self._variables.values()
+        except (OSError, ValueError, KeyError) as error:
+            raise BadInputError(f"the weights cannot be loaded into the model: {error}", where=str(path)) from error
+        finally:
+            self._variables.assign(self._initial)
 
     def ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
         """The ids of each served table that a minibatch needs: unique, ascending.

@@ -1,0 +1,151 @@
+"""Trained parameters as files that plain Keras and TensorFlow load without EDL.
+
+The user's model is made anew, with full tables in place of served ones, and given the values of a pinned cut. Files are
+written beside their place and renamed: at every moment the place holds a complete export, the earlier or this one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from edl.core.errors import StorageError
+from edl.spec.initializer import initial_rows
+from edl.store.durable import storage_error, sync_directory, sync_file
+from edl.worker.embedding import TableSpec
+from edl.worker.network import Network, new_model
+from edl.worker.slab import Floats, Ids
+from edl.worker.user_code import user_code
+from edl.worker.variables import Variables
+
+_LOG = logging.getLogger(__name__)
+
+_CHUNK_ROWS = 1 << 16
+
+StoredRows = Mapping[str, Iterable[tuple[Ids, Floats]]]
+"""By served table: chunks of ids and their rows; rows that are missing have their initial values."""
+
+
+def save(
+    network: Network, slab: Floats, tables: StoredRows, keras_path: Path, saved_model_path: Path
+) -> dict[str, Any]:
+    """Write a ``.keras`` file and a SavedModel.
+
+    Args:
+        network: whose model it is.
+        slab: dense values.
+        tables: rows of served tables.
+        keras_path: of the ``.keras`` file; its folder is made.
+        saved_model_path: folder of the SavedModel.
+
+    Returns:
+        JSON: ``keras`` and ``saved_model``, the paths. ``keras`` is None for a subclassed model that Keras cannot
+        describe (no ``get_config``); the log says why.
+
+    Raises:
+        StorageError: the files cannot be written; what was there before is still valid.
+        ModuleError: the user's code raised.
+    """
+    model = plain_model(network, slab, tables)
+    described = _describable(model)
+    with _writing(saved_model_path) as beside, user_code(network.module.zoo, "export of the model"):
+        model.export(str(beside), format="tf_saved_model", verbose=False, **_signature(model, network.sample))
+    if described:
+        with _writing(keras_path) as beside:
+            model.save(beside)
+    return {"keras": str(keras_path) if described else None, "saved_model": str(saved_model_path)}
+
+
+def plain_model(network: Network, slab: Floats, tables: StoredRows) -> Any:
+    """The user's Keras model, without anything of EDL, with the given values."""
+    model = new_model(network.module, seed=0, sample=network.sample)
+    places = zip(network.variables, network.offsets, strict=True)
+    values = {spec.name: slab[place].reshape(spec.shape) for spec, place in places}
+    served = {table.name: table for table in network.tables}
+    plain = Variables.of(model, lambda name: 0, 1)
+    for spec, weight in zip(plain.specs, plain.weights, strict=True):
+        value = values[spec.name] if spec.name in values else full_table(served[spec.name], tables[spec.name])
+        weight.assign(value)
+    return model
+
+
+def full_table(table: TableSpec, stored: Iterable[tuple[Ids, Floats]]) -> NDArray[np.float32]:
+    """All rows of a served table: as stored, else as they would be initialized."""
+    full = np.empty((table.rows, table.dim), np.float32)
+    for start in range(0, table.rows, _CHUNK_ROWS):
+        ids = np.arange(start, min(table.rows, start + _CHUNK_ROWS), dtype=np.int64)
+        full[ids] = initial_rows(table.initializer, table.seed, ids, table.dim)
+    for ids, values in stored:
+        full[ids] = values
+    return full
+
+
+def _describable(model: Any) -> bool:
+    try:
+        keras.saving.serialize_keras_object(model)
+    except Exception as error:  # noqa: BLE001  a user's get_config may raise anything; the SavedModel needs none
+        _LOG.warning("no .keras file is exported, only the SavedModel: Keras cannot describe the model: %s", error)
+        return False
+    return True
+
+
+def _signature(model: Any, sample: Any) -> dict[str, Any]:
+    """A subclassed model says nowhere what it takes: the features that it was built with do."""
+    if sample is None or getattr(model, "inputs", None):
+        return {}
+    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), sample)
+    return {"input_signature": [spec]}
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """A place beside ``path`` to write to, which then becomes ``path``; removed after an error."""
+    beside, earlier = path.with_name(f".new-{path.name}"), path.with_name(f".earlier-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if earlier.exists() and not path.exists():  # an export died between the two renames below
+            earlier.rename(path)
+        _remove(beside)
+        yield beside
+        _sync(beside)
+        _remove(earlier)
+        if path.is_dir():  # a directory cannot be renamed over another
+            path.rename(earlier)
+        beside.replace(path)
+        _remove(earlier)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise storage_error(error, path, "export the model") from error
+    except (tf.errors.OpError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError
+        raise StorageError(
+            f"cannot export the model: {error}", where=str(path), hint="free some space; what was there is still valid"
+        ) from error
+    finally:
+        _remove(beside)
+
+
+def _sync(written: Path) -> None:
+    if written.is_file():
+        sync_file(written)
+        return
+    for folder, _, files in os.walk(written):
+        for name in files:
+            sync_file(Path(folder) / name)
+        sync_directory(Path(folder))
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
