@@ -15,7 +15,8 @@ import time
 
 from edl.core.cluster import Cluster, Role
 from edl.core.errors import BadInputError, EdlError
-from edl.core.events import Command, DeletePod, EndJob, Event, Tell
+from edl.core.events import DeletePod, EndJob, Event, Tell
+from edl.core.fleet import Pod
 from edl.core.job import JobState
 from edl.local.client import LocalCluster
 from edl.master.checkpoints import Checkpoints
@@ -38,8 +39,8 @@ from edl.store.rundir import RunDir, write_json
 log = logging.getLogger("edl.master")
 
 SIGTERM_EXIT = 143
-LEAVE_SECONDS = 3.0
-"""How long pods get to go at the end of the job."""
+LEAVE_SECONDS = 1.5
+"""How long workers get to leave by themselves at the end of the job, and then pods to go when they are told to."""
 _THREADS_BESIDE_WORKERS = 16
 
 
@@ -195,18 +196,19 @@ class Master:
         return 0
 
     def _dismiss(self) -> None:
-        """Let the pods go, and wait until they are gone."""
-        state = self.shell.state
+        """Let the pods go, and wait until they are gone: workers were told to stop, and most leave by themselves."""
+        self._await_gone(Role.WORKER)
+        for pod in self._live():
+            self._pods.do(DeletePod(pod.uid, LEAVE_SECONDS / 2))
+        self._await_gone(Role.WORKER, Role.PS)
+
+    def _live(self, *roles: Role) -> list[Pod]:
         with self.shell.lock:
-            wishes: list[Command] = [
-                DeletePod(pod.uid, LEAVE_SECONDS - 1.0)
-                for role in (Role.WORKER, Role.PS)
-                for pod in state.fleet.live(role)
-            ]
-        for wish in wishes:
-            self._pods.do(wish)
+            return [pod for role in roles or (Role.WORKER, Role.PS) for pod in self.shell.state.fleet.live(role)]
+
+    def _await_gone(self, *roles: Role) -> None:
         until = time.monotonic() + LEAVE_SECONDS
-        while time.monotonic() < until and (state.fleet.live(Role.WORKER) or state.fleet.live(Role.PS)):
+        while time.monotonic() < until and self._live(*roles):
             self.shell.pause(0.05)
 
 
