@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -142,19 +141,6 @@ class Network:
     def initial(self) -> Slab:
         """Initial values: a new slab."""
         return self._initial.copy()
-
-    def load(self, path: Path) -> Slab:
-        """The weights of a ``.keras`` file of this model as a new slab; nothing here changes but the Keras model.
-
-        Raises:
-            BadInputError: it cannot be read, or is of another model.
-        """
-        try:
-            self.model.load_weights(path)
-        except (OSError, ValueError, KeyError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise BadInputError(f"these weights do not fit the model: {first}", where=str(path)) from error
-        return self._variables.values()
 
     def load(self, path: Path) -> Slab:
         """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab; the model must serve no table.
