@@ -3,9 +3,9 @@
 Handles arrays, not models: never imports TensorFlow, never runs user code. May import: edl.rpc, edl.store, edl.spec,
 edl.core. docs/design/0002-record-accounting.md is the protocol.
 
-What is decided: ``leases`` (which pushes enter), ``cuts`` (which wait, what is pinned), ``declaration`` (what two workers
-must agree on). What is held: ``store`` is the port, ``numpy_store`` and ``numpy_table`` keep it, ``optimizers`` move it,
-``snapshot`` copies it, ``checkpoints`` and ``shard_writer`` bring it to disk and back. ``parameter_server`` joins them behind
-one lock; ``contents`` is what it holds at the moment. Around it: ``bulk_plane`` with ``requests`` for workers,
+Decided in ``leases`` (which pushes enter), ``cuts`` (which wait, what is pinned) and ``declaration`` (what workers must
+agree on). Held behind the port ``store`` by ``numpy_store`` and ``numpy_table``; ``optimizers`` move it, ``snapshot``
+copies it, ``checkpoints`` and ``shard_writer`` bring it to disk and back. ``parameter_server`` joins all of them behind
+one lock, ``contents`` is what it holds at the moment. Around it are ``bulk_plane`` with ``requests`` for workers,
 ``control_plane`` for the master, ``registration`` and ``process``.
 """
