@@ -46,13 +46,15 @@ class KerasCallbacks:
 
     Args:
         callbacks: what the module's ``callbacks()`` returned.
-        model: the Keras model that they see, with its optimizer.
+        model: the Keras model that they see; it holds initial weights, the trained ones are on the PS.
+        optimizer: becomes ``model.optimizer``.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
     """
 
-    def __init__(self, callbacks: Any, model: Any, zoo: Path) -> None:
+    def __init__(self, callbacks: Any, model: Any, optimizer: Any, zoo: Path) -> None:
         import keras
 
+        model.optimizer = optimizer
         self._zoo = zoo
         self._model = model
         self._epoch: int | None = None
@@ -111,11 +113,11 @@ class KerasCallbacks:
             yield
 
 
-def watcher(make: Callable[[], Any] | None, model: Any, zoo: Path) -> NoCallbacks | KerasCallbacks:
+def watcher(make: Callable[[], Any] | None, model: Any, optimizer: Any, zoo: Path) -> NoCallbacks | KerasCallbacks:
     """The module's callbacks; ``make`` is its ``callbacks`` function.
 
     Raises:
         ModuleError: the user's code raises.
     """
     found = make() if make is not None else None
-    return KerasCallbacks(found, model, zoo) if found else NoCallbacks()
+    return KerasCallbacks(found, model, optimizer, zoo) if found else NoCallbacks()

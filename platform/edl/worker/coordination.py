@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edl.core.errors import EdlError
 from edl.data.reader import Reader
@@ -19,7 +19,6 @@ from edl.rpc.identity import Identity
 from edl.rpc.methods import Master
 from edl.spec.job import JobSpec
 from edl.spec.load import load
-from edl.worker.contract import ModelModule
 from edl.worker.corruption import CorruptRecords
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
@@ -29,6 +28,11 @@ from edl.worker.readers import SETS, may_have_custom_reader, open_set
 from edl.worker.session import Session
 from edl.worker.stream import RecordStream, Windows
 
+if TYPE_CHECKING:
+    from edl.worker.contract import ModelModule
+    from edl.worker.pipeline import Feeder
+
+_SAMPLE_TRIES = 8  # minibatches of each source that may be empty
 _PLACEMENT_PAUSE = 0.05  # seconds between two questions for parameter servers that are still starting
 
 
@@ -51,8 +55,9 @@ class Coordination:
         self.session = Session(member, _call(channel), lost_timeout=spec.master.lost_timeout)
         self.leases = Leases(self.session, self._held)
         self.progress = Progress(self.session, gate, self.leases.lose)
-        corrupt = CorruptRecords(spec.data.max_corrupt_records)
-        self.streams = {kind: self._stream(kind, corrupt) for kind in SETS}
+        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
+        self._feeders: dict[str, Feeder] = {}
+        self.streams = {kind: self._stream(kind) for kind in SETS}
         self._reads_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
         self._readers: dict[str, Reader] = {}
         self._opening = threading.Lock()
@@ -108,14 +113,34 @@ class Coordination:
             if self._reads_early:
                 stream.read_early(task)
 
-    def _stream(self, kind: str, corrupt: CorruptRecords) -> RecordStream:
+    def sample(self, kind: str = "training") -> Any:
+        """Features of the first records: what a model needs that is built by its first call. None if there are none."""
+        name, size = SETS[kind], self.spec.train.minibatch_size
+        for source in self.reader(name).sources():
+            for start in range(0, min(source.records, _SAMPLE_TRIES * size), size):
+                end = min(source.records, start + size)
+                window: Any = self._corrupt.read(self.reader(name), source.name, start, end).records
+                minibatch = self._feeder(kind).minibatch(0, window)
+                if minibatch is not None:
+                    return minibatch.features
+        return None
+
+    def _feeder(self, kind: str) -> Feeder:
+        """``feed`` for one mode; the first caller's thread traces it."""
+        from edl.worker.pipeline import Feeder
+
+        if kind not in self._feeders:
+            module = self.module.result()
+            self._feeders[kind] = Feeder(module.feed, kind, self.reader(SETS[kind]).metadata, zoo=module.zoo)
+        return self._feeders[kind]
+
+    def _stream(self, kind: str) -> RecordStream:
         def pipeline(windows: Windows) -> Any:
-            from edl.worker.pipeline import minibatches
+            from edl.worker.pipeline import fed
 
-            metadata = self.reader(SETS[kind]).metadata
-            return minibatches(self.module.result().feed, kind, metadata, windows)
+            return fed(self._feeder(kind), windows)
 
-        return RecordStream(lambda: self.reader(SETS[kind]), corrupt, pipeline, self.leases.alive)
+        return RecordStream(lambda: self.reader(SETS[kind]), self._corrupt, pipeline, self.leases.alive)
 
 
 def _call(channel: Channel) -> Callable[..., Any]:

@@ -107,7 +107,7 @@ class Leases:
         if answer == "stop":
             _LOG.info("no more work: %s", reply.stop.reason)
             self._tasks.put(None)
-        return answer != "stop"
+        return bool(answer != "stop")
 
     def fail(self, error: EdlError) -> None:
         """There will be no task: ``take`` raises this."""

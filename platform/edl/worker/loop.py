@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, RefusedError
+from edl.rpc.refusal import kind_of
 from edl.worker import failures
 from edl.worker.gate import Gate, LeavingError
 from edl.worker.leases import Leased, Leases
@@ -67,6 +68,11 @@ class Loop:
             self._handler(task)(task)
         except (LeavingError, MasterLostError):
             raise
+        except RefusedError as error:
+            if kind_of(error) != "pin":
+                return self.fail(error, task.lease)
+            _LOG.info("lease %d: dropped, the pinned version is gone: %s", task.lease, error)
+            self._progress.drop(task.lease)
         except Exception as error:  # noqa: BLE001  everything is told to the master, which decides
             return self.fail(error, task.lease)
         return None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.rpc.identity import Identity
@@ -19,12 +17,10 @@ if TYPE_CHECKING:
     from edl.worker.contract import ModelModule
     from edl.worker.coordination import Coordination
     from edl.worker.leases import Leased
-    from edl.worker.loop import Loop
 
-Handlers = Mapping[str, "Callable[[Leased], None]"]
+Handlers = dict[str, "Callable[[Leased], None]"]
 
 _INTER_OP_THREADS = 2
-_BULK_TIMEOUT = 30.0  # seconds without a byte; a push may wait for a cut so long
 
 
 def run(identity: Identity, departure: Departure) -> int:
@@ -86,8 +82,8 @@ def _work(coordination: Coordination) -> int:
     from edl.worker.loop import Loop
 
     c = coordination
-    handlers: dict[str, Callable[[Leased], None]] = {}
-    loop: Loop = Loop(c.session, c.leases, c.progress, c.gate, handlers)
+    handlers: Handlers = {}
+    loop = Loop(c.session, c.leases, c.progress, c.gate, handlers)
     try:
         module = contract.load(c.spec.model)
         c.module.set_result(module)
@@ -102,23 +98,20 @@ def _work(coordination: Coordination) -> int:
     return code
 
 
-def _prepare(c: Coordination, module: ModelModule, handlers: dict[str, Callable[[Leased], None]]) -> Callable[[], None]:
+def _prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callable[[], None]:
     from edl.worker.weights import PredictRun
 
     predict = PredictRun.of(c.identity.run_dir)
-    if predict is not None:
-        from edl.worker.predicting import prepare
+    if predict is None:
+        from edl.worker import serving
 
-        return prepare(c, module, predict, handlers)
-    from edl.worker.serving import prepare as prepare_training
+        return serving.prepare(c, module, handlers)
+    from edl.worker import predicting
 
-    return prepare_training(c, module, handlers, timeout=_BULK_TIMEOUT)
+    return predicting.prepare(c, module, predict, handlers)
 
 
 def _describe(c: Coordination, task: Leased) -> None:
     from edl.worker.readers import describe
 
     c.progress.finish(task.lease, describe(c.spec.data, c.reader))
-
-
-__all__ = ["Handlers", "json", "Path", "run", "set_threads"]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from edl.core.errors import EdlError, RetryableError
-from edl.data.reader import Reader, Record
+from edl.data.reader import Reader
 from edl.worker.corruption import CorruptRecords, Window
 from edl.worker.leases import Leased
 
@@ -39,7 +39,7 @@ class Minibatch(Protocol):
         """Nested arrays; None for prediction."""
 
 
-Windows: TypeAlias = Iterator[tuple[int, "list[Record] | Any"]]
+Windows: TypeAlias = Iterator[tuple[int, Any]]
 Pipeline: TypeAlias = Callable[[Windows], Iterator[Minibatch]]
 
 

@@ -1,0 +1,104 @@
+"""Puts together what a worker needs whose parameters live on parameter servers: training, evaluation, export."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from edl.rpc.bulk import BulkClient
+from edl.worker import callbacks
+from edl.worker.contract import ModelModule
+from edl.worker.coordination import Coordination
+from edl.worker.evaluation import Evaluator
+from edl.worker.leases import Leased
+from edl.worker.network import Network
+from edl.worker.parameters import Parameters
+from edl.worker.slab import Layout
+from edl.worker.training import Trainer
+
+KERAS_FILE, SAVED_MODEL = "model.keras", "saved_model"
+"""Names of the exported model in the export's directory."""
+
+_BULK_TIMEOUT = 30.0  # seconds without a byte; a push may wait for a cut so long
+
+Handlers = dict[str, Callable[[Leased], None]]
+
+
+def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callable[[], None]:
+    """Build the model, declare it to the parameter servers, and say how each kind of task is done.
+
+    Returns what to call when there is no more work.
+
+    Raises:
+        EdlError: the model or its optimizer cannot be served, or another model is there already.
+        LeavingError: told to go.
+    """
+    network, parameters = _declared(c, module)
+    watcher = callbacks.watcher(module.callbacks, network.model, network.keras_optimizer, module.zoo)
+    trainer = Trainer(
+        network,
+        network.optimizer.learning_rate,
+        parameters,
+        c.streams["training"],
+        c.leases,
+        c.progress,
+        c.gate,
+        skip_nan=c.spec.train.on_nan == "skip",
+        watcher=watcher,
+    )
+    evaluator = Evaluator(network, parameters, c.streams["evaluation"], c.leases, c.progress, c.gate, watcher)
+    handlers["training"] = trainer.run
+    handlers["evaluation"] = evaluator.run
+    handlers["metrics"] = evaluator.metrics
+    handlers["export"] = partial(_export, c, module, network, parameters)
+    return watcher.end
+
+
+def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters]:
+    placement = c.await_placement()
+    spec = c.spec
+    network = Network.build(
+        module,
+        seed=spec.train.seed,
+        embedding_threshold=spec.ps.embedding_threshold,
+        part=placement.part_of_name,
+        parts=placement.parts,
+        sample=c.sample(),
+    )
+    layout = Layout(
+        network.variables,
+        network.slices,
+        network.tables,
+        network.fingerprint,
+        network.initial(),
+        json.dumps(network.optimizer.spec.to_json()),
+    )
+    parameters = Parameters(
+        c.session,
+        lambda address: BulkClient(address, c.identity.token, timeout=_BULK_TIMEOUT),
+        layout,
+        worker=c.identity.index,
+        patience=spec.master.lost_timeout,
+    )
+    parameters.declare()
+    c.session.register(ready=True)
+    return network, parameters
+
+
+def _export(c: Coordination, module: ModelModule, network: Network, parameters: Parameters, task: Leased) -> None:
+    """Write the pinned cut as files that plain Keras and TensorFlow load."""
+    from edl.worker import export
+
+    slab = parameters.pull(task.pin)
+    rows = {table.name: parameters.scan(task.pin, table.name) for table in network.tables}
+    directory = export_directory(c.spec.export.path if c.spec.export else None, c.identity.run_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    export.save(network, slab, rows, directory / KERAS_FILE, directory / SAVED_MODEL)
+    c.progress.finish(task.lease, json.dumps([str(directory)]).encode())
+
+
+def export_directory(path: str | None, run_dir: Path) -> Path:
+    """Where the export goes."""
+    return Path(path) if path else run_dir / "export"
