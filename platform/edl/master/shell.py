@@ -22,9 +22,11 @@ from edl.core.events import (
     Event,
     Granted,
     LeaseWanted,
+    Progressed,
     Record,
     StartPod,
     StopWork,
+    TaskReported,
     Tell,
     Tick,
     WaitForWork,
@@ -36,6 +38,9 @@ log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 64 << 20
 _ANSWERS = (Granted, WaitForWork, StopWork, Acknowledged)
+_ROUTINE = (LeaseWanted, Progressed, TaskReported, Tick)
+"""Events that bring nothing nearer that waits for time to pass by less than a tick: they come by the thousand, and
+waking the clock for each of them would cost as much as handling them."""
 
 
 class Effects(Protocol):
@@ -74,6 +79,7 @@ class Shell:
         self._pods, self._ps, self._tell = pods, ps, tell
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
+        self._alarm = threading.Condition(self.lock)
         self._generation = 0
         self._stopping = False
         self._answers: list[Answer] = []
@@ -91,6 +97,8 @@ class Shell:
             answer, lsn = self._carry_out(self.state.handle(event, self.clock()))
             if lsn and not isinstance(event, LeaseWanted):
                 self._wake()
+            if not isinstance(event, _ROUTINE):
+                self._alarm.notify()
         if lsn and answer is not None:
             self.journal.wait(lsn)
         return answer
@@ -115,6 +123,7 @@ class Shell:
             elif isinstance(command, EndJob):
                 self.ended = command
                 self._wake()
+                self._alarm.notify()
             else:
                 self._ps.do(command)
         if self.journal.size_bytes > COMPACT_BYTES:
@@ -162,6 +171,7 @@ class Shell:
         with self.lock:
             self._stopping = True
             self._wake()
+            self._alarm.notify()
 
     def run(self, stopped: Callable[[], bool], longest: float = 0.5) -> None:
         """Let time pass for the core until the job has ended or ``stopped`` says so."""
@@ -170,6 +180,6 @@ class Shell:
                 now = self.clock()
                 wait = min(max(self.state.deadline(now) - now, 0.001), longest)
                 if self.ended is None:
-                    self._changed.wait(wait)
+                    self._alarm.wait(wait)
             if self.ended is None:
                 self.handle(Tick())
