@@ -14,6 +14,7 @@ import argparse
 import multiprocessing
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,10 @@ from statistics import median
 from typing import Any
 
 import grpc
+import psutil
+from figures import Figure, Result, percentile
+from script import main, say
+
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.events import (
     AttachPs,
@@ -49,8 +54,6 @@ from edl.rpc.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.rpc.methods import Master, Method
 from edl.rpc.options import SERVER_OPTIONS
 from edl.store.journal import Journal
-from figures import Figure, Result, percentile
-from script import main, say
 
 CLIENTS = 8
 THREADS = 16 + 3 * CLIENTS  # as edl.master.process chooses
@@ -111,7 +114,9 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
         before_stop=shell.stop_waiting,
     )
     pipe.send(server.address)
-    shell.run(lambda: pipe.poll())
+    told = threading.Event()
+    threading.Thread(target=lambda: (pipe.recv(), told.set()), daemon=True).start()
+    shell.run(told.is_set)
     done = shell.state.training.done_records
     server.stop()
     syncs = journal.fsync_seconds
@@ -226,6 +231,21 @@ class Round:
     median: float
     p99: float
     slowest: float
+    server_cpu_us: float
+    """Processor time that the server spent on one request, in microseconds: what others on the machine blur least."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server's process."""
+
+    name: str
+    process: psutil.Process
+    pipe: Connection
+
+    def cpu_seconds(self) -> float:
+        times = self.process.cpu_times()
+        return times.user + times.system
 
 
 def spawned(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
@@ -237,8 +257,8 @@ def spawned(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connecti
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Connection]]]:
-    """Both servers and all clients; yields their pipes."""
+def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Server]]]:
+    """Both servers and all clients; yields the pipes of the clients."""
     servers = {
         "master": spawned(serve_master, f"unix:{folder}/master", str(folder / "journal")),
         "echo": spawned(serve_echo, f"unix:{folder}/echo", ""),
@@ -248,7 +268,10 @@ def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Connecti
     try:
         for _, pipe in clients:
             pipe.recv()
-        yield [pipe for _, pipe in clients], {name: pipe for name, (_, pipe) in servers.items()}
+        yield (
+            [pipe for _, pipe in clients],
+            {name: Server(name, psutil.Process(process.pid), pipe) for name, (process, pipe) in servers.items()},
+        )
     finally:
         for process, pipe in (*clients, *servers.values()):
             with suppress(OSError):  # it has left already
@@ -256,30 +279,37 @@ def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Connecti
             process.join(20)
 
 
-def measure_round(target: str, clients: Sequence[Connection], seconds: float) -> Round:
-    begin = time.monotonic() + 0.1
+def measure_round(server: Server, clients: Sequence[Connection], seconds: float) -> Round:
+    begin, cpu = time.monotonic() + 0.1, server.cpu_seconds()
     for pipe in clients:
-        pipe.send((target, begin, begin + seconds))
+        pipe.send((server.name, begin, begin + seconds))
     answers = [pipe.recv() for pipe in clients]
     took = [seconds for each, _ in answers for seconds in each]
     span = max(ended for _, ended in answers) - begin
-    return Round(target, len(took) / span, median(took), percentile(took, 0.99), max(took))
+    cpu = (server.cpu_seconds() - cpu) / len(took)
+    return Round(server.name, len(took) / span, median(took), percentile(took, 0.99), max(took), 1e6 * cpu)
 
 
 def measure(arguments: argparse.Namespace) -> Result:
     each = arguments.seconds / arguments.rounds
     rounds: list[Round] = []
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        with running(Path(folder)) as (clients, servers):
-            for target in CYCLES:
-                measure_round(target, clients, min(1.0, each))  # connects and warms up
-            for number in range(arguments.rounds):
-                for target in CYCLES if number % 2 == 0 else reversed(CYCLES):
-                    rounds.append(measure_round(target, clients, each))
-                    say(f"{target}: {rounds[-1].requests_per_second:.0f} requests/s, p99 {1e3 * rounds[-1].p99:.1f} ms")
-            servers["master"].send(None)
-            told = servers["master"].recv()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, running(Path(folder)) as (clients, servers):
+        for server in servers.values():
+            measure_round(server, clients, min(1.0, each))  # connects and warms up
+        for number in range(arguments.rounds):
+            for name in CYCLES if number % 2 == 0 else reversed(CYCLES):
+                rounds.append(measure_round(servers[name], clients, each))
+                say(described(rounds[-1]))
+        servers["master"].pipe.send(None)
+        told = servers["master"].pipe.recv()
     return Result("control_plane", figures(rounds, told), {"rounds": [vars(r) for r in rounds], "master": told})
+
+
+def described(taken: Round) -> str:
+    return (
+        f"{taken.target}: {taken.requests_per_second:.0f} requests/s, p99 {1e3 * taken.p99:.1f} ms, "
+        f"{taken.server_cpu_us:.0f} us of server CPU a request"
+    )
 
 
 def figures(rounds: Sequence[Round], told: dict[str, float]) -> tuple[Figure, ...]:

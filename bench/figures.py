@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -116,7 +117,7 @@ def steady_rate(samples: Sequence[tuple[float, int]], skip: int) -> float:
         ValueError: nothing was seen to move after ``skip``.
     """
     moving = [samples[0]] if samples else []
-    moving += [b for a, b in zip(samples, samples[1:], strict=False) if b[1] > a[1]]
+    moving += [b for a, b in itertools.pairwise(samples) if b[1] > a[1]]
     warm = [sample for sample in moving if sample[1] >= skip]
     if len(warm) < 2:
         raise ValueError(f"no progress was seen after the first {skip}: {len(samples)} samples")
