@@ -11,8 +11,8 @@ from edl.spec.job import JobSpec
 from edl.spec.problem import nearest
 from edl.spec.zoo import ANYTHING, locate, names
 
-TRAINING_FUNCTIONS = ("loss", "optimizer", "feed")
-PREDICTION_FUNCTIONS = ("feed",)
+FUNCTIONS = ("loss", "optimizer", "eval_metrics_fn", "feed")
+"""What a model module defines beside the model, whatever is done with it."""
 _OWN_READER = "custom_data_reader"
 
 
@@ -26,7 +26,7 @@ def check(spec: JobSpec, *, predict: bool) -> Counts:
     Raises:
         BadInputError: a module, function, file or record is missing; names what is there.
     """
-    defined = _defined(spec, PREDICTION_FUNCTIONS if predict else TRAINING_FUNCTIONS)
+    defined = _defined(spec)
     if _OWN_READER in defined:
         return Counts(training=None, validation=None, prediction=None)
     data = spec.data
@@ -38,13 +38,13 @@ def check(spec: JobSpec, *, predict: bool) -> Counts:
     )
 
 
-def _defined(spec: JobSpec, required: Sequence[str]) -> Sequence[str]:
+def _defined(spec: JobSpec) -> Sequence[str]:
     module = locate(Path(spec.model.zoo), spec.model.definition)
     defined = names(module.path)
-    missing = [name for name in required if name not in defined]
+    missing = [name for name in FUNCTIONS if name not in defined]
     if missing and ANYTHING not in defined:
         public = [name for name in defined if not name.startswith("_")]
-        close = nearest(missing[0], [name for name in public if name not in required])
+        close = nearest(missing[0], [name for name in public if name not in FUNCTIONS])
         raise BadInputError(
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
             where=str(module.path),

@@ -17,7 +17,7 @@ from edl.cli.signals import Signals
 from edl.core.errors import StorageError
 from edl.spec.event import Event, JobEnded, Warned, from_json
 from edl.spec.problem import SpecError
-from edl.spec.status import Status
+from edl.spec.status import Status, Summary
 from edl.store.rundir import RunDir, Tail, append_line, read_json, write_json
 
 POLL_SECONDS = 0.1
@@ -25,6 +25,8 @@ STOP_SECONDS = 10.0
 """What the supervisor gets to stop all roles; it needs about three, when one does not go."""
 KILL_SECONDS = 2.0
 """What it gets when the user asked a second time."""
+
+SUMMARY_FILE = "summary.json"
 
 
 class Follower:
@@ -78,12 +80,13 @@ class Follower:
     def _end_it(self, exit_code: int) -> JobEnded:
         """End the run in the place of its master; every process of it is gone, so its files have no other writer."""
         now, (phase, reason) = time.time(), unexplained(exit_code, self._stopped_by)
-        ended = JobEnded(now, phase, reason, self.progress.so_far(now, str(self._run.logs)))
+        summary = _summary(self._run) or self.progress.so_far(now, str(self._run.logs))
+        ended = JobEnded(now, phase, reason, summary)
         self.progress = self.progress.after(ended)
         self._face.happened(ended, self.progress)
         try:
             append_line(self._run.events, ended.to_json())
-            write_json(self._run.path / "summary.json", ended.summary.to_json())
+            write_json(self._run.path / SUMMARY_FILE, summary.to_json())
             if (status := self.progress.status) is not None:
                 over = replace(status, phase=phase, reason=reason, updated=now, workers=(), ps=())
                 write_json(self._run.status, over.to_json())
@@ -97,6 +100,14 @@ def _event(value: dict[str, object]) -> Event:
         return from_json(value)
     except SpecError as error:
         return Warned(time.time(), f"an event cannot be read: {error}")
+
+
+def _summary(run: RunDir) -> Summary | None:
+    """What a master that was told to go left as its summary; None when it could not."""
+    try:
+        return Summary.from_json(read_json(run.path / SUMMARY_FILE))
+    except (StorageError, SpecError):
+        return None
 
 
 def _failure(run: RunDir) -> Failure:

@@ -55,7 +55,7 @@ def unexplained(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]
     """Phase and reason of a run whose master did not end it."""
     if stopped_by is not None:
         return "Interrupted", "interrupted (Ctrl-C)" if stopped_by == INTERRUPTED else "told to stop (SIGTERM)"
-    if supervisor_exit < 0:
+    if supervisor_exit < 0:  # its roles are tied to it
         return "Failed", f"the supervisor was killed by signal {-supervisor_exit}, and all processes with it"
     if supervisor_exit in (INTERRUPTED, TERMINATED):
         return "Interrupted", "the supervisor was told to stop"

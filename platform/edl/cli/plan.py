@@ -64,9 +64,10 @@ class Plan:
 
     def _training(self) -> list[str]:
         train, counts = self.spec.train, self.counts
-        lines = [f"trains on {_records(counts.training, self.spec.data.training)}, {_times(train.epochs, 'epoch')}"]
+        lines = [f"trains on {_records(counts.training, self.spec.data.training)}"]
         steps = steps_of(self.spec, counts.training)
-        lines[0] += f", minibatches of {train.minibatch_size}" + (f": {steps:,} steps" if steps else "")
+        often = f"{_times(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
+        lines.append(f"{often}: {_times(steps, 'step')}" if steps else often)
         if self.spec.data.validation:
             often = f"every {train.evaluation_steps:,} steps and " if train.evaluation_steps else ""
             lines.append(f"evaluates on {_records(counts.validation, self.spec.data.validation)}, {often}at the end")
@@ -98,7 +99,8 @@ def _records(counts: Sequence[int] | None, paths: Sequence[str]) -> str:
     places = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
     if counts is None:
         return f"{places} (the model module's reader counts the records)"
-    return f"{_times(sum(counts), 'record')} in {_times(len(counts), 'source')} of {places}"
+    sources = f" of {len(counts):,} sources" if len(counts) > 1 else ""
+    return f"{_times(sum(counts), 'record')}{sources} in {places}"
 
 
 def _change(change: Change) -> str:

@@ -36,6 +36,8 @@ def predict(
     Exit codes: 0 done, 1 the job failed, 2 bad input, 130 interrupted.
     """
     spec = read(job, settings or [], workers, None, required="prediction")
+    if next(output.glob("*.npz"), None) is not None:
+        raise BadInputError("holds predictions already", where=str(output), hint="Name another directory, or empty it.")
     counts = check(spec, predict=True)
     folder = folder_of(spec)
     with JobLock(folder) as lock:

@@ -10,6 +10,11 @@ from edl.spec.status import Status, Summary
 RECENT_EVENTS = 12
 """Newest events that are kept for a view."""
 
+NOT_LOST = ("Completed", "Deleted")
+"""Reasons for which a worker ends when there is no more for it to do."""
+OWN_WORK = ("export",)
+"""Sources of leases that are no user's records."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -24,6 +29,7 @@ class Progress:
         rolled_back: records that went back to a checkpoint.
         updates_rolled_back: updates that were lost with a parameter server.
         workers_lost: workers that ended by a signal or with an error.
+        done_before: records that were done before this start of the run.
         ended: the last event of the run.
     """
 
@@ -35,6 +41,7 @@ class Progress:
     rolled_back: int = 0
     updates_rolled_back: int = 0
     workers_lost: int = 0
+    done_before: int = 0
     ended: JobEnded | None = None
 
     def after(self, event: Event) -> Progress:
@@ -45,9 +52,9 @@ class Progress:
                 return replace(known, master_pid=event.pid)
             case RoleEnded(role="master"):
                 return replace(known, master_pid=None)
-            case RoleEnded(role="worker") if event.exit_code != 0:
+            case RoleEnded(role="worker") if event.reason not in NOT_LOST:
                 return replace(known, workers_lost=self.workers_lost + 1)
-            case RecordsReturned():
+            case RecordsReturned() if event.source not in OWN_WORK:
                 return replace(known, repeated=self.repeated + event.end - event.start)
             case RolledBack():
                 updates = self.updates_rolled_back + event.updates
@@ -60,7 +67,7 @@ class Progress:
         """The progress with a newer status; one that was left by an earlier start of the run changes nothing."""
         if status.updated < self.began or (self.status and status.updated <= self.status.updated):
             return self
-        return replace(self, status=status)
+        return replace(self, status=status, done_before=self.done_before if self.status else status.records_done)
 
     @property
     def phase(self) -> str:
@@ -78,6 +85,7 @@ class Progress:
     def so_far(self, now: float, logs: str) -> Summary:
         """What the run came to until ``now``, for a run whose master could not say it itself."""
         status, seconds = self.status, max(0.0, now - self.began)
+        done_now = status.records_done - self.done_before if status else 0
         if status is None:
             return Summary(records_total=0, records_done=0, seconds=seconds, workers_lost=self.workers_lost, logs=logs)
         return Summary(
@@ -86,7 +94,7 @@ class Progress:
             records_repeated=self.repeated,
             records_rolled_back=self.rolled_back,
             updates_rolled_back=self.updates_rolled_back,
-            samples_per_second=status.records_done / seconds if seconds else 0.0,
+            samples_per_second=max(0, done_now) / seconds if seconds else 0.0,
             seconds=seconds,
             workers_lost=self.workers_lost,
             metrics=status.metrics,

@@ -83,12 +83,12 @@ def is_fixed(path: str) -> bool:
 
 
 def reopen(run: RunDir) -> None:
-    """Make an ended run a running one again: its next master reads in the journal that it goes on.
+    """Make an ended run one that goes on: its next master reads so in the journal (strategy Local has neither).
 
     Raises:
         StorageError: a file cannot be written; the run stays ended.
     """
-    if phase_of(run) in ("Failed", "Interrupted"):
+    if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
         with closing(Journal.open(run.journal, holder=f"edl run, process {os.getpid()}")[0]) as journal:
             journal.wait(journal.append({"kind": "resumed"}))
     with translated(run.path, "remove what told of the end"):

@@ -47,10 +47,9 @@ def _title(progress: Progress, now: float) -> Text:
     title = Text.assemble((progress.phase, _PHASES.get(progress.phase, "bold")), no_wrap=True, overflow="ellipsis")
     if status is None:
         return title.append(f"  {duration(now - progress.began)}")
-    if status.epochs:
+    if status.epochs > 1:
         title.append(f"  epoch {status.epoch} of {status.epochs}")
-    title.append(f"  step {status.step:,}  {duration(now - progress.began)}")
-    return title.append(f"  {status.reason}", "dim") if status.reason else title
+    return title.append(f"  step {status.step:,}  {duration(now - progress.began)}")
 
 
 def _bar(progress: Progress, width: int) -> RenderableType:
@@ -63,7 +62,9 @@ def _bar(progress: Progress, width: int) -> RenderableType:
 
 
 def _measurements(status: Status | None) -> Text:
-    return _line("   ".join(measurements(status)) if status else "")
+    if status is None:
+        return _line("the master starts", "dim")
+    return _line("   ".join(measurements(status))) if status.step else _line("workers import the model", "dim")
 
 
 def _roles(progress: Progress) -> Iterator[tuple[str, str, str]]:
@@ -78,7 +79,7 @@ def _roles(progress: Progress) -> Iterator[tuple[str, str, str]]:
 
 def _table(rows: list[tuple[str, str, str]], hidden: int) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    for heading in ("process", "pid", "state"):
+    for heading in ("process", "pid", "state") if rows else ():
         table.add_column(heading, justify="right" if heading == "pid" else "left", no_wrap=True)
     for name, pid, state in rows:
         table.add_row(name, pid, Text(state, _STATES.get(state, "")))

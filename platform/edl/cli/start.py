@@ -61,5 +61,5 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
     append_line(run.events, RunStarted(time.time(), run.run_id, str(run.path)).to_json())
     if not as_json:
         print("\n".join(plan.lines()), flush=True)
-    environment = {"EDL_RUN_DIR": str(run.path), "EDL_ROLE": "worker", "EDL_INDEX": "0", "EDL_JSON": str(int(as_json))}
-    os.execve(sys.executable, [sys.executable, "-m", "edl.worker"], {**os.environ, **environment})  # noqa: S606  no shell
+    worker = [sys.executable, "-m", "edl.worker", "--local", str(run.path)]
+    os.execv(sys.executable, [*worker, "--json"] if as_json else worker)  # noqa: S606  no shell is wanted

@@ -24,6 +24,9 @@ from edl.spec.event import (
 )
 from edl.spec.status import Status
 
+_AT_WORK = ("Training", "Predicting")
+"""Phases in which records are done, so that pace and time left mean something."""
+
 
 def sentence(event: Event) -> str:
     """What happened, in one line without time."""
@@ -35,7 +38,7 @@ def sentence(event: Event) -> str:
         case RoleEnded():
             return f"{role(event.role, event.index)} ended{_pid(event.pid)}: {_ending(event)}"
         case JobEnded():
-            return f"job {event.phase.lower()}{_because(event.reason)}"
+            return f"job {event.phase.lower()}{_because(event.reason.partition(chr(10))[0])}"
         case Warned():
             return f"warning: {event.message}"
         case Exported():
@@ -73,7 +76,7 @@ def headline(status: Status) -> str:
     """Where the job is, in one line."""
     share = 100 * status.records_done // status.records_total if status.records_total else 0
     parts = [f"{status.phase.lower()}: {status.records_done:,} of {status.records_total:,} records ({share} %)"]
-    if status.epochs and status.epoch:
+    if status.epochs > 1 and status.epoch:
         parts.append(f"epoch {status.epoch}/{status.epochs}")
     parts += measurements(status)
     live = sum(worker.state != "starting" for worker in status.workers)
@@ -85,9 +88,9 @@ def measurements(status: Status) -> list[str]:
     """Loss, metrics, pace and time left, as far as known."""
     parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
     parts += [f"{name} {_measure(value)}" for name, value in status.metrics.items() if name != "loss"]
-    if status.samples_per_second:
+    if status.samples_per_second and status.phase in _AT_WORK:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
-    if status.seconds_left is not None and status.phase == "Training":
+    if status.seconds_left is not None and status.phase in _AT_WORK:
         parts.append(f"{duration(status.seconds_left)} left")
     return parts
 
