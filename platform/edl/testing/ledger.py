@@ -1,0 +1,262 @@
+"""The ledger, counted a second time: from the journal's entries alone, by a reader that shares no code with the master.
+
+It counts *steps*. Every lease is cut into steps; a step counts once it is entered as done, and counts no longer when
+the job goes back to a cut that does not hold it. What the parameters must be follows from the steps that count:
+docs/design/0002-record-accounting.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edl.testing.journal_bytes import read_entries
+
+Steps = frozenset["CountedStep"]
+
+
+class LedgerError(Exception):
+    """The journal's entries contradict each other."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CountedStep:
+    """The ``step``-th minibatch of a lease: records ``[start, end)`` of a source in an epoch."""
+
+    lease: int
+    step: int
+    epoch: int
+    source: str
+    start: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        """How many records it covers."""
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class LeasedRange:
+    """A lease as the journal tells of it. ``order``: number of the entry that granted it."""
+
+    number: int
+    order: int
+    worker: str
+    work: tuple[int, str, int, int]
+    minibatch: int
+    through: int = 0
+    closed: bool = False
+
+    @property
+    def count(self) -> int:
+        """Steps in the range."""
+        return -(-(self.work[3] - self.work[2]) // self.minibatch)
+
+    def steps(self, through: int) -> list[CountedStep]:
+        """The first ``through`` steps."""
+        epoch, source, start, end = self.work
+        edges = [(k, start + k * self.minibatch) for k in range(through)]
+        return [CountedStep(self.number, k, epoch, source, a, min(a + self.minibatch, end)) for k, a in edges]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRollback:
+    """One of several PS went back to a cut.
+
+    Attributes:
+        before: steps that counted when it was entered.
+        live: leases that were held then: of these, steps may have been in that were not entered yet.
+    """
+
+    ps: int
+    cut: int
+    before: Steps
+    live: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Recount:
+    """What the entries came to.
+
+    Attributes:
+        sources: records of each training source.
+        leases: training leases that are in force or closed, by number; none from before the newest rollback's cut.
+        cuts: steps in the parameters at each cut that was taken.
+        repeated, rolled_back: records. partial, updates_rolled_back: steps.
+        quarantined: ranges ``(epoch, source, start, end)`` that were given up.
+        phases: in order.
+    """
+
+    sources: dict[str, int] = field(default_factory=dict)
+    leases: dict[int, LeasedRange] = field(default_factory=dict)
+    cuts: dict[int, Steps] = field(default_factory=dict)
+    saved: list[int] = field(default_factory=list)
+    parts: list[PartRollback] = field(default_factory=list)
+    rollbacks: list[tuple[int, int]] = field(default_factory=list)
+    quarantined: list[tuple[int, str, int, int]] = field(default_factory=list)
+    repeated: int = 0
+    partial: int = 0
+    updates_rolled_back: int = 0
+    phases: list[str] = field(default_factory=list)
+    _announced: dict[int, int] = field(default_factory=dict)
+    _order: int = 0
+
+    @property
+    def counted(self) -> Steps:
+        """The steps that count now."""
+        return frozenset(step for lease in self.leases.values() for step in lease.steps(lease.through))
+
+    @property
+    def rolled_back(self) -> int:
+        """Records that went back to a checkpoint."""
+        return sum(records for _, records in self.rollbacks)
+
+    def enter(self, entry: Mapping[str, Any]) -> None:
+        """Count one entry."""
+        self._order += 1
+        count = _COUNT.get(entry["kind"])
+        if count is not None:
+            count(self, entry)
+
+    def _dataset(self, entry: Mapping[str, Any]) -> None:
+        self.sources = dict(entry.get("training") or ())
+
+    def _leased(self, entry: Mapping[str, Any]) -> None:
+        if entry["task"] == "training":
+            number, work = entry["lease"], tuple(entry["work"])
+            if number in self.leases:
+                raise LedgerError(f"lease {number} was granted twice")
+            self.leases[number] = LeasedRange(number, self._order, entry["worker"], work, entry["minibatch"])
+
+    def _open(self, entry: Mapping[str, Any]) -> LeasedRange | None:
+        lease = self.leases.get(entry["lease"])
+        return None if lease is None or lease.closed else lease
+
+    def _progress(self, entry: Mapping[str, Any]) -> None:
+        if lease := self._open(entry):
+            lease.through = max(lease.through, min(entry["through"], lease.count))
+
+    def _done(self, entry: Mapping[str, Any]) -> None:
+        if lease := self._open(entry):
+            lease.through, lease.closed = lease.count, True
+
+    def _returned(self, entry: Mapping[str, Any]) -> None:
+        lease = self._open(entry)
+        if lease is None:
+            return
+        self._progress(entry)
+        lease.closed = True
+        self.repeated += entry["repeated"]
+        self.partial += entry["partial"]
+        if entry.get("quarantine"):
+            epoch, source, start, end = lease.work
+            at = min(start + lease.through * lease.minibatch, end)
+            self.quarantined.append((epoch, source, at, min(end, at + entry["quarantine"])))
+
+    def _cut_announced(self, entry: Mapping[str, Any]) -> None:
+        self._announced[entry["cut"]] = self._order
+
+    def _cut_taken(self, entry: Mapping[str, Any]) -> None:
+        """Steps in the cut: what the PS said of leases they remember, all of those that were closed before."""
+        announced = self._announced.get(entry["cut"], 0)
+        applied = {int(number): through for number, through in entry["applied"].items()}
+        held: set[CountedStep] = set()
+        for number, lease in self.leases.items():
+            forgotten = lease.through if lease.order < announced else 0
+            held.update(lease.steps(applied.get(number, forgotten)))
+        if len(held) != entry["step"]:
+            raise LedgerError(f"cut {entry['cut']} holds {len(held)} steps, its entry says {entry['step']}")
+        self.cuts[entry["cut"]] = frozenset(held)
+
+    def _saved(self, entry: Mapping[str, Any]) -> None:
+        held = self.cuts[entry["cut"]]
+        self.saved.append(entry["cut"])
+        _check_position(entry["ledger"], held)
+
+    def _rolled_back(self, entry: Mapping[str, Any]) -> None:
+        if entry["ledger"] is None:
+            live = tuple(number for number, lease in sorted(self.leases.items()) if not lease.closed)
+            self.parts.append(PartRollback(entry["ps"], entry["cut"], self.counted, live))
+            self.updates_rolled_back += entry["updates"]
+            return
+        held = self.cuts.get(entry["cut"], frozenset())
+        _check_position(entry["ledger"], held)
+        lost = sum(step.records for step in self.counted) - sum(step.records for step in held)
+        if lost != entry["records"]:
+            raise LedgerError(f"{lost} records went back to cut {entry['cut']}, the entry says {entry['records']}")
+        self.rollbacks.append((entry["cut"], lost))
+        through = Counter(step.lease for step in held)
+        self.leases = {number: lease for number, lease in self.leases.items() if number in through}
+        for number, lease in self.leases.items():
+            lease.through, lease.closed = through[number], True
+
+    def _phase(self, entry: Mapping[str, Any]) -> None:
+        self.phases.append(entry["name"])
+
+
+_COUNT = {
+    "dataset": Recount._dataset,
+    "leased": Recount._leased,
+    "progress": Recount._progress,
+    "done": Recount._done,
+    "returned": Recount._returned,
+    "cut_announced": Recount._cut_announced,
+    "cut_taken": Recount._cut_taken,
+    "saved": Recount._saved,
+    "rolled_back": Recount._rolled_back,
+    "phase": Recount._phase,
+}
+
+
+def recount(run_dir: Path) -> Recount:
+    """Count the journal of a run, which may still be written.
+
+    Raises:
+        LedgerError: entries contradict each other.
+        JournalDamagedError: the journal's bytes are not intact.
+    """
+    counted = Recount()
+    for entry in read_entries(run_dir / "journal"):
+        counted.enter(entry)
+    return counted
+
+
+def problems(found: Recount, epochs: int) -> list[str]:
+    """What is wrong with the ledger of a job that is done: every record of every epoch counts exactly once."""
+    wrong: list[str] = []
+    ranges = [(step.epoch, step.source, step.start, step.end) for step in found.counted] + found.quarantined
+    for epoch in range(epochs):
+        for source, records in found.sources.items():
+            covered = sorted((start, end) for e, s, start, end in ranges if (e, s) == (epoch, source))
+            wrong += [f"epoch {epoch}, {source}: {text}" for text in _gaps(covered, records)]
+    strangers = {(e, s) for e, s, _, _ in ranges if e >= epochs or s not in found.sources}
+    return wrong + [f"epoch {epoch} of {source} is not in the plan" for epoch, source in sorted(strangers)]
+
+
+def _gaps(covered: Iterable[tuple[int, int]], records: int) -> list[str]:
+    wrong, at = [], 0
+    for start, end in [*covered, (records, records)]:
+        if start > at:
+            wrong.append(f"records {at} to {start} are not done")
+        if start < at:
+            wrong.append(f"records {start} to {min(at, end)} are done twice")
+        at = max(at, end)
+    return wrong
+
+
+def _check_position(position: Mapping[str, Any], held: Steps) -> None:
+    """A cut's ledger position says the same as the steps that are in its parameters."""
+    records = sum(step.records for step in held)
+    if (position["done_steps"], position["done_records"]) != (len(held), records):
+        raise LedgerError(
+            f"a position of {position['done_steps']} steps and {position['done_records']} records "
+            f"for {len(held)} steps with {records} records"
+        )
+    for epoch, source, start, end in position["returned"]:
+        twice = [s for s in held if (s.epoch, s.source) == (epoch, source) and s.start < end and start < s.end]
+        if twice:
+            raise LedgerError(f"{source}: records {start} to {end} are to be leased again, but {twice[0]} is in")

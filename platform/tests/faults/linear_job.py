@@ -1,0 +1,221 @@
+"""A job whose parameters follow from the ledger alone, to the last bit.
+
+The loss is linear in the parameters, so a minibatch's gradient depends on its records only: not on when it was computed,
+nor on what others pushed before. With plain SGD and a constant learning rate the parameters are the sum over the
+steps that count, in any order. All numbers are small integers and the learning rate is a power of two, so that every
+sum is exact in float32: one push too many, one too few or one applied twice changes the result and is seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from edl.data.example import serialize_example
+from edl.data.recordio.writer import Writer
+from edl.testing.jobs import JobProcess
+from edl.testing.ledger import CountedStep, Recount, problems, recount
+
+WIDTH = 6
+ROWS, DIM, IDS = 64, 4, 3
+LEARNING_RATE = 0.5
+SOURCES = 2
+
+ZOO = '''
+"""A linear model under a linear loss: the test that wrote it says why."""
+
+import keras
+import tensorflow as tf
+
+
+def custom_model(embedding=False):
+    x = keras.Input((WIDTH,), name="x")
+    ids = keras.Input((IDS,), dtype="int32", name="ids")
+    parts = [keras.layers.Dense(1, kernel_initializer="zeros", name=name)(x) for name in ("a", "b", "c", "d")]
+    if embedding:
+        rows = keras.layers.Embedding(ROWS, DIM, embeddings_initializer="zeros", name="items")(ids)
+        parts.append(keras.layers.Reshape((1,))(keras.ops.sum(rows, axis=(1, 2))))
+    return keras.Model([x, ids], keras.layers.Add()(parts))
+
+
+def loss(labels, predictions):
+    return -tf.reduce_sum(labels * predictions)
+
+
+def optimizer():
+    return keras.optimizers.SGD(LEARNING_RATE)
+
+
+def eval_metrics_fn():
+    return {"error": keras.metrics.MeanAbsoluteError()}
+
+
+def feed(dataset, mode, metadata):
+    shapes = {
+        "x": tf.io.FixedLenFeature((WIDTH,), tf.float32),
+        "ids": tf.io.FixedLenFeature((IDS,), tf.int64),
+        "y": tf.io.FixedLenFeature((1,), tf.float32),
+    }
+
+    def parsed(record):
+        found = tf.io.parse_single_example(record, shapes)
+        return (found["x"], tf.cast(found["ids"], tf.int32)), found["y"]
+
+    return dataset.map(parsed)
+'''
+
+
+@dataclass(frozen=True)
+class Records:
+    """One source: features, ids and labels by record."""
+
+    x: NDArray[np.float32]
+    ids: NDArray[np.int64]
+    y: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LinearJob:
+    """The job file in a folder of its own, and the records it trains on by source."""
+
+    file: Path
+    spec: dict[str, Any]
+    records: dict[str, Records]
+
+    @classmethod
+    def make(
+        cls,
+        folder: Path,
+        *,
+        records: int = 16000,
+        ps: int = 1,
+        workers: int = 2,
+        epochs: int = 1,
+        every_steps: int = 400,
+        embedding: bool = False,
+        **fields: Any,
+    ) -> LinearJob:
+        """Write model, data and job file to ``folder``; ``records`` an epoch."""
+        zoo = folder / "linear_zoo"
+        zoo.mkdir()
+        numbers = f"WIDTH, ROWS, DIM, IDS, LEARNING_RATE = {WIDTH}, {ROWS}, {DIM}, {IDS}, {LEARNING_RATE}\n"
+        (zoo / "linear.py").write_text(ZOO.replace("\n\n\ndef custom_model", f"\n\n{numbers}\n\ndef custom_model", 1))
+        data = folder / "data"
+        data.mkdir()
+        random = np.random.default_rng(7)
+        written = {}
+        for number in range(SOURCES):
+            file = data / f"part-{number}.recordio"
+            written[str(file)] = _write(file, records // SOURCES, random)
+        spec: dict[str, Any] = {
+            "apiVersion": "edl.dev/v1",
+            "name": "linear",
+            "model": {"zoo": str(zoo), "definition": "linear.custom_model", "params": {"embedding": embedding}},
+            "data": {"training": [str(data)]},
+            "train": {"epochs": epochs, "minibatch_size": 8, "minibatches_per_task": 32},
+            "checkpoint": {"every_steps": every_steps, "keep": 1000},
+            "export": None,
+            "ps": {"count": ps, "embedding_threshold": 64 if embedding else "2Mi"},
+            "workers": {"max": workers},
+            **fields,
+        }
+        job = folder / "job.json"
+        job.write_text(json.dumps(spec, indent=1))
+        return cls(job, spec, written)
+
+    @property
+    def total(self) -> int:
+        """Records of all epochs."""
+        return self.epochs * sum(len(records.y) for records in self.records.values())
+
+    @property
+    def epochs(self) -> int:
+        return int(self.spec["train"]["epochs"])
+
+    @property
+    def minibatch(self) -> int:
+        return int(self.spec["train"]["minibatch_size"])
+
+    @property
+    def interval(self) -> int:
+        """Steps from one checkpoint to the next."""
+        return int(self.spec["checkpoint"]["every_steps"])
+
+    @property
+    def workers(self) -> int:
+        return int(self.spec["workers"]["max"])
+
+    def start(self, *options: str) -> JobProcess:
+        return JobProcess(self.file, *options, cwd=self.file.parent)
+
+    # ------------------------------------------------------------------ what must be
+
+    def expected(self, steps: Iterable[CountedStep]) -> dict[str, NDArray[np.float32]]:
+        """The parameters after exactly these steps; the values of ``items`` by row id."""
+        kernel, bias, rows = np.zeros((WIDTH, 1)), np.zeros(1), np.zeros((ROWS, DIM))
+        for step in steps:
+            records = self.records[step.source]
+            part = slice(step.start, step.end)
+            kernel += records.x[part].T @ records.y[part]
+            bias += records.y[part].sum(axis=0)
+            np.add.at(rows, records.ids[part].ravel(), np.repeat(records.y[part], IDS)[:, None])
+        dense = {f"{name}/{part}": value for name in "abcd" for part, value in (("kernel", kernel), ("bias", bias))}
+        return {name: (LEARNING_RATE * value).astype(np.float32) for name, value in {**dense, "items": rows}.items()}
+
+    def check(self, run_dir: Path) -> Recount:
+        """The ledger as the journal gives it: every record exactly once an epoch."""
+        found = recount(run_dir)
+        assert problems(found, self.epochs) == []
+        return found
+
+    def check_checkpoints(self, run_dir: Path, found: Recount) -> None:
+        """Every checkpoint on the disk is what its cut of the ledger gives; the last one is the end of training."""
+        folders = [path.parent for path in sorted((run_dir / "checkpoints").glob("cut-*/manifest.json"))]
+        for folder in folders:
+            self.check_cut(folder, found.cuts[cut_of(folder)])
+        assert found.cuts[cut_of(folders[-1])] == found.counted
+
+    def check_cut(self, folder: Path, steps: Iterable[CountedStep]) -> None:
+        """A checkpoint holds the sum over ``steps``, bit by bit."""
+        expected, present = self.expected(steps), parameters(folder)
+        assert {name for name in expected if name != "items"} <= present.keys(), sorted(present)
+        for name, value in present.items():
+            np.testing.assert_array_equal(value, expected[name], err_msg=f"{name} in {folder.name}")
+
+
+def cut_of(folder: Path) -> int:
+    """The number of a checkpoint's cut."""
+    return int(folder.name.removeprefix("cut-"))
+
+
+def parameters(folder: Path, shard: int | None = None) -> dict[str, NDArray[np.float32]]:
+    """Every variable of a checkpoint by name, or those of one PS's shard; rows put into whole tables."""
+    found: dict[str, NDArray[np.float32]] = {}
+    for file in sorted(folder.glob("ps-*.safetensors" if shard is None else f"ps-{shard}.safetensors")):
+        with safe_open(file, framework="np") as arrays:
+            for name in arrays.keys():  # noqa: SIM118  not a mapping
+                kind, _, rest = name.partition("/")
+                if kind == "dense":
+                    found[rest] = arrays.get_tensor(name)
+                elif kind == "rows" and name.endswith("/values"):
+                    ids = arrays.get_tensor(name.removesuffix("values") + "ids")
+                    table = found.setdefault("items", np.zeros((ROWS, DIM), np.float32))
+                    table[ids] = arrays.get_tensor(name)
+    return found
+
+
+def _write(file: Path, count: int, random: np.random.Generator) -> Records:
+    x = random.integers(-4, 5, (count, WIDTH)).astype(np.float32)
+    ids = random.integers(0, ROWS, (count, IDS))
+    y = random.choice(np.array([-2, -1, 1, 2], np.float32), (count, 1))
+    with Writer(file, chunk_limit=1 << 14) as writer:
+        for a, b, c in zip(x.tolist(), ids.tolist(), y.tolist(), strict=True):
+            writer.write(serialize_example({"x": a, "ids": b, "y": c}))
+    return Records(x, ids, y)
