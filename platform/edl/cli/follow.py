@@ -28,6 +28,8 @@ KILL_SECONDS = 2.0
 
 SUMMARY_FILE = "summary.json"
 
+_LAST_LINES = 12
+
 
 class Follower:
     """One supervised run as ``edl run`` sees it."""
@@ -74,8 +76,11 @@ class Follower:
             supervisor.send_signal(SIGINT)
 
     def _conclude(self, exit_code: int) -> Outcome:
-        ended = self.progress.ended or self._end_it(exit_code)
-        return decide(ended, _failure(self._run), self._stopped_by)
+        by_master = self.progress.ended
+        ended = by_master or self._end_it(exit_code)
+        self._face.refresh(self.progress, time.time())
+        failure = _failure(self._run) if by_master else Failure(detail=_last_words(self._run))
+        return decide(ended, failure, self._stopped_by)
 
     def _end_it(self, exit_code: int) -> JobEnded:
         """End the run in the place of its master; every process of it is gone, so its files have no other writer."""
@@ -89,6 +94,7 @@ class Follower:
             write_json(self._run.path / SUMMARY_FILE, summary.to_json())
             if (status := self.progress.status) is not None:
                 over = replace(status, phase=phase, reason=reason, updated=now, workers=(), ps=())
+                self.progress = self.progress.at(over)
                 write_json(self._run.status, over.to_json())
         except StorageError as error:
             self._face.notice(str(error))
@@ -121,6 +127,16 @@ def _failure(run: RunDir) -> Failure:
     except OSError:  # nor a detail
         detail = ""
     return Failure(kind, detail)
+
+
+def _last_words(run: RunDir) -> str:
+    """The ends of the logs that say why there was no master in the end."""
+    told = []
+    for path in (run.logs / "supervisor.log", run.logs / "master-0.log"):
+        with suppress(OSError):  # it did not come so far as to have a log
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            told += [f"{path}:", *(f"  {line}" for line in lines[-_LAST_LINES:])]
+    return "\n".join(told)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any, Self, TextIO
 
+from edl.cli.closing import complaint
 from edl.cli.outcome import Outcome
 from edl.cli.plan import Plan
 from edl.cli.progress import Progress
@@ -49,8 +50,8 @@ class JsonLines:
 
     def ended(self, plan: Plan, outcome: Outcome) -> None:
         """The summary; the user's traceback and the reason on standard error."""
-        if outcome.exit_code:
-            self.notice(f"{outcome.detail.rstrip()}\n{outcome.reason}".strip())
+        if outcome.phase == "Failed":
+            self.notice(complaint(outcome))
         end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
         self._write({"event": "summary", "job": plan.job, "run": plan.run.run_id, **end, **outcome.summary.to_json()})
 

@@ -53,7 +53,7 @@ class Lines:
 
     def ended(self, plan: Plan, outcome: Outcome) -> None:
         """What was wrong, then the summary."""
-        if outcome.exit_code:
+        if outcome.phase == "Failed":
             print(complaint(outcome), file=self._errors, flush=True)
         self._print("\n".join(closing(plan, outcome)))
 

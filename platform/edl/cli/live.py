@@ -58,7 +58,7 @@ class LiveView:
 
     def ended(self, plan: Plan, outcome: Outcome) -> None:
         """What was wrong, then the summary, below the last picture."""
-        if outcome.exit_code:
+        if outcome.phase == "Failed":
             print(complaint(outcome), file=sys.stderr, flush=True)
         for line in closing(plan, outcome):
             self._console.print(line, markup=False, soft_wrap=True)

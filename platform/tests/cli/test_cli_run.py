@@ -1,0 +1,162 @@
+"""edl run: what it says, what it refuses before a process starts, how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from typing import Any
+
+import pytest
+from cli.conftest import SUMMARY, Stage, command
+
+from edl.store.rundir import JobLock
+
+REQUIRED_KEYS = {
+    "records_total", "records_done", "records_repeated", "records_lost", "records_rolled_back", "updates_rolled_back",
+    "samples_per_second", "seconds", "workers_lost", "metrics", "export",
+}  # fmt: skip
+HEAVY = ("tensorflow", "keras", "numpy", "grpc", "google.protobuf", "kubernetes", "jsonschema", "rich")
+FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the model raised", "summary": SUMMARY}
+
+
+def timeless(text: str) -> str:
+    """Without what differs between two runs."""
+    return re.sub(r"pid \d+", "pid N", re.sub(r"\d\d:\d\d:\d\d", "TIME", text))
+
+
+def test_plain_lines_say_the_plan_the_events_and_the_summary(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.edl("run", "job.yaml") == 0
+    run = stage.run_dir()
+    lines = timeless(capsys.readouterr().out).splitlines()
+    assert lines[:7] == [
+        f"digits: small.model from {stage.folder}/model_zoo",
+        f"  trains on 10 records in {stage.folder}/train.csv",
+        "  3 epochs in minibatches of 4: 9 steps",
+        f"  evaluates on 5 records in {stage.folder}/test.csv, at the end",
+        "  2 workers, 1 parameter server",
+        f"  run r1 in {run}",
+        f"TIME  run r1 starts in {run}",
+    ]
+    assert [line for line in lines if "worker 0" in line] == [
+        "TIME  worker 0 started (pid N)",
+        "TIME  worker 0 ended (pid N): Deleted",
+    ]
+    assert lines[-5:] == [
+        "Done after 2 s: 30 of 30 records, 15 samples/s",
+        "  records   0 lost, 0 repeated, 0 rolled back",
+        "  export    /out/export",
+        f"  logs      {run}/logs",
+        "Predict with: edl predict job.yaml --from r1 --output predictions",
+    ]
+
+
+def test_json_is_an_object_a_line_and_ends_with_the_summary(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.edl("run", "job.yaml", "--json") == 0
+    lines: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]["event"] == "run_started"
+    assert lines[0]["run_dir"] == str(stage.run_dir())
+    started = next(line for line in lines if line["event"] == "role_started")
+    assert (started["role"], started["index"], started["pid"]) == ("worker", 0, 77)
+    ended = next(line for line in lines if line["event"] == "role_ended")
+    assert ended["reason"] == "Deleted"
+    assert [line["phase"] for line in lines if line["event"] == "status"][-1] == "Done"
+    assert lines[-1]["event"] == "summary"
+    assert set(lines[-1]) >= REQUIRED_KEYS
+    assert lines[-1]["records_done"] == 30
+
+
+@pytest.mark.parametrize(("kind", "code"), [("input", 2), ("nan", 1), ("crash", 1)])
+def test_a_failed_job_shows_the_users_traceback_before_the_reason(
+    stage: Stage, capsys: pytest.CaptureFixture[str], kind: str, code: int
+) -> None:
+    detail = ["text", ["failure.txt", "Traceback: small.py, line 3\n"]]
+    stage.script(["event", FAILED], detail, ["text", ["failure.json", json.dumps({"kind": kind})]])
+    assert stage.edl("run", "job.yaml") == code
+    said = capsys.readouterr()
+    assert said.err == "Traceback: small.py, line 3\n\nthe model raised\n"
+    assert said.out.splitlines()[-1] == "Go on when the cause is gone with: edl run job.yaml --resume r1"
+
+
+def test_a_supervisor_that_dies_is_explained_with_its_log(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.monkeypatch.setattr("edl.cli.start.SUPERVISOR", ("-c", "import sys; sys.exit('no more room')"))
+    assert stage.edl("run", "job.yaml") == 1
+    said = capsys.readouterr()
+    assert f"{stage.run_dir()}/logs/supervisor.log:\n  no more room\n" in said.err
+    assert "Failed after" in said.out
+    last = json.loads((stage.run_dir() / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["phase"]) == ("job_ended", "Failed")
+
+
+def test_options_become_part_of_the_spec(stage: Stage) -> None:
+    assert stage.edl("run", "job.yaml", "--workers", "1", "--ps", "2", "--set", "train.epochs=7") == 0
+    spec = json.loads((stage.run_dir() / "spec.json").read_text())
+    assert (spec["workers"]["min"], spec["workers"]["max"], spec["ps"]["count"], spec["train"]["epochs"]) == (
+        1,
+        1,
+        2,
+        7,
+    )
+    assert spec["data"]["training"] == [f"{stage.folder}/train.csv"]
+
+
+def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    with JobLock(stage.run_dir().parent, "r9"):
+        assert stage.edl("run", "job.yaml") == 2
+    assert re.search(r"job 'digits' is in use by process \d+ on .*, run r9, started", capsys.readouterr().err)
+    assert not stage.run_dir().exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["nothing.yaml"], "nothing.yaml: no such file"),
+        (["job.yaml", "--set", "train.epoch=3"], "train.epoch"),
+        (["job.yaml", "--set", "data.training=nowhere.csv"], "data.training: "),
+        (["job.yaml", "--set", "data.training=empty.csv"], "data.training"),
+        (["job.yaml", "--set", "model.definition=smal.model"], "did you mean small?"),
+        (["job.yaml", "--set", "model.definition=small.modle"], "did you mean model?"),
+        (["job.yaml", "--set", "model.definition=partial.model"], "does not define 'loss', 'feed'"),
+        (["job.yaml", "--set", "strategy.name=Local", "--workers", "2"], "--workers has no meaning"),
+        (["job.yaml", "--workers", "0"], "--workers"),
+        (["job.yaml", "--resume"], "this job has no run yet"),
+    ],
+)
+def test_bad_input_ends_before_there_is_a_run(
+    stage: Stage, capsys: pytest.CaptureFixture[str], args: list[str], said: str
+) -> None:
+    (stage.folder / "empty.csv").write_text("x,y\n")
+    partial = "def model(): ...\ndef optimizer(): ...\ndef eval_metrics_fn(): ...\ndef fed(d, m): ...\n"
+    (stage.folder / "model_zoo" / "partial.py").write_text(partial)
+    assert stage.edl("run", *args) == 2
+    assert said in capsys.readouterr().err
+    assert not stage.run_dir().exists()
+
+
+def test_a_module_with_its_own_reader_is_not_counted_here(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    with (stage.folder / "model_zoo" / "small.py").open("a") as module:
+        module.write("def custom_data_reader(path): ...\n")
+    assert stage.edl("run", "job.yaml", "--set", "data.training=db://table") == 0
+    assert "trains on db://table (the model module's reader counts the records)" in capsys.readouterr().out
+
+
+def test_strategy_local_becomes_the_worker(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[list[str]] = []
+
+    def execv(program: str, arguments: list[str]) -> None:
+        calls.append(arguments)
+        raise SystemExit(0)
+
+    stage.monkeypatch.setattr("os.execv", execv)
+    assert stage.edl("run", "job.yaml", "--set", "strategy.name=Local", "--json") == 0
+    assert calls[0][1:] == ["-m", "edl.worker", "--local", str(stage.run_dir()), "--json"]
+    assert (stage.run_dir() / "spec.json").exists()
+
+
+def test_nothing_heavy_is_imported(stage: Stage) -> None:
+    line = command("run", "job.yaml")
+    line[2] = line[2].replace(
+        "app.main()", "\ntry: app.main()\nfinally:\n import sys; print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert not set(HEAVY) & set(done.stderr.split())
