@@ -1,0 +1,89 @@
+"""A parameter server of a simulation: real leases and real cuts around a set of minibatches instead of arrays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edl.core.tasks import Lease
+from edl.ps.cuts import Cuts
+from edl.ps.leases import Admission, Leases
+
+Minibatch = tuple[int, str, int]
+"""Epoch, source and first record: minibatches of a range keep their borders however often it is leased."""
+
+
+def minibatch_of(lease: Lease, step: int) -> Minibatch:
+    """What a step of a lease applies."""
+    return lease.work.epoch, lease.work.source, lease.position(step)
+
+
+class Answer(Enum):
+    """What a worker hears after a push."""
+
+    IN = "in"
+    REVOKED = "revoked"
+    LATER = "later"
+    """It waits: for a cut, for a master to attach or for parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What a snapshot holds.
+
+    Attributes:
+        applied: how often each minibatch is in the parameters.
+        through: steps of each lease.
+        lacking: minibatches that went back with an earlier loss of this PS alone.
+    """
+
+    applied: Counter[Minibatch]
+    through: dict[int, int]
+    lacking: frozenset[Minibatch]
+    version: int
+
+
+@dataclass(slots=True)
+class SimulatedPs:
+    """One process."""
+
+    uid: str
+    index: int
+    alive: bool = True
+    initialized: bool = False
+    version: int = 0
+    leases: Leases = field(default_factory=Leases)
+    cuts: Cuts[Copy] = field(default_factory=Cuts)
+    applied: Counter[Minibatch] = field(default_factory=Counter)
+    lacking: frozenset[Minibatch] = frozenset()
+    incarnation: int = 0
+    busy_until: float = 0.0
+
+    def push(self, lease: int, step: int, stamp: int, what: Minibatch) -> Answer:
+        """Apply a step, by the rules of the real one."""
+        if not self.initialized:
+            return Answer.LATER
+        decided = self.leases.decide(lease, step)
+        if decided is Admission.UNKNOWN_MASTER or (decided is Admission.APPLIED and self.cuts.waits(stamp)):
+            return Answer.LATER
+        if self.leases.admit(lease, step) is Admission.APPLIED:
+            self.applied[what] += 1
+            self.version += 1
+        return Answer.REVOKED if decided is Admission.REVOKED else Answer.IN
+
+    def snapshot(self, cut: int, *, pin: bool, floor: int) -> Copy:
+        """Copy the state and let later pushes in."""
+        self.cuts.check_open(cut)
+        self.leases.close_below(floor)
+        copy = Copy(Counter(self.applied), self.leases.applied(), self.lacking, self.version)
+        self.cuts.taken(cut, copy, pin=pin)
+        return copy
+
+    def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch]) -> None:
+        """Become what a checkpoint holds; of ``everything`` that was in, the rest is lacking from now on."""
+        self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
+        self.lacking = frozenset(everything) - self.applied.keys()
+        self.leases.restore(copy.through)
+        self.cuts.passed(cut)

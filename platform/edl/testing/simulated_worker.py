@@ -1,0 +1,251 @@
+"""A worker of a simulation: leases, steps, progress and reports over calls that are late, repeated or lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edl.core.events import (
+    Acknowledged,
+    Event,
+    Granted,
+    LeaseWanted,
+    ModelDeclared,
+    Progressed,
+    Steps,
+    StopWork,
+    TaskReported,
+    WorkerFailed,
+    WorkerLeft,
+)
+from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
+from edl.core.tasks import Lease
+from edl.testing.simulated_ps import Answer, minibatch_of
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import World
+
+RETRY, HEARTBEAT, POLL = 0.2, 0.25, 0.1
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease in this worker's hands."""
+
+    granted: Granted
+    lease: Lease
+    through: int = 0
+    told: int = -1
+
+
+@dataclass(slots=True)
+class SimulatedWorker:
+    """One process. It does one thing after the other, and tells the master of it in one orderly stream.
+
+    Attributes:
+        pace: seconds a step.
+        ahead: leases it holds at most.
+        frozen_until: stopped (SIGSTOP): what it would do happens then.
+    """
+
+    world: World
+    uid: str
+    index: int
+    pace: float
+    ahead: int = 2
+    alive: bool = True
+    leaving: bool = False
+    frozen_until: float = 0.0
+    held: dict[int, Held] = field(default_factory=dict)
+    known_cut: int = 0
+    announced: int = 0
+    declared: tuple[str, ...] = ()
+    stepping: bool = False
+    wire: deque[tuple[Event, Callable[[Any], None]]] = field(default_factory=deque)
+
+    # ------------------------------------------------------------------ time and the wire
+
+    def later(self, seconds: float, call: Callable[[], None]) -> None:
+        """Go on in a while, unless dead by then; when stopped, after that."""
+
+        def go() -> None:
+            if not self.alive:
+                return
+            if self.world.clock.now() < self.frozen_until:
+                self.world.clock.at(self.frozen_until, go)
+            else:
+                call()
+
+        self.world.clock.after(seconds, go)
+
+    def say(self, event: Event, then: Callable[[Any], None]) -> None:
+        """Tell the master, after everything that was said before."""
+        self.wire.append((event, then))
+        if len(self.wire) == 1:
+            self._send()
+
+    def _send(self) -> None:
+        event, then = self.wire[0]
+
+        def answered(answer: Any) -> None:
+            self.wire.popleft()
+            if self.wire:
+                self._send()
+            then(answer)
+
+        self.world.ask(self, event, answered)
+
+    # ------------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Declare the model, then work."""
+        self._beat()
+        self._declare(self.next)
+
+    def _declare(self, then: Callable[[], None]) -> None:
+        servers = self.world.placed()
+        if len(servers) < self.world.settings.ps:
+            self.later(RETRY, lambda: self._declare(then))
+            return
+        for ps in servers:
+            ps.initialized = True
+        self.declared = tuple(ps.uid for ps in servers)
+        self.world.ask(self, ModelDeclared(self.uid), lambda _: then())
+
+    def next(self) -> None:
+        """Between two steps."""
+        self.stepping = False
+        if self.leaving:
+            self._leave()
+        elif len(self.held) < self.ahead:
+            self.world.ask(self, LeaseWanted(self.uid), self._granted)
+        else:
+            self._work()
+
+    def _granted(self, answer: Any) -> None:
+        if isinstance(answer, Granted):
+            lease = Lease(answer.lease, answer.work, answer.minibatch, self.uid)
+            self.held.setdefault(answer.lease, Held(answer, lease))
+        elif isinstance(answer, StopWork):
+            self.world.end(self.uid, 0)
+            return
+        if self.held:
+            self._work()
+        elif tuple(ps.uid for ps in self.world.placed()) != self.declared:
+            self._declare(self.next)
+        else:
+            self.later(POLL, self.next)
+
+    def _leave(self) -> None:
+        steps = tuple(Steps(n, h.through) for n, h in self.held.items() if h.granted.kind == TRAINING)
+        self.held.clear()
+        self.say(WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end(self.uid, 143))
+
+    def _beat(self) -> None:
+        """What the sending thread does."""
+        if not self.stepping:
+            self.known_cut = max(self.known_cut, self.announced)
+        if not self.wire:
+            self._tell(lambda: None)
+        self.later(HEARTBEAT, self._beat)
+
+    def _tell(self, then: Callable[[], None]) -> None:
+        steps = tuple(Steps(number, held.through, 1.0, 1) for number, held in self.held.items())
+
+        def answered(answer: Acknowledged) -> None:
+            for number in answer.lost:
+                self.held.pop(number, None)
+            then()
+
+        self.say(Progressed(self.uid, self.known_cut, steps), answered)
+
+    # ------------------------------------------------------------------ work
+
+    def _work(self) -> None:
+        held = self.held[min(self.held)]
+        self.stepping = True
+        if held.granted.kind != TRAINING:
+            self.later(self.pace, lambda: self._other_step(held))
+        elif held.through == held.lease.steps:
+            self._report(held, None)
+        elif minibatch_of(held.lease, held.through) in self.world.poison:
+            failed = WorkerFailed(self.uid, "crash", "bad record", lease=held.granted.lease)
+            self.say(failed, lambda _: self.world.end(self.uid, 1))
+        else:
+            self.later(self.pace, lambda: self._acknowledge(held))
+
+    def _acknowledge(self, held: Held) -> None:
+        if self.announced > self.known_cut:
+            self.known_cut = self.announced
+            self._tell(lambda: self._push(held))
+        else:
+            self._push(held)
+
+    def _push(self, held: Held) -> None:
+        """To every PS; the step is over when all have answered. What is on its way arrives, whoever dies."""
+        if held.granted.lease not in self.held:
+            self.next()
+            return
+        waiting = set(range(self.world.settings.ps))
+        revoked: list[int] = []
+        number, step, stamp = held.granted.lease, held.through, self.known_cut
+        what = minibatch_of(held.lease, step)
+
+        def answered(index: int, answer: Answer) -> None:
+            waiting.discard(index)
+            if answer is Answer.REVOKED:
+                revoked.append(index)
+            if not waiting and self.alive:
+                self.later(0.0, over)
+
+        def attempt(index: int) -> None:
+            ps = self.world.placed_at(index)
+            answer = ps.push(number, step, stamp, what) if ps is not None else Answer.LATER
+            if answer is not Answer.LATER:
+                self.announced = max(self.announced, ps.cuts.announced if ps is not None else 0)
+                answered(index, answer)
+            elif revoked and ps is None:
+                answered(index, Answer.REVOKED)
+            elif ps is not None or self.alive:
+                self.world.clock.after(POLL, lambda: attempt(index))
+
+        def over() -> None:
+            if revoked:
+                self.held.pop(number, None)
+            else:
+                held.through = step + 1
+            self.next()
+
+        for index in sorted(waiting):
+            self.world.clock.after(self.world.latency(), lambda i=index: attempt(i))  # type: ignore[misc]
+
+    def _report(self, held: Held, result: Any) -> None:
+        self.held.pop(held.granted.lease, None)
+        last = Steps(held.granted.lease, held.lease.steps)
+        self.say(TaskReported(self.uid, held.granted.lease, last, result, self.known_cut), lambda _: None)
+        self.next()
+
+    def _other_step(self, held: Held) -> None:
+        held.through += 1
+        granted = held.granted
+        if granted.lease not in self.held:
+            self.next()
+        elif held.through < held.lease.steps:
+            self.next() if self.leaving else self._work()
+        elif granted.kind in (EVALUATION, EXPORT) and not self.world.readable(granted.pin):
+            self.held.pop(granted.lease)
+            self.later(POLL, self.next)
+        else:
+            self._report(held, self._result(granted))
+
+    def _result(self, granted: Granted) -> Any:
+        work = granted.work
+        if granted.kind == EVALUATION:
+            seen = {"additive": False, "states": [work.source, work.start, work.end]}
+            return {"count": {"additive": True, "states": [work.records]}, "seen": seen}
+        if granted.kind == METRICS:
+            self.world.evaluations.append((granted.pin, granted.payload))
+            return {"accuracy": 0.5}
+        return ["/export"] if granted.kind == EXPORT else None

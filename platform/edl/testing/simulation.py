@@ -1,0 +1,473 @@
+"""A whole job without processes: the real core, simulated workers and parameter servers, faults, on a virtual clock.
+
+What a run shows is a function of its seed. ``World`` checks while it runs what must hold at every event (one answer a
+request, no work for a pod that has ended, a replayed journal equals the live state, a checkpoint's ledger agrees with
+the parameters) and raises ``BrokenPromiseError`` if it does not; ``check_end`` says what must hold when the job is done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from edl.core import events as ev
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.job import JobState
+from edl.core.state import DESCRIBE, EXPORT, METRICS, TRAINING, Settings
+from edl.core.tasks import Ledger
+from edl.testing.clock import VirtualClock
+from edl.testing.simulated_ps import Copy, Minibatch, SimulatedPs
+from edl.testing.simulated_worker import SimulatedWorker
+
+ANSWERS = (ev.Granted, ev.WaitForWork, ev.StopWork, ev.Acknowledged)
+REQUESTS = (ev.LeaseWanted, ev.Progressed, ev.TaskReported, ev.WorkerLeft, ev.WorkerFailed)
+TICK, REGISTER = 0.25, 0.5
+
+
+class BrokenPromiseError(AssertionError):
+    """Something happened that the design rules out."""
+
+
+class MasterLost(Exception):  # noqa: N818  an event of the simulation, not an error
+    """The master died while it handled an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How messages travel: seconds a way, and how likely they are repeated or their answers lost."""
+
+    shortest: float = 0.001
+    longest: float = 0.05
+    repeated: float = 0.0
+    lost: float = 0.0
+
+
+class World:
+    """Everything around one job.
+
+    Args:
+        settings: of the job.
+        training, validation: sources, ``(name, records)``.
+        seed: of everything that is left to chance.
+        pace: seconds a step.
+        poison: minibatches that make workers crash.
+        forgets: whether the cluster forgets pods that ended while no master was there.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        training: tuple[tuple[str, int], ...],
+        validation: tuple[tuple[str, int], ...] = (),
+        *,
+        seed: int = 0,
+        network: Network = Network(),
+        pace: float = 0.05,
+        poison: frozenset[Minibatch] = frozenset(),
+        forgets: bool = False,
+    ) -> None:
+        self.settings, self.network, self.pace, self.poison = settings, network, pace, poison
+        self.dataset = ev.DatasetDescribed(training, validation)
+        self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets
+        self.journal: list[str] = []
+        self.base: str | None = None
+        self.master: JobState | None = None
+        self.shadow = JobState(settings)
+        self.incarnation = 0
+        self.links: dict[str, int] = {}
+        self.pods: dict[str, PodSeen] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.servers: dict[str, SimulatedPs] = {}
+        self.copies: dict[int, dict[int, Copy]] = {}
+        self.checkpoints: dict[int, dict[int, Copy]] = {}
+        self.evaluations: list[tuple[int, Any]] = []
+        self.told: list[ev.Tell] = []
+        self.twice: set[Minibatch] = set()
+        self.settled: list[Mapping[str, Any]] = []
+        self.handled = 0
+        self.die_at: int | None = None
+        self.ended: ev.EndJob | None = None
+        self._names = 0
+
+    # ------------------------------------------------------------------ running
+
+    def run(self, until: float) -> None:
+        """Let time pass until the job has ended, or ``until``."""
+        if self.master is None and not self.incarnation:
+            self.start_master()
+        while self.ended is None and self.clock.now() < until and self.clock.advance_to_next():
+            pass
+
+    def latency(self) -> float:
+        """Seconds of one way."""
+        return self.rng.uniform(self.network.shortest, self.network.longest)
+
+    # ------------------------------------------------------------------ the master
+
+    def start_master(self) -> None:
+        """A new process: replays, takes a number, looks at the cluster."""
+        self.incarnation += 1
+        master = JobState(self.settings)
+        snapshot = json.loads(self.base) if self.base is not None else None
+        master.replay(snapshot, [json.loads(line) for line in self.journal])
+        self.shadow = JobState(self.settings)
+        self.shadow.replay(snapshot, [json.loads(line) for line in self.journal])
+        self.master = master
+        self.links = {}
+        for command in master.new_incarnation(self.incarnation):
+            self._carry_out(command)
+        self.post(*(ev.PodChanged(pod) for pod in list(self.pods.values())), ev.PodsSynced(), self.dataset)
+        self._tick(self.incarnation)
+
+    def kill_master(self, away: float) -> None:
+        """The process is gone at once; another one comes after ``away`` seconds."""
+        self.master = None
+        for uid, pod in list(self.pods.items()):
+            if self.forgets and pod.ended:
+                del self.pods[uid]
+        self.clock.after(away, self.start_master)
+
+    def _tick(self, incarnation: int) -> None:
+        if self.incarnation == incarnation and self.master is not None and self.ended is None:
+            self.post(ev.Tick())
+            self.clock.after(TICK, lambda: self._tick(incarnation))
+
+    def post(self, *happened: ev.Event) -> None:
+        """Let the master handle events that expect no answer, if there is one."""
+        for event in happened:
+            if self.master is not None:
+                try:
+                    self.handle(event)
+                except MasterLost:
+                    return
+
+    def handle(self, event: ev.Event) -> Any:
+        """Let the master decide, and carry out what it wants; returns its answer.
+
+        Raises:
+            MasterLost: it died before all of it was carried out.
+        """
+        assert self.master is not None
+        commands = self.master.handle(event, self.clock.now())
+        self.handled += 1
+        answers = [command for command in commands if isinstance(command, ANSWERS)]
+        if len(answers) != isinstance(event, REQUESTS):
+            raise BrokenPromiseError(f"{event} was answered {answers}")
+        if self.die_at is not None and self.handled >= self.die_at:
+            self._die_torn(commands)
+        for command in commands:
+            self._carry_out(command)
+        self._check_journal()
+        if answers and isinstance(answers[0], ev.Granted):
+            self._check_grant(event, answers[0])
+        return answers[0] if answers else None
+
+    def _die_torn(self, commands: list[ev.Command]) -> None:
+        """Only some of the entries reach the disk, and nothing else happens."""
+        self.die_at = None
+        entries = [command for command in commands if isinstance(command, ev.Record)]
+        for command in entries[: self.rng.randint(0, len(entries))]:
+            self._carry_out(command)
+        self.kill_master(self.rng.uniform(0.1, 3.0))
+        raise MasterLost
+
+    def compact(self) -> None:
+        """The journal begins anew with a snapshot."""
+        if self.master is not None:
+            self.base, self.journal = json.dumps(self.master.snapshot()), []
+
+    # ------------------------------------------------------------------ what the master wants
+
+    def _carry_out(self, command: ev.Command) -> None:
+        match command:
+            case ev.Record(entry):
+                self._record(entry)
+            case ev.Tell():
+                self.told.append(command)
+            case ev.StartPod(role, index):
+                self.clock.after(self.latency(), lambda: self._start(role, index))
+            case ev.DeletePod(uid, _):
+                self.clock.after(self.latency(), lambda: self.end(uid, 143))
+            case ev.SaveCheckpoint():
+                self._save(command)
+            case ev.EndJob():
+                self.ended = command
+            case ev.AttachPs(uid) | ev.RevokeLeases(uid):
+                self._ask_ps(uid, command)
+            case ev.AnnounceCut() | ev.TakeSnapshot() | ev.ReleaseCut() | ev.Unpin():
+                for uid in sorted(self.links):
+                    self._ask_ps(uid, command)
+
+    def _record(self, entry: Mapping[str, Any]) -> None:
+        line = json.dumps(entry)
+        if entry["kind"] == "returned":
+            self.settled.append(entry)
+            found = self.shadow.find(entry["lease"])
+            if found and entry["partial"]:
+                lease = found[1]
+                steps = range(entry["through"], entry["through"] + entry["partial"])
+                self.twice |= {(lease.work.epoch, lease.work.source, lease.position(step)) for step in steps}
+        self.journal.append(line)
+        self.shadow.apply(json.loads(line))
+
+    def _ask_ps(self, uid: str, command: ev.Command) -> None:
+        """One PS carries out one command after the other, also those of a master that has died since."""
+        ps, incarnation = self.servers[uid], self.incarnation
+        assert self.master is not None
+        floor = self.master.floor()
+        ps.busy_until = max(self.clock.now() + self.latency(), ps.busy_until)
+
+        def do() -> None:
+            if not ps.alive or incarnation < ps.incarnation:
+                return
+            happened = self._on_ps(ps, command, incarnation, floor)
+            if happened is not None:
+                self.clock.after(self.latency(), lambda: self._back(incarnation, happened))
+
+        self.clock.at(ps.busy_until, do)
+
+    def _back(self, incarnation: int, happened: ev.Event) -> None:
+        if incarnation == self.incarnation:
+            self.post(happened)
+
+    def _on_ps(self, ps: SimulatedPs, command: ev.Command, incarnation: int, floor: int) -> ev.Event | None:
+        match command:
+            case ev.AttachPs(uid, low, revoked, live, cut, restore):
+                ps.incarnation = incarnation
+                ps.leases.attach(incarnation, low, revoked, live)
+                if restore is not None:
+                    ps.restore(restore, self.checkpoints[restore][ps.index], self._everything())
+                ps.cuts.passed(cut)
+                return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
+            case ev.RevokeLeases(uid, leases, low):
+                return ev.Revoked(uid, ps.leases.revoke(leases, low))
+            case ev.AnnounceCut(cut):
+                ps.cuts.announce(cut)
+            case ev.ReleaseCut(cut):
+                ps.cuts.release(cut)
+            case ev.Unpin(cut):
+                ps.cuts.unpin(cut)
+            case ev.TakeSnapshot(cut, checkpoint, pin):
+                copy = ps.snapshot(cut, pin=pin, floor=floor)
+                if checkpoint:
+                    self.copies.setdefault(cut, {})[ps.index] = copy
+                return ev.SnapshotTaken(ps.uid, cut, copy.version, dict(copy.through))
+        return None
+
+    def _save(self, command: ev.SaveCheckpoint) -> None:
+        incarnation, uids = self.incarnation, [ps.uid for ps in self.alive_servers()]
+        shards = self.copies.pop(command.cut)
+        self._check_cut(command, shards)
+
+        def save() -> None:
+            whole = all(self.servers[uid].alive for uid in uids) and incarnation == self.incarnation
+            if whole:
+                self.checkpoints[command.cut] = shards
+            self._back(incarnation, ev.CheckpointSaved(command.cut, "" if whole else "a parameter server was lost"))
+
+        self.clock.after(10 * self.latency(), save)
+
+    # ------------------------------------------------------------------ pods
+
+    def _start(self, role: Role, index: int) -> None:
+        self._names += 1
+        uid = f"{role}-{index}-{self._names}"
+        self.pods[uid] = PodSeen(uid, role, index, Phase.RUNNING)
+        self.post(ev.PodChanged(self.pods[uid]))
+        if role is Role.PS:
+            self.servers[uid] = SimulatedPs(uid, index)
+            self._register(self.servers[uid])
+        else:
+            self.workers[uid] = SimulatedWorker(self, uid, index, self.pace)
+            self.workers[uid].start()
+
+    def _register(self, ps: SimulatedPs) -> None:
+        """A PS says that it is there until the master listens to it."""
+        if not ps.alive:
+            return
+        pod = self.master.fleet.pods.get(ps.uid) if self.master is not None else None
+        if self.master is not None and (ps.uid not in self.links or pod is None or not pod.attached):
+            self.links[ps.uid] = ps.index
+            self.post(ev.PsRegistered(ps.uid))
+        self.clock.after(REGISTER * self.rng.uniform(0.1, 1.0), lambda: self._register(ps))
+
+    def end(self, uid: str, exit_code: int) -> None:
+        """A pod ends: 0, 143 (told to go), 137 (killed) or an error."""
+        if uid not in self.pods or self.pods[uid].ended:
+            return
+        seen = self.pods[uid]
+        phase = Phase.FAILED if exit_code else Phase.SUCCEEDED
+        self.pods[uid] = PodSeen(uid, seen.role, seen.index, phase, exit_code)
+        if uid in self.workers:
+            self.workers[uid].alive = False
+        else:
+            self.servers[uid].alive = False
+            self.links.pop(uid, None)
+        self.clock.after(self.latency(), lambda: self.post(ev.PodChanged(self.pods[uid])) if uid in self.pods else None)
+
+    def alive_servers(self) -> list[SimulatedPs]:
+        """PS processes that run."""
+        return [ps for ps in self.servers.values() if ps.alive]
+
+    def alive_workers(self) -> list[SimulatedWorker]:
+        """Worker processes that run."""
+        return [worker for worker in self.workers.values() if worker.alive]
+
+    # ------------------------------------------------------------------ what workers see
+
+    def placed(self) -> list[SimulatedPs]:
+        """The parameter servers that a worker may talk to, as the master says."""
+        if self.master is None:
+            return []
+        restored = self.master.checkpoint is not None
+        pods = [p for p in self.master.fleet.live(Role.PS) if p.attached and (p.initialized or not restored)]
+        return [self.servers[pod.uid] for pod in pods if self.servers[pod.uid].alive]
+
+    def placed_at(self, index: int) -> SimulatedPs | None:
+        """Where pushes for a PS go: addresses are known on when no master is there."""
+        if self.master is None:
+            return next((ps for ps in self.alive_servers() if ps.index == index and ps.initialized), None)
+        return next((ps for ps in self.placed() if ps.index == index), None)
+
+    def readable(self, pin: int) -> bool:
+        """Whether every PS still keeps a pinned version."""
+        servers = self.placed()
+        return len(servers) == self.settings.ps and all(pin in ps.cuts.pins() for ps in servers)
+
+    def ask(self, worker: SimulatedWorker, event: ev.Event, then: Callable[[Any], None]) -> None:
+        """Send a request until it is answered; requests and answers may be late, repeated or lost."""
+
+        def deliver(first: bool) -> None:
+            if self.master is None:
+                again()
+                return
+            try:
+                answer = self.handle(event)
+            except MasterLost:
+                again()
+                return
+            if isinstance(event, REQUESTS) and first and self.rng.random() < self.network.lost:
+                again()
+                return
+            if isinstance(event, REQUESTS[1:]) and first and self.rng.random() < self.network.repeated:
+                self.clock.after(self.rng.uniform(0.0, 20.0), stray)
+            cut = self.master.cut_number if self.master is not None else 0
+
+            def back() -> None:
+                worker.announced = max(worker.announced, cut)
+                then(answer)
+
+            worker.later(self.latency(), back)
+
+        def again() -> None:
+            worker.later(self.rng.uniform(0.1, 0.5), lambda: deliver(False))
+
+        def stray() -> None:
+            if self.master is not None:
+                self.post(event)
+
+        self.clock.after(self.latency(), lambda: deliver(True))
+
+    # ------------------------------------------------------------------ what must hold
+
+    def _check_journal(self) -> None:
+        assert self.master is not None
+        live, replayed = essence(self.master), essence(self.shadow)
+        if live != replayed:
+            differing = [name for name in live if live[name] != replayed[name]]
+            raise BrokenPromiseError(
+                f"replay differs in {differing}: {[(live[n], replayed[n]) for n in differing]} after {self.journal[-3:]}"
+            )
+
+    def _check_grant(self, event: ev.Event, granted: ev.Granted) -> None:
+        assert self.master is not None
+        assert isinstance(event, ev.LeaseWanted)
+        if not self.master.fleet.is_live(event.worker):
+            raise BrokenPromiseError(f"{event.worker} has ended and got {granted}")
+
+    def _check_cut(self, command: ev.SaveCheckpoint, shards: Mapping[int, Copy]) -> None:
+        """Every PS holds exactly what the ledger position of the cut says is done."""
+        assert self.master is not None
+        training = self.master.ledgers[TRAINING]
+        position = Ledger(training.plan, training.epochs, training.minibatch)
+        position.restore(json.loads(json.dumps(command.ledger)))
+        done = set(done_minibatches(position))
+        for index, copy in shards.items():
+            self._check_ps(f"ps-{index} at cut {command.cut}", copy.applied, done, copy.lacking)
+
+    def _check_ps(
+        self, who: str, applied: Counter[Minibatch], done: set[Minibatch], lacking: frozenset[Minibatch]
+    ) -> None:
+        missing = done - applied.keys() - lacking
+        extra = applied.keys() - done - self.twice
+        often = {what for what, times in applied.items() if times > 1 + (what in self.twice)}
+        if missing or extra or often:
+            raise BrokenPromiseError(f"{who}: missing {missing}, not done {extra}, applied twice {often}")
+
+    def _everything(self) -> set[Minibatch]:
+        """What is in the parameters now, as far as the ledger or a live PS knows."""
+        assert self.master is not None
+        applied = {what for ps in self.alive_servers() for what in ps.applied.keys() | ps.lacking}
+        return applied | set(done_minibatches(self.master.ledgers[TRAINING]))
+
+    def check_end(self) -> None:
+        """What must hold when the job is done."""
+        master = self.master
+        if master is None or self.ended is None or self.ended.phase != "Done":
+            raise BrokenPromiseError(f"the job is not done: {self.ended}, {master and master.phase}")
+        training = master.ledgers[TRAINING]
+        aside = sum(work.records for work in training.quarantined)
+        if self.settings.max_steps is None and (training.remaining() or training.done_records + aside != training.total):
+            raise BrokenPromiseError(f"{training.done_records} of {training.total} done, {training.remaining()} left")
+        done = set(done_minibatches(training))
+        for ps in self.alive_servers():
+            if ps.initialized:
+                self._check_ps(ps.uid, ps.applied, done, ps.lacking)
+        self._check_repeated()
+        if self.dataset.validation:
+            self._check_final()
+
+    def _check_repeated(self) -> None:
+        assert self.master is not None
+        allowed = sum(self.settings.minibatch * (1 + entry["partial"]) for entry in self.settled if entry["repeated"])
+        if self.master.counters.repeated > allowed:
+            raise BrokenPromiseError(f"{self.master.counters.repeated} records repeated, at most {allowed} can be")
+
+    def _check_final(self) -> None:
+        assert self.master is not None
+        pin, payload = self.evaluations[-1]
+        seen: Counter[tuple[str, int]] = Counter()
+        for source, start, end in payload["seen"]["states"]:
+            seen.update((source, record) for record in range(start, end))
+        expected = {(name, record) for name, records in self.dataset.validation for record in range(records)}
+        if seen.keys() != expected or set(seen.values()) != {1}:
+            raise BrokenPromiseError("the last evaluation did not cover every validation record once")
+
+
+def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
+    """Every minibatch that is done, found by taking away from all that was ever handed out what is still to do."""
+    todo = {
+        (work.epoch, work.source, start)
+        for _, work in ledger.ranges()
+        for start in range(work.start, work.end, ledger.minibatch)
+    }
+    for epoch in range(min(ledger.epoch + 1, ledger.epochs)):
+        for index in range(ledger.plan.count if epoch < ledger.epoch else ledger.index):
+            shard = ledger.plan.shard(epoch, index)
+            for start in range(shard.start, shard.end, ledger.minibatch):
+                if (epoch, shard.source, start) not in todo:
+                    yield epoch, shard.source, start
+
+
+def essence(state: JobState) -> dict[str, Any]:
+    """What of a state the journal must bring back, as JSON: things to do that nobody has begun follow from the rest."""
+    snapshot: dict[str, Any] = json.loads(json.dumps(state.snapshot()))
+    for kind in (DESCRIBE, METRICS, EXPORT):
+        ledger = snapshot["ledgers"].get(kind)
+        if ledger and not ledger["leases"] and not ledger["done_records"]:
+            del snapshot["ledgers"][kind]
+    return snapshot
