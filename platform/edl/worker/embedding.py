@@ -8,8 +8,8 @@ case stays dense, with a line in the log that says why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,26 +101,68 @@ def serve(model: Any, threshold: int, seed: int) -> tuple[Any, tuple[ServedEmbed
     """The model with its large Embeddings served; the model itself when there are none.
 
     Args:
-        model: as the user made it.
+        model: as the user made it, built.
         threshold: bytes of a table from which on it is served.
         seed: the job's; each table's seed is made of it and the table's name.
     """
-    served: dict[int, ServedEmbedding] = {}
     top_level = set(map(id, model.layers)) if _is_graph(model) else set()
+    chosen = {}
     for layer in _embeddings(model):
-        size = 4 * layer.input_dim * layer.output_dim
-        if size < threshold:
+        if 4 * layer.input_dim * layer.output_dim < threshold:
             continue
         reason = None if id(layer) in top_level else "it is not at the top level of a functional or Sequential model"
         reason = reason or _why_dense(layer)
         if reason is None:
-            served[id(layer)] = _replacement(layer, seed)
+            chosen[id(layer)] = layer
         else:
-            _LOG.info("embedding %s (%d bytes) stays dense: %s", layer.path, size, reason)
-    if not served:
+            _log_dense(layer, reason)
+    return _replaced(model, chosen, seed)
+
+
+def _replaced(model: Any, chosen: Mapping[int, Any], seed: int) -> tuple[Any, tuple[ServedEmbedding, ...]]:
+    if not chosen:
         return model, ()
+    served = {key: _replacement(layer, seed) for key, layer in chosen.items()}
     replaced = keras.models.clone_model(model, clone_function=lambda layer: served.get(id(layer), layer))
-    return replaced, tuple(served.values())
+    computed = _with_computed_ids(replaced, served)
+    if not computed:
+        return replaced, tuple(served.values())
+    for key in computed:
+        _log_dense(chosen[key], "its ids depend on variables of the model")
+    return _replaced(model, {key: layer for key, layer in chosen.items() if key not in computed}, seed)
+
+
+def recorded_ids(model: Any, served: Iterable[ServedEmbedding], features: Any) -> list[Any]:
+    """For a graph: the flat int64 ids that each served layer is called with; nothing else of the model is run."""
+    with ExitStack() as stack:
+        recorded = [stack.enter_context(layer.record()) for layer in served]
+        model(features, training=False)
+    return [tf.concat([tf.zeros([0], tf.int64), *calls], 0) for calls in recorded]
+
+
+def _with_computed_ids(model: Any, served: Mapping[int, ServedEmbedding]) -> set[int]:
+    """Which layers look up ids that the model computes with its variables: they are not known before a step."""
+    inputs = tf.nest.map_structure(lambda given: tf.TensorSpec(given.shape, given.dtype), model._inputs_struct)
+    function = tf.function(lambda features: recorded_ids(model, served.values(), features), autograph=False)
+    outputs = function.get_concrete_function(inputs).structured_outputs
+    return {key for key, ids in zip(served, outputs, strict=True) if _reads_variables(ids)}
+
+
+def _reads_variables(tensor: Any) -> bool:
+    seen, left = set(), [tensor.op]
+    while left:
+        operation = left.pop()
+        if operation.type in ("ReadVariableOp", "ResourceGather"):
+            return True
+        new = [value.op for value in operation.inputs if value.op.name not in seen]
+        seen.update(each.name for each in new)
+        left += new
+    return False
+
+
+def _log_dense(layer: Any, reason: str) -> None:
+    size = 4 * layer.input_dim * layer.output_dim
+    _LOG.info("embedding %s (%d bytes) stays dense: %s", layer.path, size, reason)
 
 
 def _is_graph(model: Any) -> bool:

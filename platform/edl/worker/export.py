@@ -58,7 +58,7 @@ def save(
     """
     model = plain_model(network, slab, tables)
     described = _describable(model)
-    with _writing(saved_model_path) as beside, user_code(network.module.zoo, "export of the model"):
+    with user_code(network.module.zoo, "export of the model"), _writing(saved_model_path) as beside:
         model.export(str(beside), format="tf_saved_model", verbose=False, **_signature(model, network.sample))
     if described:
         with _writing(keras_path) as beside:
@@ -126,7 +126,9 @@ def _writing(path: Path) -> Iterator[Path]:
         sync_directory(path.parent)
     except OSError as error:
         raise storage_error(error, path, "export the model") from error
-    except (tf.errors.OpError, RuntimeError) as error:  # HDF5 reports a full disk as RuntimeError
+    except (tf.errors.OpError, RuntimeError) as error:  # TensorFlow and HDF5 have their own ways to report a full disk
+        if "No space left" not in str(error):
+            raise
         raise StorageError(
             f"cannot export the model: {error}", where=str(path), hint="free some space; what was there is still valid"
         ) from error

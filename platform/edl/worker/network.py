@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
 from edl.worker.contract import ModelModule
-from edl.worker.embedding import ServedEmbedding, TableSpec, serve
+from edl.worker.embedding import ServedEmbedding, TableSpec, recorded_ids, serve
 from edl.worker.metrics import Metrics
 from edl.worker.optimizers import Reproduced, reproduce
 from edl.worker.slab import RowsByTable
@@ -137,6 +137,11 @@ class Network:
     def fingerprint(self) -> str:
         """Of variables and tables: equal in all workers of a job."""
         return self._variables.fingerprint([[t.name, t.rows, t.dim, dict(t.initializer)] for t in self.tables])
+
+    @property
+    def traces(self) -> int:
+        """How often the training step was traced."""
+        return int(self._train.experimental_get_tracing_count())
 
     def initial(self) -> Slab:
         """Initial values: a new slab."""
@@ -281,10 +286,7 @@ class Network:
             return self.model(features, training=False)
 
     def _ids_graph(self, features: Any) -> list[Any]:
-        with ExitStack() as stack:
-            recorded = [stack.enter_context(layer.record()) for layer in self._served]
-            self.model(features, training=False)
-        return [tf.concat([tf.zeros([0], tf.int64), *calls], 0) for calls in recorded]
+        return recorded_ids(self.model, self._served, features)
 
     def _cut(self, slab: Any) -> list[Any]:
         specs = self._variables.specs

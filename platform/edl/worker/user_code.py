@@ -5,12 +5,15 @@ The user's own frames come first in the report; those of Keras, TensorFlow and E
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from edl.core.errors import BadInputError, EdlError
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class ModuleError(BadInputError):
@@ -51,11 +54,18 @@ def _translated(error: BaseException, zoo: Path, doing: str) -> ModuleError:
     where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
     if isinstance(error, SyntaxError) and error.filename:
         where = f"{error.filename}:{error.lineno}"
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else ""
+    first = _headline(str(error))
     return ModuleError(
         f"{doing} raised {type(error).__name__}: {first}", where=where, detail=_detail(error, own, frames)
     )
+
+
+def _headline(text: str) -> str:
+    """What went wrong in one line; Keras puts its own line before and colours around."""
+    lines = [line for line in _COLOUR.sub("", text).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
+        del lines[0]
+    return lines[0].strip() if lines else ""
 
 
 def _detail(error: BaseException, own: list[traceback.FrameSummary], frames: traceback.StackSummary) -> str:
@@ -63,4 +73,4 @@ def _detail(error: BaseException, own: list[traceback.FrameSummary], frames: tra
     lines = ["Traceback (most recent call last), your code:\n", *traceback.format_list(own or frames), raised]
     if own and len(own) < len(frames):
         lines += ["\nAll frames:\n", *traceback.format_list(frames)]
-    return "".join(lines)
+    return _COLOUR.sub("", "".join(lines))

@@ -1,0 +1,83 @@
+"""Model code is found without running it, and errors say what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl.core.errors import BadInputError
+from edl.spec.zoo import ANYTHING, locate, names
+
+SOURCE = """
+import os.path
+from keras import layers as L
+from .other import shared
+LIMIT: int = 3
+UNSET: int
+a, (b, *c) = 1, (2, 3)
+if True:
+    try:
+        def guarded(): ...
+    except ImportError as error:
+        class Fallback: ...
+else:
+    for i in range(3):
+        with open("x") as stream:
+            inner = 1
+async def custom_model():
+    local = 1
+raise RuntimeError("never run")
+"""
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    folder = tmp_path / "model_zoo" / "mnist"
+    folder.mkdir(parents=True)
+    (folder / "cnn.py").write_text(SOURCE)
+    (folder / "__init__.py").write_text("from x import *")
+    (folder / "broken.py").write_text("def f(:\n")
+    return tmp_path / "model_zoo"
+
+
+def test_names_are_those_that_the_top_level_binds(zoo: Path) -> None:
+    assert names(zoo / "mnist/cnn.py") == (
+        "os", "L", "shared", "LIMIT", "a", "b", "c", "guarded", "Fallback", "i", "stream", "inner", "custom_model",
+    )  # fmt: skip
+
+
+def test_locate_gives_file_import_name_and_function(zoo: Path) -> None:
+    found = locate(zoo, "mnist.cnn.custom_model")
+    assert (found.path, found.name, found.function) == (zoo / "mnist/cnn.py", "model_zoo.mnist.cnn", "custom_model")
+
+
+def test_a_zoo_whose_name_is_no_identifier_is_itself_on_the_path(zoo: Path) -> None:
+    zoo = zoo.rename(zoo.with_name("my-zoo"))
+    assert locate(zoo, "mnist.cnn.custom_model").name == "mnist.cnn"
+
+
+def test_a_package_is_a_module_and_a_star_import_may_define_anything(zoo: Path) -> None:
+    assert names(zoo / "mnist/__init__.py") == (ANYTHING,)
+    assert locate(zoo, "mnist.anything").path == zoo / "mnist/__init__.py"
+
+
+@pytest.mark.parametrize(
+    ("definition", "said"),
+    [
+        ("mnist.cmn.custom_model", "no module 'mnist.cmn'[\\s\\S]*did you mean mnist.cnn?"),
+        ("iris.model", "no module 'iris'[\\s\\S]*modules there: mnist.broken, mnist.cnn"),
+        ("mnist.cnn.custommodel", "does not define 'custommodel'[\\s\\S]*did you mean custom_model?"),
+        ("mnist.cnn.zzzzzz", "does not define 'zzzzzz'[\\s\\S]*it defines os, L, shared"),
+        ("mnist.broken.custom_model", "broken.py:1: not valid Python"),
+        ("custom_model", "names no module"),
+    ],
+)
+def test_errors_say_what_is_there(zoo: Path, definition: str, said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        locate(zoo, definition)
+
+
+def test_a_missing_zoo_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="not a directory"):
+        locate(tmp_path / "no", "a.b")

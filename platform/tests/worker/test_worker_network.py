@@ -1,0 +1,453 @@
+"""The user's model over flat arrays gives what plain Keras gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),  # Keras'
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.core.errors import BadInputError, StorageError  # noqa: E402
+from edl.spec.initializer import initial_rows  # noqa: E402
+from edl.worker import export  # noqa: E402
+from edl.worker.contract import ModelModule, load  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
+from edl.worker.slab import Rows  # noqa: E402
+from edl.worker.user_code import ModuleError  # noqa: E402
+
+ZOO = Path(__file__).parents[3] / "model_zoo"
+RNG = np.random.default_rng(0)
+IMAGES = RNG.random((12, 784), np.float32)
+LABELS = RNG.integers(0, 10, 12)
+MNIST = ("mnist.mlp.custom_model", "mnist.mnist_functional_api.custom_model", "mnist.mnist_subclass.CustomModel")
+
+
+def zoo_module(definition: str, **params: Any) -> ModelModule:
+    return load(SimpleNamespace(zoo=ZOO, definition=definition, params=params))
+
+
+def module_of(model: Any, optimizer: Any = None, metrics: Any = None, loss: Any = None) -> ModelModule:
+    """A module of functions, without a file."""
+    return ModelModule(
+        zoo=Path(__file__).parent,
+        model=model,
+        loss=loss or (lambda labels, predictions: tf.reduce_mean(tf.square(labels - predictions))),
+        optimizer=optimizer or (lambda: keras.optimizers.SGD(0.1)),
+        eval_metrics_fn=metrics or dict,
+        feed=lambda dataset, mode, metadata: dataset,
+    )
+
+
+def build(module: ModelModule, sample: Any = None, threshold: int = 1 << 40, parts: int = 1) -> Network:
+    return Network.build(
+        module,
+        seed=7,
+        embedding_threshold=threshold,
+        part=lambda name: sum(name.encode()) % parts,
+        parts=parts,
+        sample=sample,
+    )
+
+
+def by_name(network: Network, slab: Any) -> dict[str, Any]:
+    return {spec.name: slab[place] for spec, place in zip(network.variables, network.offsets, strict=True)}
+
+
+# ---------------------------------------------------------------- the slab
+
+
+@pytest.mark.parametrize("definition", MNIST)
+def test_slab_order_is_by_part_then_trained_before_statistics_and_names_are_stable(definition: str) -> None:
+    module = zoo_module(definition)
+    one, three = build(module, IMAGES), build(module, IMAGES, parts=3)
+    assert {spec.name for spec in one.variables} == {spec.name for spec in three.variables}
+    assert one.fingerprint == three.fingerprint
+    np.testing.assert_array_equal(np.sort(one.initial()), np.sort(three.initial()))
+    for part, place in enumerate(three.slices):
+        owned = [
+            s for s, at in zip(three.variables, three.offsets, strict=True) if place.start <= at.start < place.stop
+        ]
+        assert all(sum(spec.name.encode()) % 3 == part for spec in owned)
+        assert [spec.statistic for spec in owned] == sorted(spec.statistic for spec in owned)
+
+
+# ---------------------------------------------------------------- one step
+
+
+@pytest.mark.parametrize("definition", MNIST)
+def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str) -> None:
+    module = zoo_module(definition, **({} if "mlp" in definition else {"dropout": 0.0}))
+    network = build(module, IMAGES, parts=2)
+    step = network.train(network.initial(), {}, IMAGES, LABELS)
+
+    plain = export.plain_model(network, network.initial(), {})
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(module.loss(LABELS, plain(IMAGES, training=True)))
+        loss = tf.add_n([loss, *plain.losses])
+    expected = {
+        v.path: g.numpy().ravel()
+        for v, g in zip(plain.trainable_weights, tape.gradient(loss, plain.trainable_weights), strict=True)
+    }
+    before = by_name(network, network.initial())
+    for weight in plain.non_trainable_weights:
+        expected[weight.path] = np.asarray(weight).ravel() - before[weight.path]
+
+    assert step.loss == pytest.approx(float(loss), rel=1e-5)
+    found = by_name(network, step.slab)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_last_smaller_minibatch_is_not_traced_again() -> None:
+    network = build(zoo_module(MNIST[0]), IMAGES)
+    for count in (12, 12, 5, 1, 3):
+        network.train(network.initial(), {}, tf.constant(IMAGES[:count]), tf.constant(LABELS[:count]))
+    assert network.traces <= 2
+
+
+def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
+    network = build(zoo_module(MNIST[1], dropout=0.5), IMAGES)
+    losses = {network.train(network.initial(), {}, IMAGES, LABELS).loss for _ in range(3)}
+    assert len(losses) == 3
+    first, second = (network.predict(network.initial(), {}, IMAGES) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_frozen_layers_have_an_owner_and_do_not_move() -> None:
+    def model() -> Any:
+        frozen = keras.layers.Dense(3, trainable=False)
+        return keras.Sequential([keras.Input([4]), frozen, keras.layers.Dense(1)])
+
+    network = build(module_of(model))
+    step = network.train(network.initial(), {}, IMAGES[:, :4], IMAGES[:, :1])
+    frozen = [spec.name for spec in network.variables if spec.statistic]
+    assert len(frozen) == 2
+    assert all(not by_name(network, step.slab)[name].any() for name in frozen)
+
+
+def test_nested_models_several_inputs_and_outputs() -> None:
+    def model() -> Any:
+        inner = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+        a, b = keras.Input([4], name="a"), keras.Input([4], name="b")
+        return keras.Model({"a": a, "b": b}, {"sum": inner(a) + inner(b), "one": keras.layers.Dense(1)(inner(a))})
+
+    def loss(labels: Any, predictions: Any) -> Any:
+        return tf.reduce_mean(tf.square(predictions["sum"])) + tf.reduce_mean(tf.square(predictions["one"] - labels))
+
+    metrics = {"one": {"mae": keras.metrics.MeanAbsoluteError}}
+    network = build(
+        module_of(model, loss=loss, metrics=lambda: {k: {n: m() for n, m in v.items()} for k, v in metrics.items()})
+    )
+    features = {"a": IMAGES[:, :4], "b": IMAGES[:, 4:8]}
+    assert np.isfinite(network.train(network.initial(), {}, features, IMAGES[:, :1]).slab).all()
+    predictions = network.predict(network.initial(), {}, features)
+    assert predictions["sum"].shape == (12, 3)
+    network.evaluate(network.initial(), {}, features, IMAGES[:, :1])
+    values = network.metric_values(network.metric_states())
+    assert values["one_mae"] == pytest.approx(float(np.abs(predictions["one"] - IMAGES[:, :1]).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(1, dtype="float64")]), "float64"),
+        (lambda: keras.Sequential([keras.Input([4]), keras.layers.Dense(1, kernel_constraint="non_neg")]), "NonNeg"),
+        (lambda: keras.Sequential([keras.Input([4]), keras.layers.Flatten()]), "no trained variable"),
+        (lambda: keras.Sequential([keras.layers.Dense(1)]), "first call"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_refused(model: Any, said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        build(module_of(model))
+
+
+def test_clipping_is_that_of_keras() -> None:
+    for argument in ({"clipnorm": 0.01}, {"clipvalue": 0.001}, {"global_clipnorm": 0.01}):
+        plain, clipped = (
+            build(module_of(_dense, lambda options=options: keras.optimizers.SGD(0.1, **options)))
+            for options in ({}, argument)
+        )
+        raw = plain.train(plain.initial(), {}, IMAGES[:, :4], IMAGES[:, :3])
+        found = clipped.train(clipped.initial(), {}, IMAGES[:, :4], IMAGES[:, :3])
+        gradients = [tf.constant(g) for g in by_name(plain, raw.slab).values()]
+        expected = clipped.keras_optimizer._clip_gradients(gradients)
+        for got, want in zip(by_name(clipped, found.slab).values(), expected, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
+
+
+def _dense() -> Any:
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+
+
+def test_what_the_users_model_raises_names_their_file() -> None:
+    class Wrong(keras.Model):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ModuleError, match="on purpose") as caught:
+        build(module_of(Wrong), IMAGES)
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(__file__)
+    assert "your code" in caught.value.detail
+
+
+# ---------------------------------------------------------------- served embeddings
+
+
+@pytest.fixture
+def ratings() -> tuple[Network, dict[str, Any], Any]:
+    module = zoo_module("recommender.ratings.custom_model", users=5000, items=10, dim=4)
+    network = build(module, threshold=5000 * 4 * 4)
+    features = {"user": np.array([7, 3, 7, 4999]), "item": np.array([1, 2, 3, 1])}
+    return network, features, np.array([1.0, 0.0, 1.0, 0.0], np.float32)
+
+
+def rows_for(network: Network, features: Any) -> dict[str, Rows]:
+    found = network.ids(features)
+    return {
+        t.name: Rows(found[t.name], initial_rows(t.initializer, t.seed, found[t.name], t.dim)) for t in network.tables
+    }
+
+
+def test_rows_have_the_gradient_of_the_full_table(ratings: Any) -> None:
+    network, features, labels = ratings
+    rows = rows_for(network, features)
+    (table,) = network.tables
+    assert (table.name, table.rows, table.dim) == ("users/embeddings", 5000, 4)
+    np.testing.assert_array_equal(rows[table.name].ids, [3, 7, 4999])
+    step = network.train(network.initial(), rows, features, labels)
+
+    plain = export.plain_model(network, network.initial(), {table.name: []})
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(network.module.loss(labels, plain(features, training=True)))
+    full = tf.convert_to_tensor(tape.gradient(loss, plain.get_layer("users").embeddings.value)).numpy()
+    assert step.loss == pytest.approx(float(loss), rel=1e-5)
+    np.testing.assert_allclose(step.rows[table.name], full[[3, 7, 4999]], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(network.predict(network.initial(), rows, features), plain(features), rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [5000, -1])
+def test_ids_outside_of_the_table_are_named(ratings: Any, wrong: int) -> None:
+    network, features, _ = ratings
+    with pytest.raises(BadInputError, match=f"id {wrong} is outside of the embedding 'users/embeddings'"):
+        network.ids({**features, "user": np.array([7, 3, 7, wrong])})
+
+
+def test_masks_shared_layers_and_sequences() -> None:
+    def model() -> Any:
+        words, more = keras.Input([5], dtype="int32"), keras.Input([3], dtype="int32")
+        shared = keras.layers.Embedding(50, 4, mask_zero=True, embeddings_initializer="normal")
+        x = keras.layers.GlobalAveragePooling1D()(shared(words)) + keras.layers.GlobalAveragePooling1D()(shared(more))
+        return keras.Model([words, more], keras.layers.Dense(1)(x))
+
+    network = build(module_of(model), threshold=1)
+    features = (RNG.integers(0, 50, (12, 5)), RNG.integers(0, 50, (12, 3)))
+    rows = rows_for(network, features)
+    (table,) = network.tables
+    np.testing.assert_array_equal(rows[table.name].ids, np.unique(np.concatenate([f.ravel() for f in features])))
+    plain = export.plain_model(network, network.initial(), {table.name: []})
+    np.testing.assert_allclose(network.predict(network.initial(), rows, features), plain(list(features)), rtol=1e-5)
+
+
+def _embedding_model(**options: Any) -> Any:
+    layer = keras.layers.Embedding(50, 4, **options)
+    return keras.Sequential([keras.Input([5]), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
+class _Subclassed(keras.Model):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = keras.layers.Embedding(50, 4)
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.table(inputs)[:, 0])
+
+
+def _pretrained() -> Any:
+    model = _embedding_model()
+    model.layers[0].set_weights([np.ones((50, 4))])
+    return model
+
+
+def _from_scores() -> Any:
+    scores = keras.Input([50])
+    best = keras.layers.Lambda(lambda x: tf.argmax(x, axis=-1), output_shape=())(keras.layers.Dense(50)(scores))
+    return keras.Model(scores, keras.layers.Dense(1)(keras.layers.Embedding(50, 4)(best)))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (lambda: _embedding_model(embeddings_initializer="orthogonal"), "row by row"),
+        (lambda: _embedding_model(embeddings_regularizer="l2"), "embeddings_regularizer"),
+        (lambda: _embedding_model(trainable=False), "not trainable"),
+        (_pretrained, "other than those of its initializer"),
+        (_Subclassed, "top level"),
+        (lambda: keras.Sequential([keras.Input([5]), _embedding_model()]), "top level"),
+        (_from_scores, "depend on variables"),
+    ],
+)
+def test_every_other_embedding_stays_dense_with_a_line_in_the_log(
+    model: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    network = build(module_of(model), np.zeros((2, 50 if model is _from_scores else 5)), threshold=1)
+    assert network.tables == ()
+    assert said in caplog.text
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_metric_states_of_parts_add_up_to_those_of_plain_keras() -> None:
+    from edl.core.evaluation import add
+
+    module = zoo_module(MNIST[1])
+    network = build(module, IMAGES)
+    slab, merged = network.initial(), {}
+    for place in (slice(0, 5), slice(5, 6), slice(6, 12)):
+        network.reset_metrics()
+        network.evaluate(slab, {}, IMAGES[place], LABELS[place])
+        merged = add(merged, network.metric_states())
+    plain = export.plain_model(network, slab, {})
+    plain.compile(loss=module.loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])
+    expected = plain.evaluate(IMAGES, LABELS, verbose=0, return_dict=True)
+    found = network.metric_values(merged)
+    assert found["accuracy"] == pytest.approx(expected["accuracy"])
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+class _Largest(keras.metrics.Metric):  # type: ignore[misc]
+    """The largest prediction: states do not add up."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.largest.assign(tf.maximum(self.largest.value, tf.reduce_max(tf.abs(y_pred))))
+
+    def result(self) -> Any:
+        return self.largest.value
+
+
+class _Merging(_Largest):
+    def merge_state(self, states: Any) -> None:
+        self.largest.assign(max(float(state[0]) for state in states))
+
+
+def test_a_metric_that_does_not_add_up_is_refused_by_name() -> None:
+    network = build(module_of(_dense, metrics=lambda: {"largest": _Largest()}))
+    with pytest.raises(BadInputError, match="'largest' \\(_Largest\\)"):
+        network.evaluate(network.initial(), {}, IMAGES[:, :4], IMAGES[:, :3])
+
+
+def test_a_metric_may_merge_its_own_states_and_a_function_is_averaged_over_records() -> None:
+    from edl.core.evaluation import add
+
+    def mean_error(labels: Any, predictions: Any) -> Any:
+        return tf.reduce_mean(tf.abs(labels - predictions))
+
+    network = build(module_of(_dense, metrics=lambda: {"largest": _Merging(), "error": mean_error}))
+    merged: dict[str, Any] = {}
+    for place in (slice(0, 9), slice(9, 12)):
+        network.reset_metrics()
+        network.evaluate(network.initial(), {}, IMAGES[place, :4], IMAGES[place, :3])
+        merged = add(merged, network.metric_states())
+    predictions = network.predict(network.initial(), {}, IMAGES[:, :4])
+    found = network.metric_values(merged)
+    assert found["largest"] == pytest.approx(float(np.abs(predictions).max()), rel=1e-6)
+    assert found["error"] == pytest.approx(float(np.abs(predictions - IMAGES[:, :3]).mean()), rel=1e-5)
+
+
+# ---------------------------------------------------------------- export
+
+_LOAD = dedent("""
+    import sys
+    sys.modules["edl"] = None  # type: ignore[assignment]
+    import numpy as np, tensorflow as tf, keras
+    folder, zoo, module = sys.argv[1:]
+    images = np.load(folder + "/images.npy")
+    if module:
+        sys.path.insert(0, zoo); __import__(module)
+    loaded = tf.saved_model.load(folder + "/saved_model")
+    np.save(folder + "/outputs.npy", [loaded.serve(images), keras.models.load_model(folder + "/model.keras")(images)])
+""")
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Any:
+    return lambda definition: _exported(definition, tmp_path)
+
+
+def _exported(definition: str, folder: Path) -> tuple[Network, Any, Any]:
+    network = build(zoo_module(definition), IMAGES)
+    slab = network.initial() + np.float32(0.01)
+    said = export.save(network, slab, {}, folder / "model.keras", folder / "saved_model")
+    return network, slab, said
+
+
+@pytest.mark.parametrize(("definition", "module"), [(MNIST[1], ""), (MNIST[2], "model_zoo.mnist.mnist_subclass")])
+def test_exports_load_without_edl(trained: Any, tmp_path: Path, definition: str, module: str) -> None:
+    network, slab, said = trained(definition)
+    assert said == {"keras": str(tmp_path / "model.keras"), "saved_model": str(tmp_path / "saved_model")}
+    np.save(tmp_path / "images.npy", IMAGES)
+    command = [sys.executable, "-c", _LOAD, str(tmp_path), str(ZOO.parent), module]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    expected = network.predict(slab, {}, IMAGES)
+    for outputs in np.load(tmp_path / "outputs.npy"):
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(network.load(tmp_path / "model.keras"), slab)
+    np.testing.assert_array_equal(network.initial(), build(network.module, IMAGES).initial())
+
+
+def test_served_tables_are_exported_in_full(ratings: Any, tmp_path: Path) -> None:
+    network, features, _ = ratings
+    (table,) = network.tables
+    rows = {table.name: Rows(np.array([3, 7]), np.ones((2, 4), np.float32))}
+    stored = {table.name: [tuple(rows[table.name])]}
+    export.save(network, network.initial(), stored, tmp_path / "model.keras", tmp_path / "saved_model")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    features = {"user": np.array([3, 7]), "item": np.array([1, 2])}
+    np.testing.assert_allclose(loaded(features), network.predict(network.initial(), rows, features), rtol=1e-5)
+    fresh = initial_rows(table.initializer, table.seed, np.array([4999]), 4)
+    np.testing.assert_array_equal(np.asarray(loaded.get_layer("users").embeddings)[[4999]], fresh)
+
+
+def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, slab, _ = trained(MNIST[0])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    for method in ("export", "save"):
+        with monkeypatch.context() as patch:
+            patch.setattr(keras.Model, method, full)
+            patch.setattr(keras.Sequential, method, full, raising=False)
+            with pytest.raises(StorageError, match="No space left"):
+                export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
+    assert (tmp_path / "model.keras").read_bytes() == before[tmp_path / "model.keras"]
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
+    np.testing.assert_allclose(network.load(tmp_path / "model.keras"), slab * 2)
+
+
+def test_training_goes_on_after_an_export(trained: Any) -> None:
+    network, slab, _ = trained(MNIST[1])
+    assert np.isfinite(network.train(slab, {}, IMAGES, LABELS).loss)
