@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from edl.cli.wording import EXPORT
 from edl.spec.event import Event, JobEnded, RecordsReturned, RoleEnded, RoleStarted, RolledBack
 from edl.spec.status import Status, Summary
 
@@ -12,8 +13,6 @@ RECENT_EVENTS = 12
 
 NOT_LOST = ("Completed", "Deleted")
 """Reasons for which a worker ends when there is no more for it to do."""
-OWN_WORK = ("export",)
-"""Sources of leases that are no user's records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class Progress:
                 return replace(known, master_pid=None)
             case RoleEnded(role="worker") if event.reason not in NOT_LOST:
                 return replace(known, workers_lost=self.workers_lost + 1)
-            case RecordsReturned() if event.source not in OWN_WORK:
+            case RecordsReturned() if event.source != EXPORT:
                 return replace(known, repeated=self.repeated + event.end - event.start)
             case RolledBack():
                 updates = self.updates_rolled_back + event.updates

@@ -47,6 +47,7 @@ def _title(progress: Progress, now: float) -> Text:
     title = Text.assemble((progress.phase, _PHASES.get(progress.phase, "bold")), no_wrap=True, overflow="ellipsis")
     if status is None:
         return title.append(f"  {duration(now - progress.began)}")
+    title.append(f"  {status.job} {status.run}")
     if status.epochs > 1:
         title.append(f"  epoch {status.epoch} of {status.epochs}")
     return title.append(f"  step {status.step:,}  {duration(now - progress.began)}")

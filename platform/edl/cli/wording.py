@@ -24,6 +24,8 @@ from edl.spec.event import (
 )
 from edl.spec.status import Status
 
+EXPORT = "export"
+"""The source of a lease that is no range of the user's records."""
 _AT_WORK = ("Training", "Predicting")
 """Phases in which records are done, so that pace and time left mean something."""
 
@@ -51,7 +53,8 @@ def _of_records(event: Event) -> str | None:
         case LeaseRevoked():
             return f"lease on {_range(event)} revoked from {_worker(event.worker)}{_because(event.reason)}"
         case RecordsReturned():
-            return f"{_range(event)} of {_worker(event.worker)} back in the queue{_because(event.reason)}"
+            what = "the export" if event.source == EXPORT else _range(event)
+            return f"{what} of {_worker(event.worker)} back in the queue{_because(event.reason)}"
         case Quarantined():
             return f"{_range(event)} left out{_because(event.reason)}"
     return None
@@ -102,9 +105,9 @@ def measures(values: Mapping[str, float | None]) -> str:
 
 def duration(seconds: float) -> str:
     """A time that people can read: ``8 s``, ``3:05``, ``1:02:03``."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 

@@ -1,15 +1,12 @@
 """A master that plays ``$EDL_TEST_SCRIPT``: a JSON list of steps, each ``[what, value]``.
 
-``event`` and ``status`` are written as the real master writes them, ``{run_dir}`` filled in; ``text`` is ``[name,
-content]`` of a file in the run directory; ``workers`` starts so many processes that never end, as children of this
-one; ``pause`` waits until a signal ends it; ``exit`` ends it.
+``event`` and ``status`` are written as the real master writes them; ``text`` is ``[name,
+content]`` of a file in the run directory; ``pause`` waits until a signal ends it.
 """
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,13 +23,8 @@ def play(what: str, value: object) -> None:
         (RUN / "status.tmp").rename(RUN / "status.json")
     elif what == "text":
         (RUN / value[0]).write_text(value[1])
-    elif what == "workers":
-        for _ in range(value):
-            subprocess.Popen([sys.executable, "-I", "-S", "-c", "import signal; signal.pause()"])
     elif what == "pause":
         signal.pause()
-    elif what == "exit":
-        sys.exit(value)
 
 
 for step in json.loads(os.environ["EDL_TEST_SCRIPT"]):

@@ -1,0 +1,135 @@
+"""However edl run is stopped, no process stays, the terminal is as before, and the run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import psutil
+import pytest
+from cli.conftest import Stage, command
+
+STATUS = {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3}
+WORKING = [["status", STATUS], ["pause", None]]
+PATIENCE = 30.0
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    """Wait until it is so, or fail."""
+    until = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < until, "it did not come about"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def running(stage: Stage) -> Iterator[subprocess.Popen[str]]:
+    """edl run with lines, its job at work."""
+    stage.script(*WORKING)
+    job = subprocess.Popen(command("run", "job.yaml"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    eventually((stage.run_dir() / "status.json").exists)
+    yield job
+    job.kill()
+    job.wait()
+    assert job.stdout is not None
+    job.stdout.close()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """All processes that a process started, and those that they did."""
+    members = psutil.Process(pid).children(recursive=True)
+    assert len(members) == 2  # supervisor and master
+    return members
+
+
+def gone(members: list[psutil.Process]) -> bool:
+    """Whether none of them runs any more."""
+    return not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_job_and_says_how_to_go_on(
+    stage: Stage, running: subprocess.Popen[str], number: signal.Signals, code: int
+) -> None:
+    members = family(running.pid)
+    running.send_signal(number)
+    said = running.communicate(timeout=PATIENCE)[0]
+    assert running.returncode == code
+    eventually(lambda: gone(members))
+    assert "Stopping: every process is told to go" in said
+    assert "12 of 30 records" in said
+    assert said.splitlines()[-1] == "Go on with: edl run job.yaml --resume r1"
+    assert stage.status()["phase"] == "Interrupted"
+    last = json.loads((stage.run_dir() / "events.jsonl").read_text().splitlines()[-1])
+    assert (last["phase"], last["summary"]["records_done"]) == ("Interrupted", 12)
+
+
+@pytest.mark.faults
+def test_a_second_signal_does_not_wait(stage: Stage, running: subprocess.Popen[str]) -> None:
+    members = family(running.pid)
+    supervisor = psutil.Process(running.pid).children()[0]
+    supervisor.suspend()  # it hears nothing until the end
+    running.send_signal(signal.SIGINT)
+    assert running.stdout is not None
+    while "Stopping" not in running.stdout.readline():
+        pass
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=PATIENCE)
+    assert running.returncode == 130
+    eventually(lambda: gone(members))
+
+
+@pytest.mark.faults
+def test_nobody_outlives_edl_run(running: subprocess.Popen[str]) -> None:
+    members = family(running.pid)
+    running.kill()
+    eventually(lambda: gone(members))
+
+
+@pytest.mark.faults
+def test_a_reader_of_the_output_that_leaves_ends_the_job(stage: Stage, running: subprocess.Popen[str]) -> None:
+    members = family(running.pid)
+    assert running.stdout is not None
+    running.stdout.close()
+    with (stage.run_dir() / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"event": "warning", "time": time.time(), "message": "say something"}) + "\n")
+    assert running.wait(PATIENCE) != 0
+    eventually(lambda: gone(members))
+
+
+@pytest.mark.faults
+def test_ctrl_c_on_a_terminal_restores_it(stage: Stage) -> None:
+    stage.script(*WORKING)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        line = command("run", "job.yaml")
+        os.execv(line[0], line)
+    before = termios.tcgetattr(terminal)
+    shown = bytearray()
+
+    def read() -> bool:
+        with suppress(OSError):  # the other side is closed
+            shown.extend(os.read(terminal, 65536))
+        return b"12 of 30 records" in shown
+
+    eventually(read)
+    members = family(pid)
+    os.write(terminal, b"\x03")
+    with suppress(OSError):
+        while data := os.read(terminal, 65536):
+            shown.extend(data)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    eventually(lambda: gone(members))
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0  # the cursor is visible again
+    assert termios.tcgetattr(terminal) == before
+    assert b"--resume r1" in shown
+    os.close(terminal)

@@ -1,0 +1,169 @@
+"""The model of progress, and what is decided from it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.cli import jsonlines, lines
+from edl.cli.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
+from edl.cli.plan import steps_of
+from edl.cli.progress import RECENT_EVENTS, Progress
+from edl.cli.wording import duration, headline, sentence
+from edl.spec.event import (
+    CheckpointSaved,
+    Event,
+    JobEnded,
+    Quarantined,
+    RecordsReturned,
+    RoleEnded,
+    RoleStarted,
+    RolledBack,
+    Warned,
+)
+from edl.spec.job import Data, JobSpec, Model, Train
+from edl.spec.status import PHASES, RoleStatus, Status, Summary
+
+SUMMARY = Summary(records_total=10, records_done=4)
+
+
+def status(updated: float, done: int = 0, total: int = 1000, phase: str = "Training", **more: object) -> Status:
+    known = {"job": "j", "run": "r1", "run_dir": "/r1", "records_total": total, "records_done": done}
+    return Status(phase=phase, updated=updated, **{**known, **more})  # type: ignore[arg-type]
+
+
+def ended(phase: str) -> JobEnded:
+    return JobEnded(9.0, phase, "because", SUMMARY)
+
+
+def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
+    progress = Progress(began=100.0)
+    assert progress.at(status(99.0, 7)) == progress
+    first = progress.at(status(101.0, 7))
+    assert first.share == 0.007
+    assert first.at(status(100.5, 9)) == first
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000))))
+def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
+    progress = Progress(began=50.0)
+    for updated, done in seen:
+        progress = progress.at(status(updated, done))
+    valid = [entry for entry in seen if entry[0] >= 50.0]
+    if not valid:
+        assert progress.status is None
+    else:
+        assert progress.status is not None
+        assert progress.status.updated == max(updated for updated, _ in valid)
+        assert 0.0 <= progress.share <= 1.0
+
+
+def test_losses_are_counted_from_events() -> None:
+    progress = Progress(began=0.0).at(status(1.0, 500))
+    told: list[Event] = [
+        RoleStarted(1.0, "master", 0, 11),
+        RoleEnded(2.0, "worker", 0, 12, "Killed (SIGKILL)", 137),
+        RoleEnded(2.0, "worker", 1, 13, "Deleted", 143),
+        RecordsReturned(2.0, 64, 96, "train", 0, "worker-0 is gone"),
+        RecordsReturned(2.0, 0, 1, "export", 0, "worker-0 is gone"),
+        RolledBack(3.0, 128, 2, "ps-0 is gone", updates=5),
+    ]
+    for event in told:
+        progress = progress.after(event)
+    assert progress.master_pid == 11
+    summary = progress.at(status(4.0, 700)).so_far(10.0, "/logs")
+    assert (summary.workers_lost, summary.records_repeated, summary.records_rolled_back) == (1, 32, 128)
+    assert (summary.updates_rolled_back, summary.records_done, summary.seconds) == (5, 700, 10.0)
+    assert summary.samples_per_second == 20.0  # 200 since this start
+
+
+def test_only_the_newest_events_are_kept() -> None:
+    progress = Progress(began=0.0)
+    for number in range(100):
+        progress = progress.after(Warned(float(number), "m"))
+    assert [event.time for event in progress.recent] == [float(n) for n in range(100 - RECENT_EVENTS, 100)]
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "stopped_by", "code"),
+    [
+        ("Done", "", None, 0),
+        ("Done", "", INTERRUPTED, 0),
+        ("Failed", "", None, 1),
+        ("Failed", "nan", None, 1),
+        ("Failed", "input", None, 2),
+        ("Interrupted", "", INTERRUPTED, 130),
+        ("Interrupted", "", TERMINATED, 143),
+        ("Interrupted", "", None, 130),
+    ],
+)
+def test_exit_codes(phase: str, kind: str, stopped_by: int | None, code: int) -> None:
+    assert decide(ended(phase), Failure(kind, "detail"), stopped_by).exit_code == code
+
+
+@given(st.integers(-64, 255), st.sampled_from([None, INTERRUPTED, TERMINATED]))
+def test_every_end_without_a_word_of_the_master_has_a_phase_and_a_reason(code: int, stopped_by: int | None) -> None:
+    phase, reason = unexplained(code, stopped_by)
+    assert phase in PHASES
+    assert reason
+    assert (phase == "Interrupted") >= (stopped_by is not None)
+
+
+def test_plain_lines_speak_seldom() -> None:
+    first = status(10.0, 100)
+    assert lines.is_due(None, first)
+    assert not lines.is_due(first, status(10.5, 400))
+    assert lines.is_due(first, status(11.0, 200))
+    assert not lines.is_due(first, status(14.0, 110))
+    assert lines.is_due(first, status(15.0, 110))
+    assert lines.is_due(first, status(10.1, 100, phase="Evaluating"))
+
+
+def test_json_tells_every_change_of_phase_or_roles_at_once() -> None:
+    first = status(10.0, 100, step=1)
+    assert not jsonlines.is_due(first, status(10.2, 200, step=2))
+    assert jsonlines.is_due(first, status(10.5, 200, step=2))
+    assert not jsonlines.is_due(first, status(99.0, 100, step=1))
+    assert jsonlines.is_due(first, status(10.1, 100, step=1, workers=(RoleStatus(0, 5, "training"),)))
+
+
+def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
+    spec = JobSpec("j", Model("m.f"), data=Data(("a",)), train=Train(epochs=3, minibatch_size=4))
+    assert steps_of(spec, (10, 1)) == 3 * (3 + 1)
+    assert steps_of(JobSpec("j", Model("m.f"), train=Train(max_steps=5)), (10_000,)) == 5
+    assert steps_of(spec, None) is None
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (RoleStarted(0.0, "ps", 1, 7), "ps 1 started (pid 7)"),
+        (RoleEnded(0.0, "master", 0, 7, "Error", 1), "master ended (pid 7): Error, exit code 1"),
+        (RecordsReturned(0.0, 0, 64, "/d/a.recordio", 2, "gone"), "records 0 to 64 of a.recordio of worker 2 back"),
+        (RecordsReturned(0.0, 0, 1, "export", 2, "gone"), "the export of worker 2 back in the queue: gone"),
+        (CheckpointSaved(0.0, 3, 1200, 0.0124), "checkpoint 3 at step 1,200 saved, updates waited 0.012 s"),
+        (RolledBack(0.0, 9, None, "lost"), "rolled back to the start: 9 records again: lost"),
+        (Quarantined(0.0, "a", 0, 4, "crashes"), "records 0 to 4 of a left out: crashes"),
+        (JobEnded(0.0, "Failed", "first\nsecond", SUMMARY), "job failed: first"),
+    ],
+)
+def test_events_in_words(event: Event, text: str) -> None:
+    assert sentence(event).startswith(text)
+    assert "\n" not in sentence(event)
+
+
+def test_a_status_in_words() -> None:
+    shown = status(
+        1.0, 250, epoch=2, epochs=4, loss=0.51234, metrics={"loss": 0.6, "accuracy": 0.9}, samples_per_second=1234.5,
+        seconds_left=75.0, workers=(RoleStatus(0, 5, "training"), RoleStatus(1, 6, "starting")),
+    )  # fmt: skip
+    assert headline(shown) == (
+        "training: 250 of 1,000 records (25 %), epoch 2/4, loss 0.5123, accuracy 0.9, 1,234 samples/s, 1:15 left, "
+        "1/2 workers ready"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00"), (60, "1:00"), (3725, "1:02:05")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,109 @@
+"""edl run --resume: which run goes on, with which changes, and what its next master finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli.conftest import DONE, SUMMARY, Stage
+
+from edl.cli import resumption
+from edl.core.errors import BadInputError
+from edl.spec.load import dump, load
+from edl.store.journal import Journal
+from edl.store.rundir import RunDir, create, write_json
+
+FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
+FAILED_STATUS = {"job": "digits", "phase": "Failed", "records_total": 30, "records_done": 12}
+
+
+def fail(stage: Stage) -> None:
+    """Have a run r1 that failed."""
+    stage.script(["event", FAILED], ["status", FAILED_STATUS], ["text", ["failure.txt", "old"]])
+    assert stage.edl("run", "job.yaml") == 1
+    stage.script(*DONE)
+
+
+@pytest.mark.parametrize("resume", [["--resume"], ["--resume", "r1"], ["--resume=r1"]])
+def test_a_failed_run_goes_on_in_its_directory(
+    stage: Stage, capsys: pytest.CaptureFixture[str], resume: list[str]
+) -> None:
+    fail(stage)
+    capsys.readouterr()
+    assert stage.edl("run", *resume, "job.yaml", "--ps", "2", "--set", "train.epochs=4") == 0
+    said = capsys.readouterr()
+    assert f"goes on with r1 in {stage.run_dir()}" in said.out
+    assert "  changed: train.epochs was 3, is 4\n  changed: ps.count was 1, is 2\n" in said.out
+    assert "the disk is full" not in said.out + said.err
+    journal, replay = Journal.open(RunDir(stage.run_dir()).journal, holder="test")
+    journal.close()
+    assert [entry["kind"] for entry in replay.entries] == ["resumed"]
+    assert json.loads((stage.run_dir() / "spec.json").read_text())["ps"]["count"] == 2
+
+
+def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(stage: Stage) -> None:
+    fail(stage)
+    status = stage.run_dir() / "status.json"
+    write_json(status, stage.status() | {"phase": "Training"})
+    resumption.reopen(RunDir(stage.run_dir()))
+    assert not list((stage.run_dir() / "journal").iterdir())
+    assert not (stage.run_dir() / "failure.txt").exists()
+
+
+def test_a_run_that_is_done_does_not_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.edl("run", "job.yaml") == 0
+    assert stage.edl("run", "job.yaml", "--resume") == 2
+    assert "run r1 is done" in capsys.readouterr().err
+
+
+def test_an_unknown_run_is_refused_with_those_there_are(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    fail(stage)
+    assert stage.edl("run", "job.yaml", "--resume", "r7") == 2
+    assert "Its runs are: r1." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("train.minibatch_size=5", "train.minibatch_size was 4, is 5"),
+        ("train.seed=9", "train.seed was 0, is 9"),
+        ("data.reader.format=csv", "data.reader.format was None, is csv"),
+        ("model.params.width=3", "model.params.width was None, is 3"),
+        ("data.training=test.csv", "data.training was"),
+    ],
+)
+def test_what_the_ledger_is_built_on_may_not_change(
+    stage: Stage, capsys: pytest.CaptureFixture[str], field: str, told: str
+) -> None:
+    fail(stage)
+    assert stage.edl("run", "job.yaml", "--resume", "--set", field) == 2
+    assert told in capsys.readouterr().err
+    assert stage.status()["phase"] == "Failed"
+
+
+def test_fixed_fields_exist(stage: Stage) -> None:
+    names = dump(load("job.yaml"))
+    for field in resumption.FIXED:
+        section, name = field.split(".")
+        inner = names[section]
+        assert isinstance(inner, dict)
+        assert name in inner
+
+
+def test_the_newest_run_that_trains_goes_on(tmp_path: Path) -> None:
+    training, predicting = create(tmp_path), create(tmp_path)
+    write_json(predicting.path / resumption.PREDICT_FILE, {})
+    assert resumption.find(tmp_path, None) == training
+    with pytest.raises(BadInputError, match="predicts"):
+        resumption.find(tmp_path, "r2")
+
+
+def test_a_change_of_the_storage_is_no_change_of_the_work(stage: Stage) -> None:
+    run = create(stage.folder / "runs")
+    spec = load("job.yaml")
+    write_json(run.spec, dump(spec))
+    assert resumption.differences(run, spec) == []
+    more = replace(spec, workers=replace(spec.workers, max=9))
+    assert resumption.differences(run, more) == [("workers.max", 2, 9)]

@@ -1,0 +1,85 @@
+"""The picture of the live view, as text on a terminal of a fixed size."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from edl.cli.progress import Progress
+from edl.cli.screen import screen
+from edl.spec.event import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
+from edl.spec.status import RoleStatus, Status
+
+BEGAN = 1_700_000_000.0
+STATUS = Status(
+    job="mnist", run="r1", run_dir="/r1", phase="Training", updated=BEGAN + 60, epoch=2, epochs=5, step=1234,
+    records_total=60_000, records_done=25_800, loss=0.3119, metrics={"accuracy": 0.9134}, samples_per_second=8123.4,
+    seconds_left=4.2, ps=(RoleStatus(0, 4103, "serving"),),
+    workers=(RoleStatus(0, 4104, "training"), RoleStatus(2, 4177, "starting")),
+)  # fmt: skip
+PICTURE = """\
+Training  mnist r1  epoch 2 of 5  step 1,234  1:01
+━━━━━━━━━━━━━━━━                        43 %  25,800 of 60,000 records
+loss 0.3119   accuracy 0.9134   8,123 samples/s   4 s left
+
+process     pid   state
+master     4102   coordinating
+ps 0       4103   serving
+worker 0   4104   training
+worker 2   4177   starting
+
+TIME  master started (pid 4102)
+TIME  evaluation of step 1,000: accuracy 0.9134
+TIME  worker 1 ended (pid 4105): Killed (SIGKILL), exit code 137
+TIME  records 512 to 576 of train-00000.recordio of worker 1 back in the queu…
+"""
+
+
+def drawn(progress: Progress, width: int = 80, height: int = 24, notice: str = "") -> str:
+    """The picture as text."""
+    console = Console(width=width, height=height, file=io.StringIO(), record=True)
+    console.print(screen(progress, width, height, BEGAN + 61, notice))
+    lines = console.export_text().splitlines()
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+@pytest.fixture
+def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
+    monkeypatch.setattr("edl.cli.screen.clock", lambda moment: "TIME")
+    known = Progress(began=BEGAN).at(STATUS)
+    for event in (
+        RoleStarted(BEGAN, "master", 0, 4102),
+        EvaluationEnded(BEGAN + 40, 1000, {"accuracy": 0.9134}),
+        RoleEnded(BEGAN + 50, "worker", 1, 4105, "Killed (SIGKILL)", 137),
+        RecordsReturned(BEGAN + 50, 512, 576, "/data/train-00000.recordio", 1, "worker-1: Killed (SIGKILL)"),
+    ):
+        known = known.after(event)
+    return known
+
+
+def test_the_picture(progress: Progress) -> None:
+    assert drawn(progress) == PICTURE
+
+
+def test_a_notice_is_the_last_line(progress: Progress) -> None:
+    assert drawn(progress, notice="Stopping") == f"{PICTURE}Stopping\n"
+
+
+def test_before_the_first_status() -> None:
+    assert drawn(Progress(began=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
+
+
+@given(workers=st.integers(0, 200), events=st.integers(0, 50), height=st.integers(14, 60), width=st.integers(40, 200))
+def test_the_picture_fits_the_terminal(workers: int, events: int, height: int, width: int) -> None:
+    roles = tuple(RoleStatus(index, 1000 + index, "training") for index in range(workers))
+    status = Status("j", "r1", "/r1", "Training", BEGAN + 1, records_total=10**9, records_done=10**8, workers=roles)
+    known = Progress(began=BEGAN).at(status)
+    for number in range(events):
+        known = known.after(Warned(BEGAN, f"{number} " * 100))
+    lines = drawn(known, width, height, "Stopping").splitlines()
+    assert len(lines) < height
+    assert all(len(line) <= width for line in lines)
