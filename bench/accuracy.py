@@ -1,0 +1,74 @@
+"""Accuracy on held-back digits after the same epochs: asynchronous training by two workers, beside plain Keras.
+
+The same model, optimizer and records; five seeds each. The held-back digits are originals that no training record was
+made of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from statistics import fmean, stdev
+
+from figures import Figure, Result
+from mnist_job import Workplace, workplace
+from script import main, say
+from throughput import FIT
+
+from edl.testing.jobs import JobProcess
+
+RECORDS = 12_288
+POINT = 100.0
+
+
+def edl_accuracy(place: Workplace, epochs: int, seed: int) -> float:
+    """Accuracy at the end of one run."""
+    # Short tasks, so that the workers take turns through the epoch as they do in a job that is larger.
+    train = {"epochs": epochs, "seed": seed, "minibatches_per_task": 16}
+    data = {"training": str(place.training), "validation": str(place.held_back)}
+    with JobProcess(place.job("accuracy", train=train, data=data), cwd=place.folder) as run:
+        found: float = run.summary(300.0)["metrics"]["accuracy"]
+    return found
+
+
+def keras_accuracies(place: Workplace, epochs: int, seeds: list[int]) -> list[float]:
+    """The same from plain Keras."""
+    arguments = ["--epochs", str(epochs), "--held-back", str(place.held_back), "--seeds", *map(str, seeds)]
+    command = [sys.executable, str(FIT), str(place.training), *arguments]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    found: list[float] = json.loads(ran.stdout)["accuracy"]
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    seeds = list(range(arguments.rounds))
+    ours, theirs = [], []
+    with workplace(RECORDS) as place:
+        for seed in seeds:
+            ours.append(edl_accuracy(place, arguments.epochs, seed))
+            theirs += keras_accuracies(place, arguments.epochs, [seed])
+            say(f"seed {seed}: EDL {ours[-1]:.4f}, Keras {theirs[-1]:.4f}")
+    return Result("accuracy", figures(ours, theirs), {"edl": ours, "keras": theirs, "epochs": arguments.epochs})
+
+
+def figures(ours: list[float], theirs: list[float]) -> tuple[Figure, ...]:
+    behind = POINT * (fmean(theirs) - fmean(ours))
+    found = [
+        Figure("held-back digits: accuracy behind plain Keras, mean over seeds", behind, "points", 1.0),
+        Figure("held-back digits: accuracy, EDL", POINT * fmean(ours), "%"),
+        Figure("held-back digits: accuracy, plain Keras", POINT * fmean(theirs), "%"),
+    ]
+    if len(ours) > 1:
+        found.append(Figure("standard deviation over seeds, EDL", POINT * stdev(ours), "points"))
+        found.append(Figure("standard deviation over seeds, plain Keras", POINT * stdev(theirs), "points"))
+    return tuple(found)
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--epochs", type=int, default=3, help="default 3")
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=5, options=options)

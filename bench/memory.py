@@ -1,0 +1,76 @@
+"""Resident memory of the master and of a parameter server, idle and at work.
+
+RSS counts pages that processes share (the interpreter, shared libraries) in each of them; PSS counts them once, shared
+out. The requirement is about RSS, the larger of the two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from statistics import median
+
+import psutil
+from figures import Figure, Result
+from mnist_job import workplace
+from script import main, say
+
+from edl.testing.jobs import JobProcess
+
+ROLES = ("master", "ps")
+MEGABYTE = 1_000_000
+
+
+def resident(run: JobProcess) -> dict[str, dict[str, float]]:
+    """RSS and PSS in MB of the master and of the PS."""
+    found = {}
+    for role in ROLES:
+        memory = psutil.Process(run.pids(role)[0]).memory_full_info()
+        found[role] = {"rss_mb": memory.rss / MEGABYTE, "pss_mb": memory.pss / MEGABYTE}
+    return found
+
+
+def one_run(job: JobProcess, seconds: float) -> dict[str, dict[str, dict[str, float]]]:
+    """Memory before there is a model, and after ``seconds`` of training."""
+    with job as run:
+        run.wait_event("role_started", role="ps")
+        run.wait_status(lambda status: len(status["workers"]) == 2)
+        time.sleep(1.0)  # both serve by now; the workers still import TensorFlow
+        idle = resident(run)
+        run.wait_step(1)
+        time.sleep(seconds)
+        busy = resident(run)
+        run.interrupt()
+        run.wait()
+    return {"idle": idle, "training": busy}
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    taken = []
+    with workplace(4096) as place:
+        job = place.job("memory", train={"epochs": 100_000})
+        for _ in range(arguments.rounds):
+            taken.append(one_run(JobProcess(job, cwd=place.folder), arguments.seconds))
+            say(str(taken[-1]))
+    return Result("memory", figures(taken), {"rounds": taken})
+
+
+def figures(taken: list[dict[str, dict[str, dict[str, float]]]]) -> tuple[Figure, ...]:
+    def middle(when: str, role: str, kind: str) -> float:
+        return median(each[when][role][kind] for each in taken)
+
+    return (
+        Figure("master: resident memory while a job trains", middle("training", "master", "rss_mb"), "MB", 100),
+        Figure("an idle PS: resident memory", middle("idle", "ps", "rss_mb"), "MB", 100),
+        Figure("master: PSS while a job trains", middle("training", "master", "pss_mb"), "MB"),
+        Figure("an idle PS: PSS", middle("idle", "ps", "pss_mb"), "MB"),
+        Figure("PS that serves the MLP (0.4 MB of parameters): resident", middle("training", "ps", "rss_mb"), "MB"),
+    )
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training before the second look; default 10")
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=2, options=options)

@@ -1,0 +1,158 @@
+"""How soon a job goes on after a fault, with signals from outside on pids that the ``--json`` lines tell.
+
+* a worker is SIGKILLed: its records are back in the queue (``records_returned``), and leased again by another one;
+* a worker is told to go (SIGTERM): its process is gone;
+* the master is SIGKILLed: a step that a later incarnation enters into the journal.
+
+All in one job after another, each when two workers train; tasks are small, so that the worker that is left soon asks for
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from statistics import median
+from typing import Any
+
+import psutil
+from figures import Figure, Result
+from mnist_job import workplace
+from script import main, say
+
+from edl.testing.jobs import JobProcess, Line
+from edl.testing.journal_bytes import JournalDamagedError, read_entries
+
+POLL_SECONDS = 0.005
+LONGEST_SECONDS = 60.0
+MINIBATCH, MINIBATCHES = 64, 8
+"""Small tasks: the worker that is left comes to the end of its own soon, and asks."""
+
+
+def kill_worker(run: JobProcess) -> dict[str, float]:
+    """SIGKILL a worker that trains."""
+    seen = len(run.lines)
+    victim = min(run.training())
+    at = run.send("worker", victim, SIGKILL)
+    returned = run.wait_event("records_returned", LONGEST_SECONDS, seen, worker=victim)
+    found = {"worker SIGKILLed: records returned": returned["time"] - at}
+    found["worker SIGKILLed: records leased again"] = leased_again(run, returned) - at
+    return found
+
+
+def leased_again(run: JobProcess, returned: Line) -> float:
+    """When the head of the returned range was leased again, in unix seconds."""
+
+    def told(entries: list[dict[str, Any]]) -> bool:
+        wanted = [returned["source"], returned["start"]]
+        back = [i for i, entry in enumerate(entries) if entry["kind"] == "returned"]
+        return any(entry["kind"] == "leased" and entry["work"][1:3] == wanted for entry in entries[back[-1] :])
+
+    return when(run, told)
+
+
+def end_worker(run: JobProcess) -> dict[str, float]:
+    """SIGTERM a worker that trains."""
+    victim, pid = min(run.training().items())
+    process = psutil.Process(pid)
+    at = run.send("worker", victim, SIGTERM)
+    _, alive = psutil.wait_procs([process], timeout=LONGEST_SECONDS)
+    if alive:
+        raise TimeoutError("a worker that was told to go is still there")
+    return {"worker SIGTERMed: gone": time.time() - at}
+
+
+def kill_master(run: JobProcess) -> dict[str, float]:
+    """SIGKILL the master."""
+    incarnation, seen = run.status()["incarnation"], len(run.lines)
+    at = run.send("master", 0, SIGKILL)
+
+    def begun(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        first = [i for i, e in enumerate(entries) if e["kind"] == "incarnation" and e["number"] > incarnation]
+        return entries[first[0] :] if first else []
+
+    def stepped(entries: list[dict[str, Any]]) -> bool:
+        return any(entry["kind"] in ("progress", "done") for entry in begun(entries))
+
+    restarted = run.wait_event("role_started", LONGEST_SECONDS, seen, role="master")["time"]
+    found = {
+        "master SIGKILLed: its successor serves": restarted - at,
+        "master SIGKILLed: it decides": when(run, lambda entries: bool(begun(entries))) - at,
+        "master SIGKILLed: steps go on": when(run, stepped) - at,
+    }
+    run.wait_status(lambda status: status["incarnation"] > incarnation and bool(status["workers"]))
+    return found
+
+
+def when(run: JobProcess, told: Callable[[list[dict[str, Any]]], bool]) -> float:
+    """When the journal first held what ``told`` looks for, in unix seconds; late by at most one look.
+
+    Looks get rarer as the journal grows, so that they take a fifth of a core at most from the job that is measured.
+
+    Raises:
+        TimeoutError: it does not come.
+    """
+    until = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < until:
+        began = time.monotonic()
+        if told(_entries(run.run_dir / "journal")):
+            return time.time()
+        time.sleep(max(POLL_SECONDS, 4 * (time.monotonic() - began)))
+    raise TimeoutError(f"it is not in the journal after {LONGEST_SECONDS:.0f} s\n{run.errors}")
+
+
+def _entries(journal: Path) -> list[dict[str, Any]]:
+    try:
+        return read_entries(journal)
+    except (FileNotFoundError, JournalDamagedError):
+        return []  # a segment is just being begun
+
+
+FAULTS = (kill_worker, end_worker, kill_master)
+
+
+def one_run(job: Path, folder: Path) -> dict[str, float]:
+    """Every fault once, in one job, each when two workers train."""
+    found: dict[str, float] = {}
+    with JobProcess(job, cwd=folder) as run:
+        for fault in FAULTS:
+            run.wait_status(lambda status: sum(w["state"] == "training" for w in status["workers"]) >= 2)
+            time.sleep(0.3)
+            found |= fault(run)
+            say(", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items()))
+        run.interrupt()
+        run.wait()
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    with workplace(8192) as place:
+        train = {"epochs": 100_000, "minibatch_size": MINIBATCH, "minibatches_per_task": MINIBATCHES}
+        job = place.job("recovery", train=train, checkpoint={"every_steps": 1_000_000})
+        rounds = [one_run(job, place.folder) for _ in range(arguments.rounds)]
+    return Result("recovery", figures(rounds), {"rounds": rounds})
+
+
+LIMITS = {
+    "worker SIGKILLed: records returned": 1.0,
+    "worker SIGKILLed: records leased again": 1.0,
+    "worker SIGTERMed: gone": 1.0,
+    "master SIGKILLed: steps go on": 3.0,
+}
+
+
+def figures(rounds: list[dict[str, float]]) -> tuple[Figure, ...]:
+    return tuple(
+        Figure(name, median(taken[name] for taken in rounds), "s", limit, note=_note(name))
+        for name, limit in LIMITS.items()
+    )
+
+
+def _note(name: str) -> str:
+    return "1 s plus a minibatch, which is left out" if "SIGTERM" in name else ""
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=3)

@@ -1,0 +1,95 @@
+"""From ``edl run`` to the first completed step, beside ``import tensorflow`` in the same run.
+
+A step is complete when it is in the ledger: the time is that of the first ``progress`` or ``done`` entry of a training
+lease in the journal, which is looked at every few milliseconds. It includes the worker's own batching of progress.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from figures import Figure, Result
+from mnist_job import Workplace, workplace
+from script import main, say
+
+from edl.testing.jobs import JobProcess
+from edl.testing.journal_bytes import JournalDamagedError, read_entries
+
+ALLOWED_SECONDS = 2.5
+POLL_SECONDS = 0.005
+LONGEST_SECONDS = 120.0
+
+
+def import_seconds() -> float:
+    """Wall time of a process that imports TensorFlow and ends."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import tensorflow"], check=True, capture_output=True)
+    return time.perf_counter() - began
+
+
+def phases(job: Path, place: Workplace) -> dict[str, float]:
+    """Seconds from the start of the command to each thing that happens on the way to the first step."""
+    with JobProcess(job, cwd=place.folder) as run:
+        seen: dict[str, float] = {}
+        stepped = first_step(run)
+        for line in run.lines:
+            name = _name(line)
+            if name and name not in seen:
+                seen[name] = line["time"] - run.began
+        seen["first step"] = stepped - run.began
+        run.interrupt()
+        run.wait()
+    return dict(sorted(seen.items(), key=lambda item: item[1]))
+
+
+def first_step(run: JobProcess) -> float:
+    """When the journal first told of a training step, in unix seconds; waits for it."""
+    journal = run.run_dir / "journal"
+    until = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < until:
+        if any(entry["kind"] in ("progress", "done") for entry in _entries(journal)):
+            return time.time()
+        time.sleep(POLL_SECONDS)
+    raise TimeoutError(f"no step in {LONGEST_SECONDS:.0f} s\n{run.errors}")
+
+
+def _entries(journal: Path) -> list[dict[str, Any]]:
+    try:
+        return read_entries(journal)
+    except (FileNotFoundError, JournalDamagedError):
+        return []  # its first segment is being written
+
+
+def _name(line: Any) -> str:
+    if line["event"] == "role_started":
+        return f"{line['role']}-{line['index']} started"
+    return {"run_started": "run started", "checkpoint_saved": "first checkpoint"}.get(line["event"], "")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    imports, runs = [], []
+    with workplace(4096) as place:
+        job = place.job("start", train={"epochs": 50})
+        phases(job, place)  # the first one reads the disk
+        for _ in range(arguments.rounds):
+            imports.append(import_seconds())
+            runs.append(phases(job, place))
+            say(f"import {imports[-1]:.2f} s, first step {runs[-1]['first step']:.2f} s")
+    steps = [run["first step"] for run in runs]
+    limit = median(imports) + ALLOWED_SECONDS
+    figures = (
+        Figure("`edl run` to the first completed step", median(steps), "s", limit, note="import + 2.5 s"),
+        Figure("`import tensorflow`, in the same run", median(imports), "s"),
+        Figure("first step, beyond the import", median(s - i for s, i in zip(steps, imports, strict=True)), "s"),
+    )
+    return Result("start", figures, {"import_seconds": imports, "phases_seconds": runs})
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=5)
