@@ -149,7 +149,8 @@ def _with_computed_ids(model: Any, served: Mapping[int, ServedEmbedding]) -> set
 
 
 def _reads_variables(tensor: Any) -> bool:
-    seen, left = set(), [tensor.op]
+    seen: set[str] = set()
+    left = [tensor.op]
     while left:
         operation = left.pop()
         if operation.type in ("ReadVariableOp", "ResourceGather"):

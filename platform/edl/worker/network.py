@@ -25,6 +25,7 @@ from edl.worker.embedding import ServedEmbedding, TableSpec, recorded_ids, serve
 from edl.worker.metrics import Metrics
 from edl.worker.optimizers import Reproduced, reproduce
 from edl.worker.slab import RowsByTable
+from edl.worker.traced import Traced
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables, VariableSpec
 
@@ -76,10 +77,10 @@ class Network:
         self._served = served
         self._initial = variables.values()
         self._metrics = Metrics.of(module)
-        self._train = tf.function(self._train_graph, autograph=False, reduce_retracing=True)
-        self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
-        self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
-        self._ids = tf.function(self._ids_graph, autograph=False, reduce_retracing=True)
+        self._train = Traced(self._train_graph)
+        self._evaluate = Traced(self._evaluate_graph)
+        self._predict = Traced(self._predict_graph)
+        self._ids = Traced(self._ids_graph)
 
     @classmethod
     def build(
@@ -141,7 +142,7 @@ class Network:
     @property
     def traces(self) -> int:
         """How often the training step was traced."""
-        return int(self._train.experimental_get_tracing_count())
+        return self._train.count
 
     def initial(self) -> Slab:
         """Initial values: a new slab."""

@@ -1,0 +1,193 @@
+"""Windows through the user's feed: one minibatch each, one trace, errors that say what was expected."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+import tensorflow as tf  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.data.example import serialize_example  # noqa: E402
+from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
+from edl.worker.contract import load  # noqa: E402
+from edl.worker.pipeline import FeedError, minibatches  # noqa: E402
+from edl.worker.user_code import ModuleError  # noqa: E402
+
+ZOO = Path(__file__).parents[3] / "model_zoo"
+RECORDS = [serialize_example({"x": [float(i), i + 0.5], "y": i}) for i in range(20)]
+SPEC = {"x": tf.io.FixedLenFeature([2], tf.float32), "y": tf.io.FixedLenFeature([], tf.int64)}
+
+
+def pair(record: Any) -> Any:
+    example = tf.io.parse_single_example(record, SPEC)
+    return example["x"], example["y"]
+
+
+def windows(size: int = 4, count: int = 20) -> Iterator[tuple[int, list[bytes]]]:
+    return ((start // size, RECORDS[start : start + size]) for start in range(0, count, size))
+
+
+def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
+    calls = []
+
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        calls.append((mode, metadata))
+        return dataset.map(pair).shuffle(100)
+
+    found = list(minibatches(feed, "training", "about", windows(8)))
+    assert calls == [("training", "about")]
+    assert [minibatch.tag for minibatch in found] == [0, 1, 2]
+    assert [sorted(minibatch.labels.numpy()) for minibatch in found] == [
+        list(range(8)), list(range(8, 16)), list(range(16, 20))
+    ]  # fmt: skip
+    for minibatch in found:
+        np.testing.assert_array_equal(minibatch.features[:, 0], minibatch.labels)
+
+
+def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
+    module = load(SimpleNamespace(zoo=ZOO, definition="iris.iris_dnn.custom_model", params={}))
+    rows = [["1", "2", "3", "4", "0"], ["5", "6", "7", "8", "2"]]
+    (training,) = minibatches(module.feed, "training", None, iter([(0, rows)]))
+    (prediction,) = minibatches(module.feed, "prediction", None, iter([(0, rows)]))
+    np.testing.assert_array_equal(training.features, [[1, 2, 3, 4], [5, 6, 7, 8]])
+    np.testing.assert_array_equal(training.labels, [0, 2])
+    np.testing.assert_array_equal(prediction.features, training.features)
+    assert prediction.labels is None
+
+
+def test_a_window_that_feed_filters_away_has_no_features() -> None:
+    found = minibatches(lambda d, m, i: d.map(pair).filter(lambda x, y: y >= 6), "training", None, windows())
+    assert [(m.tag, None if m.features is None else m.features.shape[0]) for m in found] == [
+        (0, None), (1, 2), (2, 4), (3, 4), (4, 4)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        (lambda d, m, i: d.map(pair).map(lambda x, y: x), "yields float32.*expected .features, labels."),
+        (lambda d, m, i: d.map(pair).map(lambda x, y: {"x": x, "y": y}), "yields {.*expected .features, labels."),
+        (lambda d, m, i: [1, 2], "returned list, expected a tf.data.Dataset"),
+        (lambda d, m, i: None, "returned NoneType, expected a tf.data.Dataset"),
+        (lambda d, m, i: d.map(pair).batch(2), "yields batches: .float32"),
+        (lambda d, m, i: d.map(pair).repeat(), "without end"),
+        (lambda d, m, i: d.map(pair).map(lambda x, y: (tf.range(y), y)), "feed.. raised"),
+        (lambda d, m, i: d.map(lambda record: 1 / 0), "raised ZeroDivisionError"),
+        (lambda d, m, i: d.map(lambda record: (tf.io.decode_raw(record, tf.float64), 1)), "feed.. raised"),
+    ],
+)
+def test_a_feed_that_cannot_be_used_is_told_what_was_expected(feed: Any, said: str) -> None:
+    with pytest.raises(FeedError, match=said) as caught:
+        list(minibatches(feed, "training", None, windows()))
+    assert caught.value.tag == 0
+
+
+def test_batches_that_are_unbatched_again_are_fine() -> None:
+    found = list(minibatches(lambda d, m, i: d.map(pair).batch(3).unbatch(), "training", None, windows()))
+    assert [minibatch.features.shape for minibatch in found] == [(4, 2)] * 5
+
+
+def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> None:
+    def broken() -> Iterator[tuple[int, list[bytes]]]:
+        yield 0, RECORDS[:2]
+        raise CorruptRecordError(CorruptRange("file", 2, 3, None, 20, "checksum"))
+
+    found = minibatches(lambda d, m, i: d.map(pair), "training", None, broken())
+    assert next(found).tag == 0
+    with pytest.raises(CorruptRecordError, match="checksum"):
+        next(found)
+
+
+def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
+    taken, ended = [], threading.Event()
+
+    def counted() -> Iterator[tuple[int, list[bytes]]]:
+        try:
+            for tag in range(1000):
+                taken.append(tag)
+                yield tag, RECORDS[:2]
+        finally:
+            ended.set()
+
+    found = minibatches(lambda d, m, i: d.map(pair), "training", None, counted(), prefetch=2)
+    next(found)
+    found.close()  # type: ignore[attr-defined]
+    assert ended.wait(20)
+    assert len(taken) < 10
+
+
+# ---------------------------------------------------------------- the contract
+
+MODULE = """
+def custom_model(width=3):
+    import keras
+    return keras.Sequential([keras.Input([2]), keras.layers.Dense(width)])
+def loss(labels, predictions): return 0.0
+def optimizer(): raise ValueError("rate?")
+def eval_metrics_fn(): return {}
+def feed(dataset, mode, metadata): return dataset
+"""
+
+
+def module_in(folder: Path, source: str, name: str = "custom_model", **params: Any) -> Any:
+    zoo = folder / "zoo_under_test"
+    zoo.mkdir(exist_ok=True)
+    (zoo / "model.py").write_text(source)
+    (zoo / "part.py").write_text("VALUE = 5\n")
+    return load(SimpleNamespace(zoo=zoo, definition=f"model.{name}", params=params))
+
+
+def test_parameters_are_keyword_arguments_of_the_model(tmp_path: Path) -> None:
+    assert module_in(tmp_path, MODULE, width=7).model().output_shape == (None, 7)
+
+
+def test_the_zoo_and_its_parent_are_importable_and_zoos_of_one_name_do_not_meet(tmp_path: Path) -> None:
+    for number in ("1", "2"):
+        (tmp_path / number).mkdir()
+        source = f"from zoo_under_test.part import VALUE\nimport part\n{MODULE}\ndef callbacks(): return [{number}]"
+        assert module_in(tmp_path / number, source).callbacks() == [int(number)]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "params", "said"),
+    [
+        (MODULE.replace("def feed", "def fed"), "custom_model", {}, "does not define feed.dataset, mode, metadata."),
+        (MODULE.replace("feed(dataset, mode, metadata)", "feed(dataset)"), "custom_model", {}, "feed.dataset. cannot"),
+        (MODULE.replace("(labels, predictions)", "(outputs, labels)"), "custom_model", {}, "other way round"),
+        (MODULE.replace("(labels, predictions)", "(labels)"), "custom_model", {}, "loss.labels. cannot be called"),
+        (MODULE, "custom_model", {"depth": 3}, "unexpected keyword argument 'depth'"),
+        (MODULE, "custommodel", {}, "did you mean custom_model"),
+        (MODULE + "\nCALLED = 3", "CALLED", {}, "not a function or model class"),
+    ],
+)
+def test_what_does_not_keep_the_contract_is_named(
+    tmp_path: Path, source: str, name: str, params: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInputError, match=said):
+        module_in(tmp_path, source, name, **params)
+
+
+def test_a_module_that_raises_gives_the_users_traceback_first(tmp_path: Path) -> None:
+    with pytest.raises(ModuleError, match=r"import of zoo_under_test\.model raised ZeroDivisionError") as caught:
+        module_in(tmp_path, MODULE + "\ndef ratio(): return 1 / 0\nratio()\n")
+    lines = caught.value.detail.splitlines()
+    assert "your code" in lines[0]
+    assert "zoo_under_test/model.py" in lines[1]
+    assert str(caught.value.where).endswith(f"model.py:{MODULE.count(chr(10)) + 2}")
+
+
+def test_functions_that_raise_later_and_other_results_are_named(tmp_path: Path) -> None:
+    module = module_in(tmp_path, MODULE + "\ndef nothing(): return 3", "nothing")
+    with pytest.raises(ModuleError, match=r"optimizer\(\) raised ValueError: rate\?"):
+        module.optimizer()
+    with pytest.raises(BadInputError, match=r"nothing\(\) returned int, expected a keras.Model"):
+        module.model()
