@@ -1,4 +1,4 @@
-"""``python -m edl.worker``: one worker; its environment says which. ``--local RUN_DIR`` trains alone, without a master.
+"""``python -m edl.worker``: one worker; its environment says which. Without a master's address it trains alone.
 
 Little is imported here: importing TensorFlow is the longest part of a start and has to begin at once.
 """
@@ -12,16 +12,21 @@ import sys
 from edl.core.errors import EdlError
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Work until there is no more to do; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     # 1 hides notes about CPU features and the like, and keeps warnings; a user's own choice wins.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    if "--local" in arguments:
-        from edl.worker import local
+    try:
+        return _serve() if os.environ.get("EDL_MASTER_ADDRESS") else _train_alone()
+    except EdlError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
 
-        return local.main(arguments)
-    return _serve()
+
+def _train_alone() -> int:
+    from edl.worker.local import main as local_main
+
+    return local_main(os.environ)
 
 
 def _serve() -> int:
@@ -35,11 +40,7 @@ def _serve() -> int:
     from edl.rpc.identity import Identity
     from edl.worker.process import run
 
-    try:
-        return run(Identity.from_environment(), departure)
-    except EdlError as error:
-        logging.getLogger("edl.worker").error("%s", error)  # noqa: TRY400  a sentence for people, no traceback
-        return error.exit_code
+    return run(Identity.from_environment(), departure)
 
 
 if __name__ == "__main__":

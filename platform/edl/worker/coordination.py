@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from edl.worker.contract import ModelModule
     from edl.worker.pipeline import Feeder
 
-_SAMPLE_TRIES = 8  # minibatches of each source that may be empty
 _PLACEMENT_PAUSE = 0.05  # seconds between two questions for parameter servers that are still starting
 
 
@@ -96,8 +95,9 @@ class Coordination:
         self.session.leave("told to go", self.progress.leases(), deadline=deadline)
 
     def reader(self, name: str) -> Reader:
-        """The reader of ``training``, ``validation`` or ``prediction``; opened once. Waits for the user's module only if
-        that may define a reader of its own.
+        """The reader of ``training``, ``validation`` or ``prediction``, opened once.
+
+        Waits for the user's module only if that may define a reader of its own.
         """
         with self._opening:
             if name not in self._readers:
@@ -115,15 +115,10 @@ class Coordination:
 
     def sample(self, kind: str = "training") -> Any:
         """Features of the first records: what a model needs that is built by its first call. None if there are none."""
-        name, size = SETS[kind], self.spec.train.minibatch_size
-        for source in self.reader(name).sources():
-            for start in range(0, min(source.records, _SAMPLE_TRIES * size), size):
-                end = min(source.records, start + size)
-                window: Any = self._corrupt.read(self.reader(name), source.name, start, end).records
-                minibatch = self._feeder(kind).minibatch(0, window)
-                if minibatch is not None:
-                    return minibatch.features
-        return None
+        from edl.worker.sample import first_features
+
+        size = self.spec.train.minibatch_size
+        return first_features(self.reader(SETS[kind]), self._feeder(kind), self._corrupt, size=size)
 
     def _feeder(self, kind: str) -> Feeder:
         """``feed`` for one mode; the first caller's thread traces it."""

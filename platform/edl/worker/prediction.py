@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.errors import StorageError
+from edl.store.durable import removed_on_error, translated
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
 from edl.worker.model_port import Network, RowSource, rows_of
@@ -128,16 +128,13 @@ class Files:
         outputs = {name: np.concatenate([part[name] for part in self._parts]) for name in _names(self._parts)}
         path = self.path(task)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
+        with translated(path, "write predictions"):
             self._directory.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
+            with removed_on_error(temporary), temporary.open("wb") as file:
                 np.savez(file, source=task.source, start=task.start, end=task.end, **outputs)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise StorageError(f"the predictions cannot be written: {error.strerror}", where=str(path)) from error
 
     def path(self, task: Leased) -> Path:
         """The file of a range."""

@@ -52,7 +52,7 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
     handlers["training"] = trainer.run
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.metrics
-    handlers["export"] = partial(_export, c, module, network, parameters)
+    handlers["export"] = partial(_export, c, network, parameters)
     return watcher.end
 
 
@@ -87,7 +87,7 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
     return network, parameters
 
 
-def _export(c: Coordination, module: ModelModule, network: Network, parameters: Parameters, task: Leased) -> None:
+def _export(c: Coordination, network: Network, parameters: Parameters, task: Leased) -> None:
     """Write the pinned cut as files that plain Keras and TensorFlow load."""
     from edl.worker import export
 

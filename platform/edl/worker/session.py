@@ -169,10 +169,10 @@ class Session:
     def _observe(self, reply: Any) -> None:
         """Learn what every reply tells; a lower incarnation is a master that was replaced and does not know it."""
         with self._lock:
-            self._heard = self._clock()
             incarnation = getattr(reply, "incarnation", self._incarnation)
             if incarnation < self._incarnation:
                 raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
+            self._heard = self._clock()
             self._incarnation = incarnation
             self._announced = max(self._announced, getattr(reply, "cut", 0))
             self._wanted_placement = max(self._wanted_placement, getattr(reply, "placement_version", 0))

@@ -75,7 +75,9 @@ class StoredWeights:
                 elif kind == "rows" and rest.endswith("/ids"):
                     table = rest.removesuffix("/ids")
                     parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))
-        self._tables = {table.name: _SortedRows(table, parts.get(table.name, [])) for table in tables}
+        # A checkpoint of strategy Local holds every table as a dense variable of the same name
+        whole = {name: [(np.arange(len(array)), array)] for name, array in self._dense.items() if array.ndim}
+        self._tables = {t.name: _SortedRows(t, parts.get(t.name) or whole.get(t.name, [])) for t in tables}
 
     @classmethod
     def read(cls, directory: Path, tables: Iterable[TableLike]) -> StoredWeights:

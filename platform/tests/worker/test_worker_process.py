@@ -23,7 +23,10 @@ from edl.rpc.channels import serve
 from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.spec.load import dump, load
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
 
 MODEL = """
 import keras, tensorflow as tf

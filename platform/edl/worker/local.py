@@ -1,0 +1,97 @@
+"""Strategy Local: the command becomes this process; no master, no leases, and ``breakpoint()`` works on the terminal.
+
+``EDL_RUN_DIR`` names the run directory, ``EDL_JSON`` says whether to print JSON lines. A run directory that holds a
+checkpoint is gone on with.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edl.core.errors import EdlError
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+from edl.spec.status import Status
+from edl.store.rundir import JobLock, RunDir
+from edl.worker import failures
+from edl.worker.local_report import LocalReport
+
+if TYPE_CHECKING:
+    from edl.worker.contract import ModelModule
+    from edl.worker.local_training import LocalTraining
+
+INTERRUPTED = 130
+
+
+def main(environment: Mapping[str, str]) -> int:
+    """Train to the end; returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted.
+
+    Raises:
+        EdlError: the run directory cannot be used, or its job runs already.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    run = RunDir(Path(environment["EDL_RUN_DIR"]))
+    with JobLock(run.job_dir, run.run_id):
+        spec = load(run.spec)
+        status = Status(spec.name, run.run_id, str(run.path), "Starting", time.time(), epochs=spec.train.epochs)
+        report = LocalReport(run, status, as_json=environment.get("EDL_JSON") == "1")
+        return _finish(spec, run, report)
+
+
+def _finish(spec: JobSpec, run: RunDir, report: LocalReport) -> int:
+    """Run, and tell how it ended."""
+    try:
+        training = _training(spec, run, report)
+        training.resume()
+        exported = training.run()
+    except KeyboardInterrupt:
+        report.ended("Interrupted", "interrupted", INTERRUPTED)
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
+        failure = failures.describe(error)
+        shown = failure.detail if failure.kind == "crash" or not isinstance(error, EdlError) else _detail(error)
+        print(f"{shown}{failure.message}", file=sys.stderr, flush=True)
+        report.ended("Failed", failure.message, failure.exit_code)
+        return failure.exit_code
+    report.ended("Done", "all records are done", 0, export=exported, records_skipped=training.skipped)
+    return 0
+
+
+def _detail(error: EdlError) -> str:
+    """The user's own traceback, where the user's code raised."""
+    detail: str = getattr(error, "detail", "")
+    return f"{detail.rstrip()}\n" if detail else ""
+
+
+def _training(spec: JobSpec, run: RunDir, report: LocalReport) -> LocalTraining:
+    from edl.worker import callbacks, contract
+    from edl.worker.corruption import CorruptRecords
+    from edl.worker.local_model import LocalModel
+    from edl.worker.local_training import LocalTraining
+    from edl.worker.pipeline import Feeder
+    from edl.worker.process import set_threads
+    from edl.worker.readers import SETS, open_set
+    from edl.worker.sample import first_features
+
+    set_threads(workers=1)
+    module: ModelModule = contract.load(spec.model)
+
+    @cache
+    def reader(name: str) -> Any:
+        return open_set(spec.data, name, module.custom_data_reader, module.zoo)
+
+    @cache
+    def feeder(kind: str) -> Feeder:
+        return Feeder(module.feed, kind, reader(SETS[kind]).metadata, zoo=module.zoo)
+
+    corrupt = CorruptRecords(spec.data.max_corrupt_records)
+    sample = first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
+    model = LocalModel(module, seed=spec.train.seed, sample=sample)
+    watcher = callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo)
+    return LocalTraining(spec, run, model, reader, feeder, report, watcher)

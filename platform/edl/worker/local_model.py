@@ -1,0 +1,146 @@
+"""The user's model with Keras' own optimizer, in this process: what strategy Local trains."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from edl.core import evaluation
+from edl.core.errors import BadInputError
+from edl.worker.contract import ModelModule
+from edl.worker.metrics import Metrics
+from edl.worker.network import new_model
+from edl.worker.user_code import user_code
+from edl.worker.variables import Variables
+
+Arrays = dict[str, Any]
+
+
+class LocalModel:
+    """Model, optimizer and metrics; every Keras optimizer works.
+
+    Args:
+        module: the user's.
+        seed: of the initial values.
+        sample: features of a minibatch.
+    """
+
+    def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
+        self.module = module
+        self.model = new_model(module, seed=seed, sample=sample)
+        self.optimizer = module.optimizer()
+        self.optimizer.build(self.model.trainable_variables)
+        self.variables = Variables.of(self.model, lambda name: 0, 1)
+        self._sample = sample
+        self._metrics = Metrics.of(module)
+        self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
+        self._apply = tf.function(self._apply_graph, autograph=False)
+        self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
+        self._predict = tf.function(
+            lambda features: self.model(features, training=False), autograph=False, reduce_retracing=True
+        )
+
+    def train(self, features: Any, labels: Any, *, keep_if_not_finite: bool) -> tuple[float, bool]:
+        """One step; returns the loss, and whether all was finite: if not, nothing was applied.
+
+        Args:
+            features: as ``feed`` gave them.
+            labels: as ``feed`` gave them.
+            keep_if_not_finite: put statistics back to what they were before a step that is not applied.
+        """
+        before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
+        with user_code(self.module.zoo, "the model or its loss"):
+            loss, finite, gradients = self._gradients(features, labels)
+            if bool(finite):
+                self._apply(gradients)
+        value = float(loss)
+        if not math.isfinite(value) or not bool(finite):
+            for variable, old in zip(self.model.non_trainable_variables, before, strict=bool(before)):
+                variable.assign(old)
+            return value, False
+        return value, True
+
+    def _gradients_graph(self, features: Any, labels: Any) -> Any:
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self._loss(labels, self.model(features, training=True))
+        zero = tf.UnconnectedGradients.ZERO
+        found = tape.gradient(loss, [v.value for v in variables], unconnected_gradients=zero)
+        gradients = [tf.convert_to_tensor(gradient) for gradient in found]
+        checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
+        return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
+
+    def _loss(self, labels: Any, predictions: Any) -> Any:
+        loss = tf.cast(tf.reduce_mean(self.module.loss(labels, predictions)), tf.float32)
+        return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in self.model.losses)])
+
+    def _apply_graph(self, gradients: Any) -> None:
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+
+    def reset_metrics(self) -> None:
+        """Begin an evaluation."""
+        self._metrics.reset()
+
+    def evaluate(self, features: Any, labels: Any) -> None:
+        """Update loss and metrics with a minibatch."""
+        with user_code(self.module.zoo, "the model or its metrics"):
+            if not self._metrics.trusted:
+                self._metrics.trust(labels, self._predict(features))
+            self._evaluate(features, labels)
+
+    def _evaluate_graph(self, features: Any, labels: Any) -> None:
+        predictions = self.model(features, training=False)
+        self._metrics.update(self._loss(labels, predictions), labels, predictions)
+
+    def metric_values(self) -> dict[str, float]:
+        """Loss and metrics of the evaluation so far."""
+        states = json.loads(json.dumps(self._metrics.states()))
+        with user_code(self.module.zoo, "eval_metrics_fn()"):
+            return self._metrics.values(evaluation.add({}, states))
+
+    def arrays(self) -> Arrays:
+        """Everything that training changes, for a checkpoint.
+
+        ``dense/<variable>`` as in a distributed job, ``state/<n>`` of random generators, ``slot/<n>`` of the optimizer.
+        """
+        dense = zip(self.variables.specs, self.variables.weights, strict=True)
+        found: Arrays = {f"dense/{spec.name}": np.asarray(weight) for spec, weight in dense}
+        found |= {f"state/{n}": np.asarray(v) for n, v in enumerate(self.variables.local)}
+        return found | {f"slot/{n}": np.asarray(v) for n, v in enumerate(self.optimizer.variables)}
+
+    def restore(self, arrays: Mapping[str, Any]) -> None:
+        """Become what ``arrays`` gave.
+
+        Raises:
+            BadInputError: the checkpoint is of another model or optimizer.
+        """
+        mine = self.arrays()
+        for name in sorted({*mine, *arrays}):
+            if name not in mine or name not in arrays or mine[name].shape != arrays[name].shape:
+                raise BadInputError(
+                    f"the checkpoint is of another model or optimizer: they differ in {name}",
+                    hint="start a new run, without --resume",
+                )
+        dense = zip(self.variables.specs, self.variables.weights, strict=True)
+        for name, variable in (
+            *((f"dense/{spec.name}", weight) for spec, weight in dense),
+            *((f"state/{n}", v) for n, v in enumerate(self.variables.local)),
+            *((f"slot/{n}", v) for n, v in enumerate(self.optimizer.variables)),
+        ):
+            variable.assign(arrays[name])
+
+    def exportable(self) -> Any:
+        """What :func:`edl.worker.export.save` reads of a network, with the present values."""
+        return SimpleNamespace(
+            module=self.module,
+            sample=self._sample,
+            variables=self.variables.specs,
+            offsets=self.variables.offsets,
+            tables=(),
+        )

@@ -1,0 +1,108 @@
+"""What strategy Local tells while it runs, in the formats of a distributed job: events, status and summary."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from edl.spec.event import Event, JobEnded
+from edl.spec.status import Status, Summary
+from edl.store.rundir import RunDir, append_line, write_json
+
+STATUS_SECONDS = 0.5
+LINE_SECONDS = 2.0
+
+
+class LocalReport:
+    """Writes ``events.jsonl`` and ``status.json``, and lines for people or programs on standard output.
+
+    Args:
+        run: the run directory.
+        status: the first status.
+        as_json: one JSON object a line.
+    """
+
+    def __init__(self, run: RunDir, status: Status, *, as_json: bool) -> None:
+        self.status = status
+        self._run = run
+        self._as_json = as_json
+        self._began = time.time()
+        self._shown = 0.0
+        self._written = 0.0
+        self._first: tuple[float, int] | None = None
+
+    def event(self, event: Event) -> None:
+        """Something happened."""
+        append_line(self._run.events, event.to_json())
+        if self._as_json:
+            self._print(event.line())
+        elif not isinstance(event, JobEnded):
+            facts = {k: v for k, v in event.to_json().items() if k not in ("event", "time")}
+            self._print(f"{event.kind.replace('_', ' ')}: {', '.join(f'{k} {v}' for k, v in facts.items())}")
+
+    def changed(self, *, now: bool = False, **fields: Any) -> None:
+        """Fields of the status have new values; written and shown from time to time, or ``now``."""
+        clock = time.time()
+        self.status = replace(self.status, updated=clock, **fields)
+        if not now and clock - self._written < STATUS_SECONDS:
+            return
+        self._written = clock
+        speed, left = self._speed(clock)
+        self.status = replace(self.status, samples_per_second=speed, seconds_left=left)
+        write_json(self._run.status, self.status.to_json())
+        if now or clock - self._shown >= (STATUS_SECONDS if self._as_json else LINE_SECONDS):
+            self._shown = clock
+            self._show()
+
+    def _speed(self, clock: float) -> tuple[float, float | None]:
+        done = self.status.records_done
+        if self._first is None:
+            self._first = (clock, done)
+        seconds = clock - self._first[0]
+        speed = (done - self._first[1]) / seconds if seconds > 0 else 0.0
+        left = (self.status.records_total - done) / speed if speed else None
+        return speed, left
+
+    def _show(self) -> None:
+        status = self.status
+        if self._as_json:
+            self._print(json.dumps({"event": "status", **status.to_json()}))
+            return
+        loss = "" if status.loss is None else f"  loss {status.loss:.4g}"
+        self._print(
+            f"{status.phase}: {status.records_done:,} of {status.records_total:,} records, epoch {status.epoch} of "
+            f"{status.epochs}, step {status.step:,}{loss}  {status.samples_per_second:,.0f} records/s"
+        )
+
+    def ended(self, phase: str, reason: str, exit_code: int, **fields: Any) -> None:
+        """The end; the summary comes last."""
+        status = self.status
+        seconds = time.time() - self._began
+        summary = Summary(
+            records_total=status.records_total,
+            records_done=status.records_done,
+            samples_per_second=status.samples_per_second,
+            seconds=seconds,
+            metrics=status.metrics,
+            logs=None,
+            **fields,
+        )
+        self.changed(phase=phase, reason=reason, now=True)
+        self.event(JobEnded(time.time(), phase, reason, summary))
+        if self._as_json:
+            end = {"phase": phase, "reason": reason, "exit_code": exit_code}
+            head = {"event": "summary", "job": status.job, "run": status.run}
+            self._print(json.dumps({**head, **end, **summary.to_json()}))
+        else:
+            self._print("\n".join([f"{phase}: {reason}", *_lines(summary.to_json())]))
+
+    def _print(self, text: str) -> None:
+        print(text, file=sys.stdout, flush=True)
+
+
+def _lines(summary: Mapping[str, Any]) -> list[str]:
+    return [f"  {name}: {value}" for name, value in summary.items() if value not in (None, {}, 0)]

@@ -1,0 +1,219 @@
+"""Strategy Local: every epoch in this process, step by step, in the order in which a distributed job leases.
+
+A run is a function of its step number: every window of records is one step, also one that is skipped. So resuming
+means restoring a checkpoint and leaving out as many windows as steps were made.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from edl.core import shards
+from edl.data.reader import Reader
+from edl.spec.event import CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
+from edl.spec.job import JobSpec
+from edl.store import checkpoint
+from edl.store.rundir import RunDir
+from edl.worker import export
+from edl.worker.callbacks import KerasCallbacks, NoCallbacks
+from edl.worker.corruption import CorruptRecords
+from edl.worker.leases import Leased
+from edl.worker.local_model import LocalModel
+from edl.worker.local_report import LocalReport
+from edl.worker.pipeline import Feeder, fed
+from edl.worker.serving import KERAS_FILE, SAVED_MODEL, export_directory
+from edl.worker.training import report_not_finite
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One step: which records of which epoch."""
+
+    epoch: int
+    task: Leased
+    step: int
+
+
+def steps(spec: JobSpec, sources: list[shards.Source]) -> Iterator[Planned]:
+    """All steps of a job, lazily."""
+    train = spec.train
+    size = train.minibatch_size * train.minibatches_per_task
+    for epoch in range(train.epochs):
+        for shard in shards.plan(sources, size, train.seed, epoch):
+            task = Leased(0, "training", shard.source, shard.start, shard.end, train.minibatch_size, epoch)
+            for step in range(task.steps):
+                yield Planned(epoch, task, step)
+
+
+class LocalTraining:
+    """Trains, evaluates, keeps checkpoints and exports.
+
+    Args:
+        spec: the job.
+        run: the run directory.
+        model: with optimizer and metrics.
+        readers: opens ``training`` and ``validation``.
+        feeders: ``feed`` by mode.
+        report: is told of everything.
+        watcher: the user's callbacks.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        run: RunDir,
+        model: LocalModel,
+        readers: Callable[[str], Reader],
+        feeders: Callable[[str], Feeder],
+        report: LocalReport,
+        watcher: NoCallbacks | KerasCallbacks,
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._model = model
+        self._readers = readers
+        self._feeders = feeders
+        self._report = report
+        self._watcher = watcher
+        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
+        self._step = 0
+        self._done = 0
+        self._skipped = 0
+        self._not_finite = 0
+        self._saved = 0
+        self._evaluated = -1
+        self._windows: dict[int, tuple[int, int]] = {}
+
+    @property
+    def skipped(self) -> int:
+        """Corrupt records that were left out."""
+        return self._skipped
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        found = checkpoint.newest(self._run.checkpoints, lambda skipped: _LOG.warning("%s", skipped.reason))
+        if found is None or found.directory is None:
+            return
+        arrays, _ = checkpoint.read_shard(checkpoint.shard_path(found.directory, 0))
+        self._model.restore(arrays)
+        self._step = self._saved = found.version
+        self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
+        self._report.event(Warned(time.time(), f"goes on after step {self._step}, from {found.directory.name}"))
+
+    def run(self) -> str | None:
+        """Everything to the end; returns the export's directory."""
+        sources = [shards.Source(s.name, s.records) for s in self._readers("training").sources()]
+        epochs = self._spec.train.epochs
+        total = epochs * sum(source.records for source in sources)
+        self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
+        self._train(sources)
+        self._watcher.end()
+        self._evaluate(final=True)
+        self._save()
+        return self._export()
+
+    def _train(self, sources: list[shards.Source]) -> None:
+        train, every = self._spec.train, self._spec.checkpoint
+
+        def rest() -> Iterator[Planned]:
+            return islice(steps(self._spec, sources), self._step, train.max_steps)
+
+        for plan, minibatch in zip(rest(), fed(self._feeders("training"), self._read(rest())), strict=True):
+            self._watcher.begin_epoch(plan.epoch)
+            self._train_step(plan, minibatch)
+            if every is not None and self._step % every.every_steps == 0:
+                self._save()
+            if train.evaluation_steps and self._step % train.evaluation_steps == 0:
+                self._evaluate(final=False)
+            if getattr(self._model.model, "stop_training", False):
+                self._report.event(Warned(time.time(), "a callback stopped training"))
+                break
+
+    def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, Any]]:
+        """Runs ahead, on the feeding thread."""
+        reader = self._readers("training")
+        for tag, plan in enumerate(planned, self._step):
+            start, end = plan.task.window(plan.step)
+            window = self._corrupt.read(reader, plan.task.source, start, end)
+            self._windows[tag] = (end - start, window.skipped)
+            yield tag, window.records
+
+    def _train_step(self, plan: Planned, minibatch: Any) -> None:
+        loss = None
+        if minibatch.features is not None:
+            self._watcher.begin_step(self._step)
+            skip = self._spec.train.on_nan == "skip"
+            value, finite = self._model.train(minibatch.features, minibatch.labels, keep_if_not_finite=skip)
+            if finite:
+                loss = value
+                self._watcher.end_step(self._step, value)
+            else:
+                self._not_finite += 1
+                report_not_finite(plan.task, plan.step, value, self._not_finite, skip=skip)
+        records, skipped = self._windows.pop(self._step)
+        self._step += 1
+        self._done += records
+        self._skipped += skipped
+        self._report.changed(
+            step=self._step,
+            records_done=self._done,
+            epoch=plan.epoch + 1,
+            loss=self._report.status.loss if loss is None else loss,
+        )
+
+    def _evaluate(self, *, final: bool) -> None:
+        if not self._spec.data.validation or self._evaluated == self._step:
+            return
+        self._evaluated = self._step
+        self._report.event(EvaluationStarted(time.time(), self._step))
+        if final:
+            self._report.changed(now=True, phase="Evaluating")
+        self._watcher.begin_test()
+        self._model.reset_metrics()
+        for minibatch in fed(self._feeders("evaluation"), self._validation()):
+            if minibatch.features is not None:
+                self._model.evaluate(minibatch.features, minibatch.labels)
+        self._watcher.end_test()
+        values = self._model.metric_values()
+        self._report.event(EvaluationEnded(time.time(), self._step, values))
+        self._report.changed(metrics=values)
+
+    def _validation(self) -> Iterator[tuple[int, Any]]:
+        reader, size = self._readers("validation"), self._spec.train.minibatch_size
+        for source in reader.sources():
+            for start in range(0, source.records, size):
+                window = self._corrupt.read(reader, source.name, start, min(source.records, start + size))
+                yield start, window.records
+
+    def _save(self) -> None:
+        if self._spec.checkpoint is None or self._saved == self._step:
+            return
+        began = time.perf_counter()
+        directory = checkpoint.cut_directory(self._run.checkpoints, self._step)
+        shard = checkpoint.write_shard(directory, 0, self._model.arrays())
+        ledger = {"records_done": self._done, "records_skipped": self._skipped}
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        checkpoint.commit(directory, checkpoint.Manifest(self._step, self._step, created, (shard,), ledger))
+        checkpoint.prune(self._run.checkpoints, self._spec.checkpoint.keep)
+        self._saved = self._step
+        pause = time.perf_counter() - began
+        self._report.event(CheckpointSaved(time.time(), self._step, self._step, pause))
+
+    def _export(self) -> str | None:
+        if self._spec.export is None:
+            return None
+        self._report.changed(now=True, phase="Exporting")
+        directory: Path = export_directory(self._spec.export.path, self._run.path)
+        slab = self._model.variables.values()
+        export.save(self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL)
+        self._report.event(Exported(time.time(), str(directory)))
+        return str(directory)

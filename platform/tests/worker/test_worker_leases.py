@@ -1,0 +1,140 @@
+"""Leases: one ahead, never two questions at once; the gate; leaving."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worker.loop_stage import LEASE, MEMBER, ScriptedMaster, task
+
+from edl.rpc import edl_pb2 as pb
+from edl.worker.departure import Departure
+from edl.worker.gate import Gate, LeavingError
+from edl.worker.leases import Leased, Leases
+from edl.worker.session import MasterLostError, Session
+
+
+def session(master: ScriptedMaster) -> Session:
+    return Session(MEMBER, master, lost_timeout=0, pause=lambda seconds: None)
+
+
+def test_one_lease_is_held_ahead_and_the_next_question_waits_for_room() -> None:
+    master = ScriptedMaster()
+    master.grant(*(task(number, 0, 4) for number in range(1, 5)))
+    master.stop()
+    held: list[int] = []
+    two, three = threading.Event(), threading.Event()
+
+    def hold(leased: Leased) -> None:
+        held.append(leased.lease - LEASE)
+        {2: two, 3: three}.get(len(held), threading.Event()).set()
+
+    leases = Leases(session(master), hold, wait_seconds=0)
+    asking = threading.Thread(target=leases.run)
+    asking.start()
+    assert two.wait(5)
+    first = leases.take()
+    assert first is not None
+    assert held == [1, 2]
+
+    leases.release(first)
+    assert three.wait(5)
+    taken = []
+    while (leased := leases.take()) is not None:
+        taken.append(leased.lease - LEASE)
+        leases.release(leased)
+    asking.join(5)
+    assert taken == [2, 3, 4]
+
+
+def test_waiting_is_asked_again() -> None:
+    master = ScriptedMaster()
+    master.answers.extend([pb.LeaseReply(incarnation=1, wait=pb.Wait(reason="no work"))] * 3)
+    master.stop()
+    leases = Leases(session(master), lambda leased: None, wait_seconds=0)
+    leases.run()
+    assert leases.take() is None
+    assert len(master.requests("Lease")) == 4
+
+
+def test_a_lost_master_comes_out_where_tasks_are_taken() -> None:
+    master = ScriptedMaster()
+    master.away = 10
+    leases = Leases(session(master), lambda leased: None)
+    leases.run()
+    with pytest.raises(MasterLostError):
+        leases.take()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 500), st.integers(1, 70))
+def test_the_windows_of_a_range_are_its_records_once(start: int, count: int, minibatch: int) -> None:
+    leased = Leased(1, "training", "s", start, start + count, minibatch)
+    covered = [i for step in range(leased.steps) for i in range(*leased.window(step))]
+    assert covered == list(range(start, start + count))
+
+
+def test_a_closed_gate_lets_nothing_begin() -> None:
+    gate = Gate()
+    with gate.critical():
+        assert not gate.close(0.0)
+    with pytest.raises(LeavingError), gate.critical():
+        pass
+    assert gate.close(0.0)
+
+
+def test_whoever_waits_for_the_gate_when_it_is_closed_does_not_enter() -> None:
+    gate = Gate()
+    entered = []
+    waiting = threading.Event()
+
+    def work() -> None:
+        waiting.set()
+        try:
+            with gate.critical():
+                entered.append(1)
+        except LeavingError:
+            pass
+
+    with gate.critical():
+        other = threading.Thread(target=work)
+        other.start()
+        assert waiting.wait(5)
+        gate.close(0.0)
+    other.join(5)
+    assert entered == []
+
+
+def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
+    order: list[str] = []
+    gate = Gate()
+    departure = Departure(gate, lambda code: order.append(f"exit {code}"))
+    departure.prepare(lambda deadline: order.append("goodbye"))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def push() -> None:
+        with gate.critical():
+            inside.set()
+            go_on.wait(5)
+            order.append("push")
+
+    pushing = threading.Thread(target=push)
+    pushing.start()
+    assert inside.wait(5)
+    leaving = threading.Thread(target=departure.go)
+    leaving.start()
+    while not gate.closed:
+        pass
+    go_on.set()
+    pushing.join(5)
+    leaving.join(5)
+    assert order == ["push", "goodbye", "exit 0"]
+    assert departure.wait() == 0
+
+
+def test_a_process_without_a_master_yet_just_ends() -> None:
+    codes: list[int] = []
+    Departure(Gate(), codes.append).go()
+    assert codes == [0]

@@ -1,0 +1,187 @@
+"""Strategy Local: whole runs in this process, with real Keras."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.core import shards
+from edl.spec.event import parse
+from edl.spec.load import dump, load
+from edl.store.checkpoint import newest, read_shard, shard_path
+from edl.store.rundir import RunDir, create
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+MODEL = """
+import keras, tensorflow as tf
+
+def custom_model():
+    return keras.Sequential([
+        keras.Input((2,)),
+        keras.layers.Dense(8, activation="relu", kernel_regularizer=keras.regularizers.L2(0.01)),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(1),
+    ])
+
+def loss(labels, predictions):
+    return tf.square(labels - predictions)
+
+def optimizer():
+    return keras.optimizers.RMSprop(0.01)
+
+def eval_metrics_fn():
+    return {"mae": keras.metrics.MeanAbsoluteError()}
+
+def feed(dataset, mode, metadata):
+    return dataset.map(lambda row: tf.strings.to_number(row)).map(lambda row: (row[:2], row[2:]))
+"""
+
+
+class Local:
+    def __init__(self, folder: Path, model: str = MODEL, bad_rows: tuple[int, ...] = ()) -> None:
+        self.folder = folder
+        (folder / "zoo").mkdir()
+        (folder / "zoo" / "small.py").write_text(model)
+        x = np.random.default_rng(0).normal(size=(50, 2))
+        lines = [f"{a:.4f},{b:.4f},{a - b:.4f}" for a, b in x]
+        for row in bad_rows:
+            lines[row] = '"broken'
+        (folder / "data.csv").write_text("\n".join(lines) + "\n")
+
+    def run(
+        self, run: RunDir | None = None, *, export: dict[str, Any] | None = None, **train: Any
+    ) -> tuple[RunDir, int]:
+        from edl.worker.local import main
+
+        run = run or create(self.folder / "runs" / "local" / "job")
+        csv = str(self.folder / "data.csv")
+        spec = {
+            "apiVersion": "edl.dev/v1",
+            "name": "job",
+            "model": {"zoo": str(self.folder / "zoo"), "definition": "small.custom_model"},
+            "data": {"training": csv, "validation": csv, "reader": {"header": False}},
+            "train": {"minibatch_size": 4, "minibatches_per_task": 3, "epochs": 2, "evaluation_steps": 10, **train},
+            "checkpoint": {"every_steps": 7, "keep": 2},
+            "export": export,
+            "strategy": {"name": "Local"},
+        }
+        path = self.folder / "job.json"
+        path.write_text(json.dumps(spec))
+        run.spec.write_text(json.dumps(dump(load(path))))
+        return run, main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "1"})
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Local]:
+    from edl.worker import process
+
+    monkeypatch.setattr(process, "set_threads", lambda workers: None)  # once a process only
+    return lambda *arguments, **more: Local(tmp_path, *arguments, **more)
+
+
+def arrays(run: RunDir) -> dict[str, Any]:
+    found = newest(run.checkpoints)
+    assert found is not None
+    assert found.directory is not None
+    return read_shard(shard_path(found.directory, 0))[0]
+
+
+def events(run: RunDir) -> Iterator[Any]:
+    return (parse(line) for line in run.events.read_text().splitlines())
+
+
+def test_a_run_trains_evaluates_keeps_checkpoints_and_exports(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, code = local().run(export={})
+
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    summary = json.loads(out.out.splitlines()[-1])
+    assert (summary["event"], summary["exit_code"]) == ("summary", 0)
+    assert (summary["records_done"], summary["records_total"], summary["records_lost"]) == (100, 100, 0)
+    assert set(summary["metrics"]) == {"loss", "mae"}
+    assert [e.step for e in events(run) if e.kind == "evaluation_ended"] == [10, 20, 26]
+    assert [e.step for e in events(run) if e.kind == "checkpoint_saved"] == [7, 14, 21, 26]
+    assert json.loads(run.status.read_text())["phase"] == "Done"
+    assert Path(summary["export"], "model.keras").exists()
+
+
+def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(local: Callable[..., Local]) -> None:
+    job = local()
+    whole, _ = job.run()
+    parted, code = job.run(max_steps=11)
+    assert code == 0
+    _, code = job.run(parted)
+    assert code == 0
+
+    expected, found = arrays(whole), arrays(parted)
+    assert expected.keys() == found.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_steps_come_in_the_order_in_which_shards_are_planned(local: Callable[..., Local]) -> None:
+    from edl.worker.local_training import steps
+
+    job = local()
+    run, _ = job.run(max_steps=1)
+    spec = load(run.spec)
+    sources = [shards.Source("a", 30), shards.Source("b", 7)]
+    planned = list(steps(spec, sources))
+    for epoch in range(2):
+        windows = [(p.task.source, *p.task.window(p.step)) for p in planned if p.epoch == epoch]
+        covered = [(s, i) for s, start, end in windows for i in range(start, end)]
+        assert sorted(covered) == [(s.name, i) for s in sources for i in range(s.records)]
+        order = [(s.source, s.start) for s in shards.plan(sources, 12, spec.train.seed, epoch)]
+        assert list(dict.fromkeys((p.task.source, p.task.start) for p in planned if p.epoch == epoch)) == order
+
+
+def test_nan_stops_and_names_the_records(local: Callable[..., Local], capsys: pytest.CaptureFixture[str]) -> None:
+    model = MODEL.replace("tf.square(labels - predictions)", "tf.math.log(labels * 0.0 - 1.0)")
+    _, code = local(model).run()
+    assert code == 1
+    out = capsys.readouterr()
+    assert "loss nan from records" in out.err
+    assert json.loads(out.out.splitlines()[-1])["phase"] == "Failed"
+
+
+def test_nan_may_be_skipped_without_a_trace(local: Callable[..., Local]) -> None:
+    model = MODEL.replace("tf.square(labels - predictions)", "tf.math.log(labels * 0.0 - 1.0)")
+    run, code = local(model).run(on_nan="skip", max_steps=3)
+    assert code == 0
+    for name, array in arrays(run).items():
+        assert np.isfinite(array).all(), name
+    moving = [array for name, array in arrays(run).items() if name.endswith("moving_mean")]
+    assert len(moving) == 1
+    assert not moving[0].any()
+
+
+def test_the_users_error_is_shown_with_the_users_lines(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = MODEL.partition("def feed")[0] + 'def feed(dataset, mode, metadata):\n    raise KeyError("lable")\n'
+    _, code = local(broken).run()
+    assert code == 2
+    shown = capsys.readouterr().err
+    assert "small.py" in shown
+    assert 'raise KeyError("lable")' in shown
+
+
+def test_an_interrupt_ends_with_130(local: Callable[..., Local], capsys: pytest.CaptureFixture[str]) -> None:
+    model = MODEL.replace(
+        "def loss(labels, predictions):", "def loss(labels, predictions):\n    raise KeyboardInterrupt"
+    )
+    run, code = local(model).run()
+    assert code == 130
+    assert [e.phase for e in events(run) if e.kind == "job_ended"] == ["Interrupted"]

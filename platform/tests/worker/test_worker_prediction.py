@@ -1,0 +1,158 @@
+"""Prediction: every record once, in files that a repeated task replaces, or through the user's processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worker.loop_stage import LEASE, LinearNetwork, Stage, Table, Variable, record, task
+
+from edl.core.errors import BadInputError, StorageError
+from edl.spec.initializer import initial_rows
+from edl.worker.leases import Leased
+from edl.worker.prediction import Files, Output, Predictor, Processed, named_outputs
+from edl.worker.weights import PredictRun, StoredWeights
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+SLAB = np.array([1, 10, 100], np.float32)
+
+
+def predictor(stage: Stage, output: Output) -> Predictor:
+    return Predictor(
+        LinearNetwork(),
+        SLAB,
+        StoredWeights((), ()),
+        output,
+        stage.streams["prediction"],
+        stage.leases,
+        stage.progress,
+        stage.gate,
+    )
+
+
+def expected(start: int, end: int) -> np.ndarray:
+    return np.array([record(i)[:-1] @ SLAB for i in range(start, end)])
+
+
+def test_each_range_gives_one_file_with_its_outputs(stage: Stage, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    predict = predictor(stage, Files(out, ["s"]))
+    for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 10, 12, "prediction")):
+        predict.run(leased)
+    stage.progress.send()
+
+    assert sorted(path.name for path in out.iterdir()) == ["s-0-10.npz", "s-10-12.npz"]
+    with np.load(out / "s-0-10.npz") as found:
+        assert (found["start"], found["end"], found["source"]) == (0, 10, "s")
+        np.testing.assert_array_equal(found["outputs"], expected(0, 10))
+    assert len(stage.master.requests("Report")) == 2
+
+
+def test_a_task_that_is_done_twice_leaves_one_file(stage: Stage, tmp_path: Path) -> None:
+    predict = predictor(stage, Files(tmp_path, ["s"]))
+    for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 0, 10, "prediction")):
+        predict.run(leased)
+    assert [path.name for path in tmp_path.iterdir()] == ["s-0-10.npz"]
+
+
+def test_files_say_nothing_before_the_range_is_complete(stage: Stage, tmp_path: Path) -> None:
+    """What was computed is in this process only: a range that is given back must be predicted as a whole."""
+    files = Files(tmp_path, ["s"])
+    (leased,) = stage.take(task(1, 0, 12, "prediction"))
+    end = files.end
+
+    def ended(leased: Leased) -> None:
+        stage.progress.send()
+        assert stage.master.requests("Progress")[-1].leases[0].through == 0
+        end(leased)
+
+    files.end = ended  # type: ignore[method-assign]
+    predictor(stage, files).run(leased)
+    assert len(stage.master.requests("Progress")) == 1
+
+
+class Recording:
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def process(self, predictions: Any, worker_id: int) -> None:
+        self.calls.append((len(predictions), worker_id))
+
+
+def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(stage: Stage) -> None:
+    processor = Recording()
+    for leased in stage.take(task(1, 0, 10, "prediction")):
+        predictor(stage, Processed(processor, 3)).run(leased)
+    assert processor.calls == [(4, 3), (4, 3), (2, 3)]
+    told = [r.leases[0].through for r in stage.master.requests("Progress")]
+    assert told == [1, 2, 3]
+
+
+def test_equal_file_names_in_different_folders_do_not_meet(tmp_path: Path) -> None:
+    files = Files(tmp_path, ["/a/part", "/b/part", "/b/other"])
+    names = {files.path(Leased(LEASE, "prediction", source, 0, 4)).name for source in ("/a/part", "/b/part")}
+    assert len(names) == 2
+    assert files.path(Leased(LEASE, "prediction", "/b/other", 0, 4)).name == "other-0-4.npz"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    files = Files(tmp_path / "file", ["s"])
+    leased = Leased(LEASE, "prediction", "s", 0, 4)
+    files.begin(leased)
+    with pytest.raises(StorageError, match="predictions"):
+        files.end(leased)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names"),
+    [
+        (np.zeros(2), ["outputs"]),
+        ([np.zeros(2), np.ones(2)], ["outputs_0", "outputs_1"]),
+        ({"a": np.zeros(2)}, ["outputs_a"]),
+    ],
+)
+def test_several_outputs_have_several_names(outputs: Any, names: list[str]) -> None:
+    assert list(named_outputs(outputs)) == names
+
+
+def test_rows_of_a_checkpoint_come_from_all_shards_and_the_rest_as_initialized() -> None:
+    table = Table("emb", 10, 2, {"name": "uniform", "minval": -1, "maxval": 1}, 7)
+    shards = [
+        {"rows/emb/ids": np.array([5, 1]), "rows/emb/values": np.array([[5, 5], [1, 1]], np.float32)},
+        {"rows/emb/ids": np.array([8]), "rows/emb/values": np.array([[8, 8]], np.float32)},
+    ]
+    weights = StoredWeights(shards, [table])
+    found = weights.pull_rows({"emb": np.array([8, 0, 1, 9])})["emb"].values
+    start = initial_rows(table.initializer, 7, np.array([0, 9]), 2)
+    np.testing.assert_array_equal(found, [[8, 8], start[0], [1, 1], start[1]])
+
+
+def test_dense_values_come_in_the_models_order_and_must_fit() -> None:
+    shards = [{"dense/b": np.array([3.0], np.float32)}, {"dense/a": np.array([[1, 2]], np.float32)}]
+    weights = StoredWeights(shards, [])
+    np.testing.assert_array_equal(weights.slab([Variable("a", (1, 2)), Variable("b", (1,))]), [1, 2, 3])
+    with pytest.raises(BadInputError, match=r"'a' \[2\] of the model has the shape \[1, 2\]"):
+        weights.slab([Variable("a", (2,))])
+    with pytest.raises(BadInputError, match="'c'"):
+        weights.slab([Variable("c", (2,))])
+
+
+def test_a_run_directory_says_whether_it_predicts(tmp_path: Path) -> None:
+    assert PredictRun.of(tmp_path) is None
+    (tmp_path / "predict.json").write_text('{"from": "/m.keras", "output": "/out"}')
+    found = PredictRun.of(tmp_path)
+    assert found == PredictRun(Path("/m.keras"), Path("/out"))
+    (tmp_path / "predict.json").write_text('{"output": "/out"}')
+    with pytest.raises(BadInputError, match="from"):
+        PredictRun.of(tmp_path)

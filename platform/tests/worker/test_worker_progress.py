@@ -1,0 +1,170 @@
+"""Progress, reports and acknowledged cuts, message by message; no threads, no time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worker.loop_stage import LEASE, MEMBER, ScriptedMaster
+
+from edl.core.errors import RetryableError
+from edl.rpc import edl_pb2 as pb
+from edl.worker.gate import Gate
+from edl.worker.leases import Leased
+from edl.worker.progress import Progress
+from edl.worker.session import MasterLostError, Session
+
+
+class Talk:
+    """A Progress on a scripted master and a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.master = ScriptedMaster()
+        self.gate = Gate()
+        self.lost: list[int] = []
+        self.session = Session(MEMBER, self.master, lost_timeout=10, clock=lambda: self.now, pause=self.advance)
+        self.progress = Progress(self.session, self.gate, self.lost.extend, clock=lambda: self.now)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_sums_are_of_the_steps_since_the_last_message() -> None:
+    talk = Talk()
+    talk.progress.hold(Leased(1, "training"))
+    talk.progress.stepped(1, 1, loss=2.0)
+    talk.progress.stepped(1, 2, loss=4.0, skipped=3)
+    talk.progress.send()
+    talk.progress.stepped(1, 3, loss=5.0)
+    talk.progress.finish(1)
+    talk.progress.send()
+
+    (first,) = talk.master.requests("Progress")[0].leases
+    assert (first.through, first.loss_sum, first.loss_steps, first.skipped_records) == (2, 6.0, 2, 3)
+    (report,) = talk.master.requests("Report")
+    assert (report.last.through, report.last.loss_sum, report.last.skipped_records) == (3, 5.0, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["step", "send", "skip"]), max_size=30))
+def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]) -> None:
+    talk = Talk()
+    talk.progress.hold(Leased(1, "training"))
+    steps = skipped = 0
+    for action in actions:
+        if action == "send":
+            talk.progress.send()
+        else:
+            steps += 1
+            skipped += action == "skip"
+            talk.progress.stepped(1, steps, loss=1.0, skipped=int(action == "skip"))
+    talk.progress.finish(1)
+    talk.progress.send()
+
+    told = [m for r in talk.master.requests("Progress") for m in r.leases]
+    told.append(talk.master.requests("Report")[0].last)
+    assert sum(m.loss_steps for m in told) == steps
+    assert sum(m.skipped_records for m in told) == skipped
+    assert [m.through for m in told] == sorted(m.through for m in told)
+    assert told[-1].through == steps
+
+
+def test_a_held_lease_is_in_every_message_also_without_a_step() -> None:
+    talk = Talk()
+    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(Leased(2, "training"))
+    talk.progress.send()
+    assert [m.lease for m in talk.master.requests("Progress")[0].leases] == [1, 2]
+
+
+def test_a_heartbeat_is_due_after_a_quarter_of_the_expiry() -> None:
+    talk = Talk()
+    assert talk.progress._heartbeat() == float("inf")
+    talk.progress.hold(Leased(1, "training", expires_seconds=8))
+    talk.progress.hold(Leased(2, "training", expires_seconds=60))
+    assert talk.progress._heartbeat() == 2
+
+
+def test_lost_leases_are_forgotten_and_passed_on() -> None:
+    talk = Talk()
+    talk.progress.hold(Leased(1, "training"))
+    talk.progress.hold(Leased(2, "training"))
+    talk.master.lost = [1]
+    talk.progress.send()
+    talk.progress.finish(1)
+    talk.progress.send()
+    assert talk.lost == [1, 1] or talk.lost == [1]
+    assert talk.master.requests("Report") == []
+    assert [m.lease for m in talk.master.requests("Progress")[-1].leases] == [2]
+
+
+def test_an_idle_worker_acknowledges_a_cut_and_a_busy_one_does_not() -> None:
+    talk = Talk()
+    talk.session.announce(3)
+    with talk.gate.critical():
+        talk.progress._reach_cut_when_idle()
+        assert talk.progress.known_cut == 0
+    talk.progress._reach_cut_when_idle()
+    talk.progress.send()
+    assert talk.master.requests("Progress")[-1].known_cut == 3
+
+
+def test_the_goodbye_names_everything_that_is_in() -> None:
+    talk = Talk()
+    for lease in (1, 2):
+        talk.progress.hold(Leased(lease, "training"))
+    talk.progress.stepped(1, 4, loss=1.0)
+    talk.progress.finish(1)
+    talk.progress.stepped(2, 1, loss=1.0)
+    assert {m.lease: m.through for m in talk.progress.leases()} == {1: 4, 2: 1}
+
+
+# ------------------------------------------------------------------------------------------------ the session
+
+
+def test_a_master_that_was_away_is_told_who_this_is_before_anything_else() -> None:
+    talk = Talk()
+    talk.progress.hold(Leased(1, "training"))
+    talk.master.away = 3
+    talk.progress.send()
+    assert [method for method, _ in talk.master.log] == ["Register", "Progress"]
+
+
+def test_a_new_master_is_followed_and_an_old_one_is_not_believed() -> None:
+    talk = Talk()
+    talk.session.register()
+    talk.master.incarnation = 2
+    talk.progress.hold(Leased(1, "training"))
+    talk.progress.send()
+    assert talk.session.incarnation == 2
+    talk.master.incarnation = 1
+    talk.master.lost = [1]
+    with pytest.raises(MasterLostError, match="incarnation 1 answered"):
+        talk.progress.send()
+    assert talk.lost == []
+
+
+def test_a_master_that_stays_away_ends_the_worker() -> None:
+    talk = Talk()
+    talk.master.away = 1000
+    with pytest.raises(MasterLostError, match="lost_timeout"):
+        talk.session.register()
+    assert 10 <= talk.now < 11
+
+
+def test_leaving_is_tried_once() -> None:
+    talk = Talk()
+    talk.master.away = 1
+    with pytest.raises(RetryableError):
+        talk.session.leave("told to go", [], deadline=0.1)
+    talk.session.leave("told to go", [pb.LeaseProgress(lease=LEASE, through=2)], deadline=0.1)
+    (left,) = talk.master.requests("Leave")
+    assert left.leases[0].through == 2
+
+
+def test_the_declared_model_is_repeated_to_every_new_master() -> None:
+    talk = Talk()
+    talk.session.register(ready=True)
+    talk.session.register()
+    assert [r.ready for r in talk.master.requests("Register")] == [True, True]
