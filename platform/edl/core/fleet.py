@@ -28,6 +28,7 @@ class Pod:
     state: State
     pid: int | None = None
     reason: str = ""
+    exit_code: int | None = None
     attached: bool = False
     initialized: bool = False
     version: int = 0
@@ -77,7 +78,7 @@ class Fleet:
                 self.next_worker = max(self.next_worker, what.index + 1)
         before = pod.state
         pod.state = transition(before, seen(what))
-        pod.pid, pod.reason = what.pid or pod.pid, what.reason or pod.reason
+        pod.pid, pod.reason, pod.exit_code = what.pid or pod.pid, what.reason or pod.reason, what.exit_code
         return pod, before
 
     def missing(self, workers: int, now: float) -> list[tuple[Role, int]]:

@@ -9,7 +9,10 @@ from edl.core.cluster import PodSeen, Role
 from edl.core.events import (
     Acknowledged,
     AttachPs,
+    DeletePod,
     PsAttached,
+    PsRefused,
+    PsSilent,
     Revoked,
     RevokeLeases,
     StartRefused,
@@ -37,13 +40,21 @@ def pod_changed(state: State, what: PodSeen, now: float) -> None:
             state.record({"kind": "worker", "index": pod.index})
     if pod.live or before in TERMINAL:
         return
-    _ended(state, pod, what.exit_code, now)
+    # A master that comes back hears of ended pods first; from half a list nothing follows: see ``synced``.
+    if state.synced:
+        _ended(state, pod, now)
 
 
-def _ended(state: State, pod: Pod, exit_code: int | None, now: float) -> None:
+def _ended(state: State, pod: Pod, now: float) -> None:
     reason = pod.reason or pod.state.value
     state.tell(
-        "role_ended", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid, reason=reason, exit_code=exit_code
+        "role_ended",
+        role=pod.role.value,
+        index=pod.index,
+        pid=pod.pid,
+        uid=pod.uid,
+        reason=reason,
+        exit_code=pod.exit_code,
     )
     if state.ended:
         return
@@ -59,9 +70,13 @@ def _ended(state: State, pod: Pod, exit_code: int | None, now: float) -> None:
 
 
 def synced(state: State, now: float) -> None:
-    """All pods that exist have been seen: holders of leases that nobody saw are gone."""
+    """All pods that exist have been seen: holders of leases that nobody saw are gone.
+
+    Of the pods that had ended before, the master before this one has dealt with all but those that still hold leases.
+    """
     state.synced = True
     state.fleet.asked.clear()
+    state.revocations = []  # made anew: not all PS were known when these asked
     training = state.training
     for ledger in state.ledgers.values():
         for number, lease in list(ledger.leases.items()):
@@ -70,6 +85,9 @@ def synced(state: State, now: float) -> None:
                 _revoke(state, lease.worker, [number], lease.revoking, in_flight=True, crashed=False)
     _parameters_left(state)
     for worker in [w for w, h in state.holders.items() if h.stepped and not state.fleet.is_live(w)]:
+        pod = state.fleet.pods.get(worker)
+        if pod is not None and state.leases_of(worker):
+            _ended(state, pod, now)
         take_back(state, worker, "its pod was gone when the master came back", now)
 
 
@@ -179,6 +197,8 @@ def revoked(state: State, event: Revoked, now: float) -> None:
 
 def settle_revocations(state: State, now: float) -> None:
     """Return what nobody is waited for any more to the head of the queue."""
+    if not state.synced:
+        return
     done = [x for x in state.revocations if not x.waiting and not state.ended]
     state.revocations = [x for x in state.revocations if x.waiting]
     for revocation in done:
@@ -267,6 +287,25 @@ def ps_attached(state: State, event: PsAttached, now: float) -> None:
     for revocation in state.revocations:
         if event.uid in revocation.waiting:
             state.do(RevokeLeases(event.uid, revocation.leases, state.floor()))
+
+
+def ps_silent(state: State, event: PsSilent, now: float) -> None:
+    """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is not None and pod.live and not state.ended:
+        state.tell("warning", message=f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced")
+        state.do(DeletePod(event.uid, 0.0))
+
+
+def ps_refused(state: State, event: PsRefused, now: float) -> None:
+    """A PS refuses: a cut can be tried again, for a restore or a revocation nothing can stand in."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is None or not pod.live or state.ended:
+        return
+    if not event.cut:
+        state.end("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
+    elif state.cut is not None and state.cut.number == event.cut and state.cut.awaited:
+        snapshots.call_off(state, event.message, now)
 
 
 def declared(state: State, now: float) -> None:
