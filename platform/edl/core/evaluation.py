@@ -1,7 +1,8 @@
 """Evaluation of one pinned version: which records are left, and the sum of what workers found.
 
 Metric results are the metrics' state variables. ``additive`` states are added elementwise as they come; the states of
-metrics that merge in their own way are kept, one set a task, and a worker merges them.
+metrics that merge in their own way are kept, one set a task, and a worker merges them. A number that is not finite is
+None here, as JSON has no other word for it; what is added to it stays None.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _sum(a: Any, b: Any) -> Any:
         if len(a) != len(b):
             raise ValueError(f"metric states differ in shape: {len(a)} and {len(b)} values")
         return [_sum(x, y) for x, y in zip(a, b, strict=True)]
-    return a + b
+    return None if a is None or b is None else a + b
 
 
 @dataclass(slots=True)

@@ -71,6 +71,29 @@ class PsAttached:
 
 
 @dataclass(frozen=True, slots=True)
+class PsSilent:
+    """A PS whose pod lives has not answered for so many seconds; it is asked on."""
+
+    uid: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PsRefused:
+    """A PS will not do what it was asked, now or ever.
+
+    Attributes:
+        cut: of a snapshot that was refused: the next cut may succeed; 0: of anything that a job cannot do without.
+        kind: of the refusal; ``storage`` when a checkpoint cannot be read.
+    """
+
+    uid: str
+    kind: str
+    message: str
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDeclared:
     """A worker told every PS what the variables and the optimizer are."""
 
@@ -180,6 +203,8 @@ Event = (
     | PsRegistered
     | DatasetDescribed
     | PsAttached
+    | PsSilent
+    | PsRefused
     | ModelDeclared
     | LeaseWanted
     | Progressed
@@ -233,10 +258,16 @@ class StopWork:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """Answer to progress and reports: leases that are not the worker's (any more)."""
+    """Answer to progress and reports.
+
+    Attributes:
+        lost: leases that are not the worker's (any more).
+        refusal: why a report cannot be entered; nothing of it was.
+    """
 
     lost: tuple[int, ...] = ()
     fatal: bool = False
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +362,7 @@ class EndJob:
 
     Attributes:
         detail: more lines for people: the user's traceback.
-        kind: of a failure: input (the user's model, feed or data), nan, refused, crash or job.
+        kind: of a failure: input (the user's model, feed or data), nan, refused, crash, storage or job.
     """
 
     phase: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from edl.core import evaluation, reclaim
 from edl.core.cluster import Role
-from edl.core.cuts import Stage
 from edl.core.events import (
     Acknowledged,
     Command,
@@ -15,12 +15,12 @@ from edl.core.events import (
     Steps,
     StopWork,
     TaskReported,
-    Unpin,
     WaitForWork,
 )
-from edl.core.leases import Holder
-from edl.core.state import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, State
-from edl.core.tasks import Work
+from edl.core.hearing import heard
+from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
+from edl.core.state import State
+from edl.core.tasks import Lease, Work
 
 # What holds others up comes first.
 _ORDER = (DESCRIBE, METRICS, EXPORT, EVALUATION, PREDICTION, TRAINING)
@@ -36,8 +36,12 @@ def _answer(state: State, worker: str, now: float) -> Command:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.synced:
         return WaitForWork("the master has just started and looks who is there")
-    if not state.fleet.is_live(worker):
+    if state.fleet.has_ended(worker):
         return StopWork("the cluster says that this pod has ended")
+    if not state.fleet.is_live(worker):
+        return WaitForWork("the cluster has not shown this pod yet")
+    if state.fleet.pods[worker].left:
+        return StopWork("this worker has said goodbye")
     heard(state, worker, now)
     for kind in _ORDER:
         work = _next(state, kind)
@@ -66,9 +70,8 @@ def budget(state: State) -> int | None:
 
 
 def serving(state: State) -> bool:
-    """Whether training work is handed out: all PS are there, and the state to fall back to is in a cut."""
-    first = state.cut is not None and state.checkpoint is None and state.cut.stage is not Stage.SAVING
-    return state.fleet.ps_ready() and state.cut_number > 0 and not first
+    """Whether training work is handed out: all PS are there, and there is a checkpoint to fall back to."""
+    return state.fleet.ps_ready() and state.checkpoint is not None
 
 
 def idle_reason(state: State) -> str:
@@ -95,7 +98,7 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
         "worker": worker,
     }
     state.record(entry)
-    state.holders[worker].stepped[number] = now
+    state.holders[worker].hold(number, now)
     pin, step, payload = _extras(state, kind)
     return Granted(number, kind, work, ledger.minibatch, state.patience.silence, pin, step, payload)
 
@@ -109,45 +112,44 @@ def _extras(state: State, kind: str) -> tuple[int, int, Any]:
     return 0, state.step, None
 
 
-# ------------------------------------------------------------------------------------------------ hearing of workers
-
-
-def heard(state: State, worker: str, now: float) -> None:
-    """A worker spoke."""
-    holder = state.holders.get(worker)
-    if holder is None:
-        state.holders[worker] = Holder(now)
-        return
-    if holder.stepped:
-        state.patience.heard(now - holder.heard)
-    holder.heard = now
+# ------------------------------------------------------------------------------------------------ hearing of leases
 
 
 def progressed(state: State, event: Progressed, now: float) -> None:
     """Enter a worker's progress; answer which of its leases are not its own any more."""
     heard(state, event.worker, now)
     acknowledge_cut(state, event.worker, event.known_cut)
-    lost = tuple(steps.lease for steps in event.steps if not _owns(state, event.worker, steps.lease))
+    lost = tuple(steps.lease for steps in event.steps if _owned(state, event.worker, steps.lease) is None)
     for steps in event.steps:
-        if steps.lease not in lost:
-            advance_lease(state, event.worker, steps, now)
+        advance_lease(state, event.worker, steps, now)
     state.do(Acknowledged(lost))
 
 
-def _owns(state: State, worker: str, lease: int) -> bool:
-    found = state.find(lease)
-    return found is not None and found[1].worker == worker and not found[1].revoking
+def _owned(state: State, worker: str, number: int) -> tuple[str, Lease] | None:
+    """Kind and lease of a number that this worker holds and keeps."""
+    found = state.find(number)
+    return found if found is not None and found[1].worker == worker and not found[1].revoking else None
 
 
 def advance_lease(state: State, worker: str, steps: Steps, now: float) -> None:
-    """Enter steps of a lease that the worker holds."""
-    found = state.find(steps.lease)
-    assert found is not None
-    made = steps.through - found[1].through
-    if made <= 0 and not steps.skipped:
+    """Enter steps of a lease, if the worker holds it."""
+    found = _owned(state, worker, steps.lease)
+    if found is None:
         return
-    _worked(state, worker, steps.lease, made, now)
-    state.record({"kind": "progress", "lease": steps.lease, "through": steps.through, **_told(steps)})
+    kind, lease = found
+    holder = state.holders.get(worker)
+    if holder is not None:
+        holder.mentioned[steps.lease] = now
+    if kind in STEPWISE:
+        made = min(steps.through, lease.steps) - lease.through
+        if made > 0:
+            _worked(state, worker, steps.lease, made, now)
+            state.record({"kind": "progress", "lease": steps.lease, "through": steps.through, **_told(steps)})
+    elif holder is not None and steps.through > holder.through.get(steps.lease, 0):
+        # Only the whole task has a result; a worker that is lost leaves none of it.
+        made = steps.through - holder.through.get(steps.lease, 0)
+        holder.through[steps.lease] = steps.through
+        _worked(state, worker, steps.lease, made, now)
 
 
 def _told(steps: Steps) -> dict[str, Any]:
@@ -160,9 +162,9 @@ def _told(steps: Steps) -> dict[str, Any]:
 
 
 def _worked(state: State, worker: str, lease: int, made: int, now: float) -> None:
-    holder = state.holders.setdefault(worker, Holder(now))
-    if made > 0:
-        state.patience.stepped((now - holder.stepped.get(lease, now)) / made)
+    holder = state.holders.get(worker)
+    if made > 0 and holder is not None:
+        state.patience.stepped((now - holder.stepped.get(lease, now)) / made, now)
         holder.stepped[lease] = now
     state.fleet.worked(Role.WORKER)
     state.fleet.worked(Role.PS)
@@ -174,60 +176,55 @@ def acknowledge_cut(state: State, worker: str, known: int) -> None:
         state.cut.acknowledged(worker, known)
 
 
-def closed(state: State, worker: str, lease: int, now: float) -> None:
-    """A lease is not the worker's any more; the one after it is its current one from now on."""
-    holder = state.holders.get(worker)
-    if holder is None:
-        return
-    holder.stepped.pop(lease, None)
-    if holder.stepped:
-        holder.stepped[min(holder.stepped)] = now
-    training = state.training
-    if state.cut is not None and not (training and any(x.worker == worker for x in training.leases.values())):
-        state.cut.let_go(worker)
-
-
 def reported(state: State, event: TaskReported, now: float) -> None:
     """Enter the end of a task, if it is the worker's to report."""
     heard(state, event.worker, now)
     acknowledge_cut(state, event.worker, event.known_cut)
-    if not _owns(state, event.worker, event.lease):
+    found = _owned(state, event.worker, event.lease)
+    if found is None:
         state.do(Acknowledged((event.lease,)))
         return
-    found = state.find(event.lease)
-    assert found is not None
     kind, lease = found
-    if kind == TRAINING:
-        steps = event.last or Steps(event.lease, lease.steps)
-        if steps.through < lease.steps:
-            raise ValueError(f"lease {event.lease} was reported done after {steps.through} of {lease.steps} steps")
+    steps = event.last or Steps(event.lease, lease.steps)
+    if kind in STEPWISE and steps.through < lease.steps:
+        advance_lease(state, event.worker, steps, now)
+        why = f"it was reported done after {steps.through} of {lease.steps} steps"
+        reclaim.take_back(state, event.worker, why, now, only=[event.lease])
+        state.do(Acknowledged((event.lease,)))
+        return
+    if kind in STEPWISE:
         _worked(state, event.worker, event.lease, lease.steps - lease.through, now)
         state.record({"kind": "done", "lease": event.lease, **_told(steps)})
     else:
         _result(state, kind, event)
-    closed(state, event.worker, event.lease, now)
+    reclaim.closed(state, event.worker, event.lease, now)
     state.do(Acknowledged())
 
 
 def _result(state: State, kind: str, event: TaskReported) -> None:
+    """One entry a result: a master that dies between two would leave half of it behind."""
     state.fleet.worked(Role.WORKER)
-    skipped = _told(event.last) if event.last else {}
-    state.record({"kind": "done", "lease": event.lease, "result": event.result, **skipped})
     if kind == DESCRIBE:
         state.record({"kind": "dataset", **event.result})
     elif kind == METRICS and state.round is not None:
         at = state.round
         state.record({"kind": "evaluated", "metrics": event.result, "step": at.step, "pin": at.pin, "final": at.final})
         state.tell("evaluation_ended", step=at.step, metrics=event.result)
-        if not at.final:
-            unpin(state, at.pin)
-    elif kind == EXPORT:
+    elif kind == EVALUATION and not _adds_up(state, event.result):
+        return
+    else:
+        skipped = _told(event.last) if event.last else {}
+        state.record({"kind": "done", "lease": event.lease, "result": event.result, **skipped})
+    if kind == EXPORT:
         for path in event.result:
             state.tell("exported", path=path)
 
 
-def unpin(state: State, pin: int) -> None:
-    """Nobody reads the cut any more."""
-    for uid, kept in state.pins.items():
-        state.pins[uid] = kept - {pin}
-    state.do(Unpin(pin))
+def _adds_up(state: State, result: Any) -> bool:
+    """Whether a task's metric states fit those of the tasks before; if not, the job fails and says so."""
+    try:
+        evaluation.add(state.round.states if state.round else {}, result)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        state.end("Failed", f"the metrics of this evaluation do not add up: {error}", kind="input")
+        return False
+    return True

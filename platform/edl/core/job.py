@@ -1,7 +1,7 @@
 """The whole job as one state: events in, commands out.
 
-Parts: ``grants`` (what a worker gets), ``recovery`` (pods and leases that are lost), ``snapshots`` (cuts and
-checkpoints), ``phases`` (what the job does next). Each is a set of functions over ``state.State``; nothing here waits,
+Parts: ``grants`` (what a worker gets), ``recovery`` (pods that are lost), ``reclaim`` (leases that are taken back),
+``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``phases`` (what the job does next). Each is a set of functions over ``state.State``; nothing here waits,
 logs or asks what time it is.
 """
 
@@ -10,9 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.core import events, grants, phases, recovery, snapshots
+from edl.core import events, grants, parameters, phases, reclaim, recovery, snapshots
 from edl.core.events import Command, Event
-from edl.core.state import METRICS, State, unit
+from edl.core.kinds import METRICS, unit
+from edl.core.state import State
+
+_LOOK = 1.0
+"""Seconds between two looks at all holders: there may be a thousand of them, and many events a second."""
 
 
 class JobState(State):
@@ -31,8 +35,10 @@ class JobState(State):
             Commands in the order in which they are to be carried out; a request gets exactly one answer among them.
         """
         self.out = []
+        if self.ended and type(event) in _AFTERWARDS:
+            return [_AFTERWARDS[type(event)](self, event)]
         _HANDLERS[type(event)](self, event, now)
-        recovery.settle_revocations(self, now)
+        reclaim.settle_revocations(self, now)
         if phases.metrics_due(self):
             self.ledgers.setdefault(METRICS, unit(METRICS))
         phases.advance(self, now)
@@ -41,11 +47,14 @@ class JobState(State):
 
     def deadline(self, now: float) -> float:
         """When ``Tick`` should be handled at the latest, if nothing happens before."""
-        times = [holder.deadline(self.patience) for holder in self.holders.values() if holder.stepped]
+        if now >= self.next_look:
+            times = [holder.deadline(self.patience) for holder in self.holders.values() if holder.stepped]
+            self.next_look = max(now, min([*times, now + _LOOK]))
+        times = [self.next_look]
         times += [at for at in (*self.fleet.not_before.values(), self.held_cuts) if at > now]
-        if self.cut is not None:
+        if self.cut is not None and self.cut.awaited:
             times.append(self.cut.deadline)
-        return min(times, default=float("inf"))
+        return min(times)
 
     def new_incarnation(self, number: int) -> list[Command]:
         """Begin to decide as the ``number``-th master of this run; a cut that was on its way is off."""
@@ -53,7 +62,6 @@ class JobState(State):
         self.record({"kind": "incarnation", "number": number})
         commands, self.out = self.out, []
         return commands
-
 
     def give_up(self, reason: str, kind: str) -> list[Command]:
         """Fail the job for a reason that was found outside."""
@@ -73,18 +81,29 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.PodChanged: lambda state, event, now: recovery.pod_changed(state, event.pod, now),
     events.PodsSynced: lambda state, event, now: recovery.synced(state, now),
     events.StartRefused: recovery.start_refused,
-    events.PsRegistered: lambda state, event, now: recovery.ps_registered(state, event.uid, now),
-    events.PsAttached: recovery.ps_attached,
+    events.PsRegistered: lambda state, event, now: parameters.registered(state, event.uid, now),
+    events.PsAttached: parameters.attached,
+    events.PsSilent: recovery.ps_silent,
+    events.PsRefused: recovery.ps_refused,
     events.DatasetDescribed: _dataset,
-    events.ModelDeclared: lambda state, event, now: recovery.declared(state, now),
+    events.ModelDeclared: lambda state, event, now: parameters.declared(state, now),
     events.LeaseWanted: grants.wanted,
     events.Progressed: grants.progressed,
     events.TaskReported: grants.reported,
     events.WorkerLeft: recovery.left,
     events.WorkerFailed: recovery.failed,
-    events.Revoked: recovery.revoked,
+    events.Revoked: reclaim.revoked,
     events.SnapshotTaken: snapshots.taken,
     events.CheckpointSaved: snapshots.saved,
     events.StopWanted: lambda state, event, now: state.end("Interrupted", event.reason),
-    events.Tick: lambda state, event, now: recovery.expire(state, now),
+    events.Tick: lambda state, event, now: reclaim.expire(state, now),
 }
+
+_AFTERWARDS: Mapping[type, Callable[[State, Any], Command]] = {
+    events.LeaseWanted: lambda state, event: events.StopWork(f"the job is {state.phase.lower()}"),
+    events.Progressed: lambda state, event: events.Acknowledged(tuple(steps.lease for steps in event.steps)),
+    events.TaskReported: lambda state, event: events.Acknowledged((event.lease,)),
+    events.WorkerLeft: lambda state, event: events.Acknowledged(),
+    events.WorkerFailed: lambda state, event: events.Acknowledged(),
+}
+"""What workers hear once the job has ended; nothing changes any more."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edl.core import snapshots
 from edl.core.cluster import Role
 from edl.core.cuts import due
-from edl.core.events import StartPod
-from edl.core.state import DESCRIBE, EXPORT, State, unit
+from edl.core.events import StartPod, Unpin
+from edl.core.kinds import DESCRIBE, EXPORT, unit
+from edl.core.state import State
 
 
 def advance(state: State, now: float) -> None:
@@ -23,6 +26,10 @@ def advance(state: State, now: float) -> None:
         _predict(state)
     elif state.training is not None:
         _train(state, now)
+    else:
+        state.end("Failed", "the training data has no records", kind="input")
+    else:
+        state.end("Failed", "the training data has no records", kind="input")
 
 
 def _enter(state: State, phase: str, reason: str) -> None:
@@ -55,11 +62,23 @@ def _check_pins(state: State) -> None:
         state.record({"kind": "evaluation_off", "reason": "its version is not kept by all parameter servers"})
     if state.final_pin and not all(state.final_pin in pins for pins in kept):
         state.record({"kind": "final", "cut": 0})
+    _unpin(state, kept)
+
+
+def _unpin(state: State, kept: Sequence[frozenset[int]]) -> None:
+    """What nobody reads any more is not kept: each pin is a copy of all parameters."""
+    read = {state.final_pin, state.round.pin if state.round is not None else 0}
+    for pin in sorted(frozenset().union(*kept) - read):
+        state.do(Unpin(pin))
+        for uid, pins in state.pins.items():
+            state.pins[uid] = pins - {pin}
 
 
 def _predict(state: State) -> None:
     main = state.main
-    if main is None or main.finished:
+    if main is None:
+        state.end("Failed", "there are no records to predict", kind="input")
+    elif main.finished:
         state.end("Done", "every record is predicted")
     else:
         _enter(state, "Predicting", "the data set is known")

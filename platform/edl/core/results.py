@@ -1,0 +1,104 @@
+"""Whether what a worker reports at the end of a task can be entered: asked before anything is decided.
+
+Results come from the user's metrics and from other processes. One that has not the agreed shape is refused, and the
+worker that sent it fails by its own name; it must never fail in the middle of a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edl.core import evaluation
+from edl.core.evaluation import Round
+from edl.core.events import Steps
+from edl.core.tasks import Lease
+
+PARTS = ("training", "validation", "prediction")
+
+
+def refusal(kind: str, lease: Lease, last: Steps | None, result: Any, at: Round | None) -> str:
+    """Why the report of a task cannot be entered; empty when it can.
+
+    Args:
+        kind: of the task.
+        lease: what was leased.
+        last: what the worker says of its steps, if it does.
+        result: decoded JSON.
+        at: the evaluation in progress.
+    """
+    if kind == "training":
+        if last is not None and last.through < lease.steps:
+            return f"a training task was reported done after {last.through} of {lease.steps} steps"
+        return ""
+    return _SHAPES.get(kind, _anything)(result, at)
+
+
+def _anything(result: Any, at: Round | None) -> str:
+    return ""
+
+
+def _dataset(result: Any, at: Round | None) -> str:
+    if not isinstance(result, dict) or not set(result) <= set(PARTS):
+        return f"the data set is described by an object of {', '.join(PARTS)}, not by {_named(result)}"
+    rows = [row for part in result.values() for row in (part if isinstance(part, list) else [part])]
+    wrong = next((row for row in rows if not _is_source(row)), None)
+    return "" if wrong is None else f"a source is [name, records], not {wrong!r}"
+
+
+def _is_source(row: Any) -> bool:
+    match row:
+        case [str(), int(records)]:
+            return records >= 0 and not isinstance(records, bool)
+    return False
+
+
+def _states(result: Any, at: Round | None) -> str:
+    if not isinstance(result, dict):
+        return f"metric states are an object with one entry a metric, not {_named(result)}"
+    wrong = [name for name, found in result.items() if not _is_state(found)]
+    if wrong:
+        return f"metric {wrong[0]!r} is not reported as additive or not, with a list of states"
+    try:
+        evaluation.add(at.states if at else {}, result)
+    except (TypeError, ValueError) as error:
+        return f"metric states do not add up: {error}"
+    return ""
+
+
+def _is_state(found: Any) -> bool:
+    match found:
+        case {"additive": True, "states": list(states)}:
+            return all(_is_number(state) for state in states)
+        case {"additive": False, "states": list()}:
+            return True
+    return False
+
+
+def _is_number(state: Any) -> bool:
+    """Whether it is a number, None (one that is not finite) or a list of such, of any depth."""
+    return all(_is_number(x) for x in state) if isinstance(state, list) else isinstance(state, int | float | None)
+
+
+def _values(result: Any, at: Round | None) -> str:
+    if not isinstance(result, dict):
+        return f"metrics are {{name: number}}, not {_named(result)}"
+    wrong = [name for name, value in result.items() if not isinstance(value, int | float | None)]
+    return f"metric {wrong[0]!r} is {_named(result[wrong[0]])}, not a number" if wrong else ""
+
+
+def _paths(result: Any, at: Round | None) -> str:
+    fine = isinstance(result, list) and bool(result) and all(isinstance(path, str) and path for path in result)
+    return "" if fine else f"an export is reported as a list of paths, not as {_named(result)}"
+
+
+def _named(value: Any) -> str:
+    return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
+
+
+_SHAPES: Mapping[str, Callable[[Any, Round | None], str]] = {
+    "describe": _dataset,
+    "evaluation": _states,
+    "metrics": _values,
+    "export": _paths,
+}

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.evaluation import Round, add
+from edl.core.events import Steps
+from edl.core.results import refusal
+from edl.core.state import unit
+from edl.core.tasks import Lease, Work
+
+KINDS = ("describe", "evaluation", "metrics", "export", "prediction", "training")
+LEASE = Lease(7, Work(0, "digits", 0, 10), 4, "worker-0")
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+def at(**states: Any) -> Round:
+    return Round(1, 10, False, unit("evaluation"), states)
+
+
+def state(*states: Any, additive: bool = True) -> dict[str, Any]:
+    return {"additive": additive, "states": list(states)}
+
+
+@given(st.sampled_from(KINDS), json_values)
+def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, result: Any) -> None:
+    assert isinstance(refusal(kind, LEASE, None, result, at(acc=state([1.0, 2.0]))), str)
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        ("describe", {"training": [["digits", 100]], "validation": [], "prediction": []}),
+        ("evaluation", {"acc": state([3.0, None]), "auc": state([1], additive=False)}),
+        ("metrics", {"acc": 0.5, "loss": None}),
+        ("export", ["/runs/r1/export"]),
+        ("prediction", None),
+    ],
+)
+def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
+    before = at(acc=state([1.0, 2.0]), auc=state(additive=False)) if kind == "evaluation" else None
+    assert refusal(kind, LEASE, None, result, before) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "why"),
+    [
+        ("describe", {"training": [["digits", -1]]}, "a source is"),
+        ("describe", {"training": [["digits", True]]}, "a source is"),
+        ("describe", {"trainning": []}, "described by an object"),
+        ("describe", None, "nothing"),
+        ("evaluation", [0.5], "one entry a metric"),
+        ("evaluation", {"acc": 0.5}, "'acc'"),
+        ("evaluation", {"acc": state("much")}, "'acc'"),
+        ("evaluation", {"loss": state([1.0, 2.0])}, "do not add up"),
+        ("evaluation", {"acc": state([1.0])}, "do not add up"),
+        ("metrics", {"acc": "high"}, "'acc'"),
+        ("metrics", [0.5], "list"),
+        ("export", "/runs/r1/export", "str"),
+        ("export", [], "list"),
+    ],
+)
+def test_other_shapes_are_refused_with_what_was_found(kind: str, result: Any, why: str) -> None:
+    assert why in refusal(kind, LEASE, None, result, at(acc=state([1.0, 2.0])))
+
+
+def test_a_training_task_is_over_only_after_its_last_step() -> None:
+    assert "after 2 of 3 steps" in refusal("training", LEASE, Steps(7, 2), None, None)
+    assert refusal("training", LEASE, Steps(7, 3), None, None) == ""
+    assert refusal("training", LEASE, None, None, None) == ""
+
+
+def test_a_sum_with_a_number_that_is_not_finite_is_not_finite() -> None:
+    total = add({"acc": state([1.0, None, 2])}, {"acc": state([None, 1.0, 3])})
+    assert total == {"acc": state([None, None, 5])}
