@@ -20,6 +20,10 @@ class Pod:
         attached: a PS that listens to this incarnation of the master.
         initialized: a PS that holds variables.
         version: pushes that a PS had applied when it was last heard of.
+        asked: when a PS was last asked to listen.
+        loading: a PS that was told to load a checkpoint.
+        stale: what it was asked no longer holds: its answer is not taken, and it is asked again.
+        left: a worker that said goodbye.
     """
 
     uid: str
@@ -32,6 +36,10 @@ class Pod:
     attached: bool = False
     initialized: bool = False
     version: int = 0
+    asked: float | None = None
+    loading: bool = False
+    stale: bool = False
+    left: bool = False
 
     @property
     def live(self) -> bool:
@@ -45,6 +53,8 @@ class Fleet:
 
     Attributes:
         next_worker: index of the next worker; survives the master.
+        workers: index of every worker that ran and whose end is not entered yet, by uid; survives the master.
+        holding: uid of the PS that holds the parameters of each index; survives the master.
         asked: (role, index) asked for and not yet seen.
         not_before: when a role may be asked for again.
         crashes: pods of a role that crashed since one of them last got work done.
@@ -54,19 +64,26 @@ class Fleet:
 
     ps: int
     next_worker: int = 0
+    workers: dict[str, int] = field(default_factory=dict)
+    holding: dict[int, str] = field(default_factory=dict)
+    born: dict[str, int] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     asked: set[tuple[Role, int]] = field(default_factory=set)
     not_before: dict[Role, float] = field(default_factory=dict)
     crashes: dict[Role, int] = field(default_factory=dict)
-    born: dict[str, int] = field(default_factory=dict)
+    _live: dict[Role, dict[str, Pod]] = field(default_factory=lambda: {role: {} for role in Role})
 
     def live(self, role: Role) -> list[Pod]:
         """Pods of a role that have not ended, by index."""
-        return sorted((p for p in self.pods.values() if p.role is role and p.live), key=lambda p: p.index)
+        return sorted(self._live[role].values(), key=lambda p: p.index)
 
     def is_live(self, uid: str) -> bool:
         """Whether a pod is known and has not ended."""
         return uid in self.pods and self.pods[uid].live
+
+    def has_ended(self, uid: str) -> bool:
+        """Whether a pod is known to have ended; one that the cluster has not shown yet has not."""
+        return uid in self.pods and not self.pods[uid].live
 
     def see(self, what: PodSeen) -> tuple[Pod, State]:
         """Enter what the cluster says; returns the pod and the state it was in before."""
@@ -79,16 +96,20 @@ class Fleet:
         before = pod.state
         pod.state = transition(before, seen(what))
         pod.pid, pod.reason, pod.exit_code = what.pid or pod.pid, what.reason or pod.reason, what.exit_code
+        if pod.live:
+            self._live[pod.role][pod.uid] = pod
+        else:
+            self._live[pod.role].pop(pod.uid, None)
         return pod, before
 
     def missing(self, workers: int, now: float) -> list[tuple[Role, int]]:
         """What is to be asked for so that there are all PS and so many workers."""
         missing: list[tuple[Role, int]] = []
         if now >= self.not_before.get(Role.PS, 0.0):
-            there = {p.index for p in self.live(Role.PS)} | {i for role, i in self.asked if role is Role.PS}
+            there = {p.index for p in self._live[Role.PS].values()} | {i for role, i in self.asked if role is Role.PS}
             missing += [(Role.PS, index) for index in range(self.ps) if index not in there]
         if now >= self.not_before.get(Role.WORKER, 0.0):
-            there_are = len(self.live(Role.WORKER)) + sum(role is Role.WORKER for role, _ in self.asked)
+            there_are = len(self._live[Role.WORKER]) + sum(role is Role.WORKER for role, _ in self.asked)
             missing += [(Role.WORKER, self.next_worker + i) for i in range(workers - there_are)]
         return missing
 
@@ -114,5 +135,5 @@ class Fleet:
 
     def ps_ready(self) -> bool:
         """Whether every PS is there, listens to this master and holds variables."""
-        live = self.live(Role.PS)
-        return len(live) == self.ps and all(p.attached and p.initialized for p in live)
+        live = self._live[Role.PS]
+        return len(live) == self.ps and all(p.attached and p.initialized for p in live.values())

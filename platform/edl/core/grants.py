@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.core import evaluation, reclaim
+from edl.core import reclaim
 from edl.core.cluster import Role
 from edl.core.events import (
     Acknowledged,
@@ -19,6 +19,7 @@ from edl.core.events import (
 )
 from edl.core.hearing import heard
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
+from edl.core.results import refusal
 from edl.core.state import State
 from edl.core.tasks import Lease, Work
 
@@ -185,14 +186,12 @@ def reported(state: State, event: TaskReported, now: float) -> None:
         state.do(Acknowledged((event.lease,)))
         return
     kind, lease = found
-    steps = event.last or Steps(event.lease, lease.steps)
-    if kind in STEPWISE and steps.through < lease.steps:
-        advance_lease(state, event.worker, steps, now)
-        why = f"it was reported done after {steps.through} of {lease.steps} steps"
-        reclaim.take_back(state, event.worker, why, now, only=[event.lease])
-        state.do(Acknowledged((event.lease,)))
+    why = refusal(kind, lease, event.last, event.result, state.round)
+    if why:
+        state.do(Acknowledged(refusal=why))
         return
     if kind in STEPWISE:
+        steps = event.last or Steps(event.lease, lease.steps)
         _worked(state, event.worker, event.lease, lease.steps - lease.through, now)
         state.record({"kind": "done", "lease": event.lease, **_told(steps)})
     else:
@@ -210,21 +209,9 @@ def _result(state: State, kind: str, event: TaskReported) -> None:
         at = state.round
         state.record({"kind": "evaluated", "metrics": event.result, "step": at.step, "pin": at.pin, "final": at.final})
         state.tell("evaluation_ended", step=at.step, metrics=event.result)
-    elif kind == EVALUATION and not _adds_up(state, event.result):
-        return
     else:
         skipped = _told(event.last) if event.last else {}
         state.record({"kind": "done", "lease": event.lease, "result": event.result, **skipped})
     if kind == EXPORT:
         for path in event.result:
             state.tell("exported", path=path)
-
-
-def _adds_up(state: State, result: Any) -> bool:
-    """Whether a task's metric states fit those of the tasks before; if not, the job fails and says so."""
-    try:
-        evaluation.add(state.round.states if state.round else {}, result)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        state.end("Failed", f"the metrics of this evaluation do not add up: {error}", kind="input")
-        return False
-    return True

@@ -1,8 +1,8 @@
 """The whole job as one state: events in, commands out.
 
 Parts: ``grants`` (what a worker gets), ``recovery`` (pods that are lost), ``reclaim`` (leases that are taken back),
-``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``phases`` (what the job does next). Each is a set of functions over ``state.State``; nothing here waits,
-logs or asks what time it is.
+``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``phases`` (what the job does next). Each is a
+set of functions over ``state.State``; nothing here waits, logs or asks what time it is.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.StartRefused: recovery.start_refused,
     events.PsRegistered: lambda state, event, now: parameters.registered(state, event.uid, now),
     events.PsAttached: parameters.attached,
-    events.PsSilent: recovery.ps_silent,
-    events.PsRefused: recovery.ps_refused,
+    events.PsSilent: parameters.silent,
+    events.PsRefused: parameters.refused,
     events.DatasetDescribed: _dataset,
     events.ModelDeclared: lambda state, event, now: parameters.declared(state, now),
     events.LeaseWanted: grants.wanted,

@@ -13,6 +13,7 @@ SILENCE_FLOOR, SILENCE_CEILING = 4.0, 60.0
 STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
 _FADE = 0.98
+"""What is left of a maximum after one second, however many holders there are."""
 
 
 @dataclass(slots=True)
@@ -21,14 +22,23 @@ class Patience:
 
     gap: float = 0.4
     step: float = 0.0
+    faded_at: float | None = None
 
-    def heard(self, gap: float) -> None:
+    def heard(self, gap: float, now: float) -> None:
         """A holder spoke again after ``gap`` seconds."""
-        self.gap = max(gap, self.gap * _FADE)
+        self._fade(now)
+        self.gap = max(gap, self.gap)
 
-    def stepped(self, seconds: float) -> None:
+    def stepped(self, seconds: float, now: float) -> None:
         """A step, or the smallest unit of a task that is reported, took so long."""
-        self.step = max(seconds, self.step * _FADE)
+        self._fade(now)
+        self.step = max(seconds, self.step)
+
+    def _fade(self, now: float) -> None:
+        if self.faded_at is not None and now > self.faded_at:
+            left = _FADE ** (now - self.faded_at)
+            self.gap, self.step = self.gap * left, self.step * left
+        self.faded_at = now
 
     @property
     def silence(self) -> float:
@@ -43,10 +53,33 @@ class Patience:
 
 @dataclass(slots=True)
 class Holder:
-    """When one worker was last heard of, and when each of its leases last made a step."""
+    """When one worker was last heard of, and when each of its leases last made a step.
+
+    Attributes:
+        mentioned: when the worker last spoke of each lease; it speaks of all that it knows.
+        through: steps of leases of which only the whole counts.
+    """
 
     heard: float
     stepped: dict[int, float] = field(default_factory=dict)
+    mentioned: dict[int, float] = field(default_factory=dict)
+    through: dict[int, int] = field(default_factory=dict)
+
+    def hold(self, lease: int, now: float) -> None:
+        """It has this lease from now on."""
+        self.stepped[lease] = self.mentioned[lease] = now
+
+    def drop(self, lease: int, now: float | None = None) -> None:
+        """It has this lease no more; the one after it is its current one from ``now`` on."""
+        self.stepped.pop(lease, None)
+        self.mentioned.pop(lease, None)
+        self.through.pop(lease, None)
+        if now is not None and self.stepped:
+            self.stepped[min(self.stepped)] = now
+
+    def unknown(self, patience: Patience) -> list[int]:
+        """Leases that the worker does not speak of though it speaks: it never heard of them."""
+        return [number for number, at in self.mentioned.items() if self.heard - at >= patience.silence]
 
     def expired(self, now: float, patience: Patience) -> dict[int, str]:
         """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""

@@ -28,8 +28,6 @@ def advance(state: State, now: float) -> None:
         _train(state, now)
     else:
         state.end("Failed", "the training data has no records", kind="input")
-    else:
-        state.end("Failed", "the training data has no records", kind="input")
 
 
 def _enter(state: State, phase: str, reason: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from edl.core.tasks import Lease
 
@@ -26,6 +27,16 @@ class Revocation:
     crashed: bool = False
     waiting: set[str] = field(default_factory=set)
     answers: dict[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def row(self) -> list[Any]:
+        """What the journal keeps: who is waited for is found again by looking."""
+        return [self.worker, list(self.leases), self.reason, self.in_flight, self.crashed]
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Revocation:
+        """A revocation that nobody has been asked about yet, from its row."""
+        worker, leases, reason, in_flight, crashed = row
+        return cls(worker, tuple(leases), reason, in_flight, crashed)
 
     def answered(self, ps: str, applied: Mapping[int, int]) -> None:
         """A PS refuses the leases from now on and says what it applied."""

@@ -38,14 +38,15 @@ def advance(state: State, now: float) -> None:
     cut = state.cut
     if cut is None:
         return
-    if cut.stage is Stage.ANNOUNCED and not cut.holders:
+    if cut.stage is Stage.ANNOUNCED and not cut.holders and not state.revocations:
         assert state.training is not None
         cut.stage = Stage.SNAPSHOT
         cut.parts = {ps.uid for ps in state.fleet.live(Role.PS)}
         state.frozen = state.training.snapshot()
         state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin))
     elif cut.overdue(now):
-        waiting = cut.holders if cut.stage is Stage.ANNOUNCED else cut.parts
+        revoked = {ps for revocation in state.revocations for ps in revocation.waiting}
+        waiting = cut.holders | revoked if cut.stage is Stage.ANNOUNCED else cut.parts
         call_off(state, f"no answer from {', '.join(sorted(waiting))} for {now - cut.began:.1f} s", now)
 
 
@@ -90,7 +91,7 @@ def _complete(state: State, now: float) -> None:
         for uid in cut.versions:
             state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
         frozen.restore(position)
-        _pinned(state, cut.number, frozen.done_steps, final=state.over(frozen))
+        _pinned(state, cut.number, frozen.done_steps, final=cut.checkpoint and state.over(frozen))
     if cut.checkpoint:
         cut.stage = Stage.SAVING
         state.do(SaveCheckpoint(cut.number, position["done_steps"], version, position, cut.pause))

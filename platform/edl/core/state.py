@@ -1,8 +1,9 @@
-"""Everything a master knows about its job, and how journal entries change it.
+"""Everything a master knows about its job.
 
 ``JobState`` (module ``job``) decides; what it decides about the ledger becomes journal entries, and ``apply`` is the
-only code that changes the ledger, live and in replay alike. So a master that replays the journal is where the one
-before it was. What is not in the journal (deadlines, PS attachments, cuts on their way) is found again by looking.
+only code that changes the ledger, live and in replay alike (module ``entries``). So a master that replays the journal
+is where the one before it was. What is not in the journal (deadlines, PS attachments, cuts on their way) is found again
+by looking.
 """
 
 from __future__ import annotations
@@ -11,71 +12,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core import evaluation
-from edl.core.cuts import Cut
+from edl.core import compaction, entries
+from edl.core.counters import Counters
+from edl.core.cuts import Checkpoint, Cut, Stage
 from edl.core.evaluation import Round
 from edl.core.events import Command, EndJob, Record, Tell
 from edl.core.fleet import Fleet
+from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.leases import Holder, Patience
 from edl.core.revocations import Revocation
-from edl.core.shards import Plan, Source
+from edl.core.settings import Settings
+from edl.core.shards import Source
 from edl.core.tasks import Lease, Ledger, Work
 
-TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
-DESCRIBE, METRICS, EXPORT = "describe", "metrics", "export"
+__all__ = [
+    "DESCRIBE",
+    "EVALUATION",
+    "EXPORT",
+    "METRICS",
+    "PREDICTION",
+    "TRAINING",
+    "Checkpoint",
+    "Counters",
+    "Settings",
+    "State",
+    "unit",
+]
+
 INCARNATION_SHIFT = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What of the JobSpec matters to decisions; units are records and steps.
-
-    Attributes:
-        task_records: records a lease.
-        evaluation_steps, checkpoint_steps: None switches the periodic one off.
-        describe: the data set is described by a worker (a user's own reader).
-        skip_crashing: a range that makes workers crash is skipped instead of failing the job.
-    """
-
-    minibatch: int
-    task_records: int
-    epochs: int = 1
-    seed: int | None = 0
-    max_steps: int | None = None
-    evaluation_steps: int | None = None
-    checkpoint_steps: int | None = None
-    export: bool = False
-    predict: bool = False
-    describe: bool = False
-    skip_crashing: bool = False
-    ps: int = 1
-    workers: int = 1
-    grace: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that is complete on disk."""
-
-    cut: int
-    step: int
-    version: int
-    ledger: Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the summary says besides the ledger."""
-
-    repeated: int = 0
-    partial: int = 0
-    skipped: int = 0
-    rolled_back: int = 0
-    updates_rolled_back: int = 0
-    workers_lost: int = 0
-    loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    exported: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -85,14 +49,23 @@ class State:
     Attributes:
         incarnation: of the master that decides now.
         ledgers: ranges by kind of work; a kind appears when there is such work.
-        cut: the cut on its way, if any; ``cut_number`` is the last number used.
+        revoked: returned training leases at or above the floor.
+        revocations: leases on their way back.
         final_pin: the cut at the end of training, once taken.
+        synced: every pod that exists has been seen.
+        cut: the cut on its way, if any; ``cut_number`` is the last number used.
+        frozen: the ledger when its snapshot was asked for, then the position that is being saved.
+        held_cuts: no cut is begun before.
+        pins: the cuts that each PS keeps, by uid.
+        registered: uids of PS that said where they listen before the cluster showed them.
+        asked_again: until when ``deadline`` need not look at every holder, and what it said.
     """
 
     settings: Settings
     incarnation: int = 1
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     validation: tuple[Source, ...] = ()
+    described: bool = False
     fleet: Fleet = field(init=False)
     counters: Counters = field(default_factory=Counters)
     checkpoint: Checkpoint | None = None
@@ -106,16 +79,17 @@ class State:
     reason: str = ""
     lease_counter: int = 0
     revoked: set[int] = field(default_factory=set)
+    revocations: list[Revocation] = field(default_factory=list)
     # Found again after a restart, never in the journal:
-    described: bool = False
     synced: bool = False
     cut: Cut | None = None
     frozen: dict[str, Any] = field(default_factory=dict)
     held_cuts: float = 0.0
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
-    revocations: list[Revocation] = field(default_factory=list)
+    registered: set[str] = field(default_factory=set)
     holders: dict[str, Holder] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
+    next_look: float = float("-inf")
     range_crashes: dict[Work, int] = field(default_factory=dict)
     failure: tuple[str, str] | None = None
     out: list[Command] = field(default_factory=list)
@@ -172,14 +146,22 @@ class State:
         ]
         return sorted(held, key=lambda item: item[1].number)
 
+    def holds_training(self, worker: str) -> bool:
+        """Whether a worker may still push: it holds training leases, or their way back is not over."""
+        training = self.training
+        return training is not None and any(lease.worker == worker for lease in training.leases.values())
+
     def next_number(self) -> int:
         """The number that the next lease gets."""
         return (self.incarnation << INCARNATION_SHIFT) + self.lease_counter + 1
 
     def floor(self) -> int:
-        """Every lease below is closed."""
-        training = self.training
-        return min(training.leases, default=self.next_number()) if training else self.next_number()
+        """Every lease below is closed. Leases of a snapshot on its way stay open: the PS still have to name them."""
+        lowest = self.training.lowest() if self.training else None
+        floor = self.next_number() if lowest is None else lowest
+        if self.cut is not None and self.cut.stage is Stage.SNAPSHOT:
+            floor = min([floor, *(row[0] for row in self.frozen["leases"][:1])])
+        return floor
 
     # ------------------------------------------------------------------ deciding
 
@@ -206,235 +188,15 @@ class State:
 
     def apply(self, entry: Mapping[str, Any]) -> None:
         """Make a journaled decision true. Never decides, never fails on an entry that ``handle`` produced."""
-        _APPLY[entry["kind"]](self, entry)
+        entries.APPLY[entry["kind"]](self, entry)
 
-    def replay(self, snapshot: Mapping[str, Any] | None, entries: Sequence[Mapping[str, Any]]) -> None:
+    def replay(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
         """Become what the journal says."""
         if snapshot is not None:
-            self.restore(snapshot)
-        for entry in entries:
+            compaction.restore(self, snapshot)
+        for entry in journaled:
             self.apply(entry)
 
     def snapshot(self) -> dict[str, Any]:
         """All that the journal's entries so far have led to, as JSON."""
-        checkpoint = self.checkpoint
-        return {
-            "sources": _sources(self.ledgers, self.validation) if self.described else None,
-            "ledgers": {k: x.snapshot() for k, x in self.ledgers.items() if k != EVALUATION},
-            "round": self.round.snapshot() if self.round else None,
-            "counters": {name: getattr(self.counters, name) for name in Counters.__slots__},
-            "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],
-            "marks": [getattr(self, name) for name in _MARKS],
-            "next_worker": self.fleet.next_worker,
-            "born": dict(self.fleet.born),
-            "revoked": sorted(self.revoked),
-            "revoking": {n: x.revoking for k in self.ledgers.values() for n, x in k.leases.items() if x.revoking},
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Become what ``snapshot`` described."""
-        if state["sources"] is not None:
-            self.apply({"kind": "dataset", **state["sources"]})
-        if state["round"]:
-            at = state["round"]
-            self.apply({"kind": "evaluation", **{name: at[name] for name in ("pin", "step", "final")}})
-            assert self.round is not None
-            self.round.ledger.restore(at["ledger"])
-            self.round.states = at["states"]
-        for kind, ledger in state["ledgers"].items():
-            self.ledgers.setdefault(kind, unit(kind)).restore(ledger)
-        self.counters = Counters(**state["counters"])
-        self.checkpoint = Checkpoint(*state["checkpoint"]) if state["checkpoint"] else None
-        for name, value in zip(_MARKS, state["marks"], strict=True):
-            setattr(self, name, value)
-        self.fleet.next_worker = state["next_worker"]
-        self.fleet.born = dict(state["born"])
-        self.revoked = set(state["revoked"])
-        for number, reason in state["revoking"].items():
-            found = self.find(int(number))
-            if found:
-                found[1].revoking = reason
-
-
-_MARKS = (
-    "cut_number",
-    "last_evaluation",
-    "last_checkpoint",
-    "final_pin",
-    "evaluated_final",
-    "phase",
-    "reason",
-    "lease_counter",
-    "incarnation",
-)
-
-
-def unit(kind: str) -> Ledger:
-    """A ledger of one thing to do."""
-    return Ledger(Plan((Source(kind, 1),), 1), 1, 1)
-
-
-def _sources(ledgers: Mapping[str, Ledger], validation: Sequence[Source]) -> dict[str, Any]:
-    def rows(sources: Sequence[Source]) -> list[list[Any]]:
-        return [[source.name, source.records] for source in sources]
-
-    found = {k: rows(ledgers[k].plan.sources) for k in (TRAINING, PREDICTION) if k in ledgers}
-    return {**found, "validation": rows(validation)}
-
-
-# ---------------------------------------------------------------------- apply, entry by entry
-
-
-def _dataset(state: State, entry: Mapping[str, Any]) -> None:
-    s = state.settings
-    state.described = True
-    state.ledgers.pop(DESCRIBE, None)
-    for kind, epochs, seed in ((TRAINING, s.epochs, s.seed), (PREDICTION, 1, None)):
-        sources = tuple(Source(*row) for row in entry.get(kind) or ())
-        if sources:
-            state.ledgers[kind] = Ledger(Plan(sources, s.task_records, seed), epochs, s.minibatch)
-    state.validation = tuple(Source(*row) for row in entry.get("validation") or ())
-
-
-def _leased(state: State, entry: Mapping[str, Any]) -> None:
-    ledger = state.ledgers.setdefault(entry["task"], unit(entry["task"]))
-    ledger.lease(entry["lease"], Work(*entry["work"]), entry["worker"])
-    state.lease_counter = entry["lease"] & ((1 << INCARNATION_SHIFT) - 1)
-
-
-def _progress(state: State, entry: Mapping[str, Any]) -> None:
-    found = state.find(entry["lease"])
-    if found:
-        state.ledgers[found[0]].progress(entry["lease"], entry["through"])
-        _losses(state, entry)
-
-
-def _done(state: State, entry: Mapping[str, Any]) -> None:
-    found = state.find(entry["lease"])
-    if not found:
-        return
-    kind = found[0]
-    state.ledgers[kind].done(entry["lease"])
-    _losses(state, entry)
-    if kind == EVALUATION and state.round:
-        state.round.states = evaluation.add(state.round.states, entry["result"])
-    if kind == EXPORT:
-        state.counters.exported = list(entry["result"])
-
-
-def _losses(state: State, entry: Mapping[str, Any]) -> None:
-    state.counters.skipped += entry.get("skipped", 0)
-    if entry.get("loss") is not None:
-        state.counters.loss = entry["loss"]
-
-
-def _revoking(state: State, entry: Mapping[str, Any]) -> None:
-    for number in entry["leases"]:
-        found = state.find(number)
-        if found:
-            found[1].revoking = entry["reason"]
-
-
-def _returned(state: State, entry: Mapping[str, Any]) -> None:
-    found = state.find(entry["lease"])
-    if found:
-        state.ledgers[found[0]].give_back(entry["lease"], entry["through"], entry.get("quarantine", 0))
-        state.revoked.add(entry["lease"])
-        state.revoked = {number for number in state.revoked if number >= state.floor()}
-        state.counters.repeated += entry["repeated"]
-        state.counters.partial += entry["partial"]
-
-
-def _cut(state: State, entry: Mapping[str, Any]) -> None:
-    state.cut_number = max(state.cut_number, entry["cut"])
-
-
-def _saved(state: State, entry: Mapping[str, Any]) -> None:
-    state.checkpoint = Checkpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
-    state.last_checkpoint = entry["step"]
-
-
-def _evaluation(state: State, entry: Mapping[str, Any]) -> None:
-    plan = Plan(state.validation, state.settings.task_records)
-    ledger = Ledger(plan, 1, state.settings.minibatch)
-    state.round = Round(entry["pin"], entry["step"], entry["final"], ledger)
-    state.ledgers[EVALUATION] = ledger
-    state.ledgers.pop(METRICS, None)
-    state.last_evaluation = entry["step"]
-
-
-def _evaluated(state: State, entry: Mapping[str, Any]) -> None:
-    state.counters.metrics = dict(entry["metrics"])
-    if state.round:
-        state.evaluated_final |= state.round.final
-    _evaluation_off(state, entry)
-
-
-def _evaluation_off(state: State, entry: Mapping[str, Any]) -> None:
-    state.round = None
-    for kind in (EVALUATION, METRICS):
-        state.ledgers.pop(kind, None)
-
-
-def _final(state: State, entry: Mapping[str, Any]) -> None:
-    state.final_pin = entry["cut"]
-    state.evaluated_final = False
-    state.ledgers.pop(EXPORT, None)
-
-
-def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
-    training = state.ledgers[TRAINING]
-    if entry["ledger"] is not None:
-        training.restore(entry["ledger"])
-        state.counters.rolled_back += entry["records"]
-        state.last_checkpoint = state.last_evaluation = training.done_steps
-        state.revoked.clear()
-    state.counters.updates_rolled_back += entry.get("updates", 0)
-    _evaluation_off(state, entry)
-    _final(state, {"cut": 0})
-
-
-def _restored(state: State, entry: Mapping[str, Any]) -> None:
-    state.fleet.born[entry["ps"]] = entry["born"]
-
-
-def _worker(state: State, entry: Mapping[str, Any]) -> None:
-    state.fleet.next_worker = max(state.fleet.next_worker, entry["index"] + 1)
-    state.counters.workers_lost += entry.get("lost", 0)
-
-
-def _phase(state: State, entry: Mapping[str, Any]) -> None:
-    state.phase, state.reason = entry["name"], entry["reason"]
-
-
-def _resumed(state: State, entry: Mapping[str, Any]) -> None:
-    state.phase, state.reason = "Starting", "resumed"
-
-
-def _incarnation(state: State, entry: Mapping[str, Any]) -> None:
-    state.incarnation, state.lease_counter = entry["number"], 0
-
-
-_APPLY = {
-    "dataset": _dataset,
-    "leased": _leased,
-    "progress": _progress,
-    "done": _done,
-    "revoking": _revoking,
-    "returned": _returned,
-    "cut_announced": _cut,
-    "cut_taken": _cut,
-    "cut_off": _cut,
-    "saved": _saved,
-    "evaluation": _evaluation,
-    "evaluated": _evaluated,
-    "evaluation_off": _evaluation_off,
-    "final": _final,
-    "rolled_back": _rolled_back,
-    "restored": _restored,
-    "worker": _worker,
-    "phase": _phase,
-    "resumed": _resumed,
-    "incarnation": _incarnation,
-}
-ENTRIES: Sequence[str] = tuple(_APPLY)
+        return compaction.snapshot(self)

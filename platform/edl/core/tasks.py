@@ -100,6 +100,10 @@ class Ledger:
         """Whether nothing is planned, returned or leased."""
         return not self.waiting and not self.leases
 
+    def lowest(self) -> int | None:
+        """The oldest lease; they are granted in the order of their numbers, and a dict keeps that order."""
+        return next(iter(self.leases), None)
+
     def outstanding_steps(self) -> int:
         """Steps that are leased and not done."""
         return sum(lease.steps - lease.through for lease in self.leases.values())

@@ -2,7 +2,7 @@
 
 What a run shows is a function of its seed. ``World`` checks while it runs what must hold at every event (one answer a
 request, no work for a pod that has ended, a replayed journal equals the live state, a checkpoint's ledger agrees with
-the parameters) and raises ``BrokenPromiseError`` if it does not; ``check_end`` says what must hold when the job is done.
+the parameters) and raises ``BrokenPromiseError`` if it does not; ``check_end`` says what must hold at the end.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class World:
     ) -> None:
         self.settings, self.network, self.pace, self.poison = settings, network, pace, poison
         self.dataset = ev.DatasetDescribed(training, validation)
-        self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets
+        self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets  # noqa: S311  chance, not secrets
         self.journal: list[str] = []
         self.base: str | None = None
         self.master: JobState | None = None
@@ -378,10 +378,8 @@ class World:
         assert self.master is not None
         live, replayed = essence(self.master), essence(self.shadow)
         if live != replayed:
-            differing = [name for name in live if live[name] != replayed[name]]
-            raise BrokenPromiseError(
-                f"replay differs in {differing}: {[(live[n], replayed[n]) for n in differing]} after {self.journal[-3:]}"
-            )
+            differing = {name: (live[name], replayed[name]) for name in live if live[name] != replayed[name]}
+            raise BrokenPromiseError(f"replay differs in {differing} after {self.journal[-3:]}")
 
     def _check_grant(self, event: ev.Event, granted: ev.Granted) -> None:
         assert self.master is not None
@@ -421,7 +419,9 @@ class World:
             raise BrokenPromiseError(f"the job is not done: {self.ended}, {master and master.phase}")
         training = master.ledgers[TRAINING]
         aside = sum(work.records for work in training.quarantined)
-        if self.settings.max_steps is None and (training.remaining() or training.done_records + aside != training.total):
+        if self.settings.max_steps is None and (
+            training.remaining() or training.done_records + aside != training.total
+        ):
             raise BrokenPromiseError(f"{training.done_records} of {training.total} done, {training.remaining()} left")
         done = set(done_minibatches(training))
         for ps in self.alive_servers():
@@ -439,7 +439,7 @@ class World:
 
     def _check_final(self) -> None:
         assert self.master is not None
-        pin, payload = self.evaluations[-1]
+        _, payload = self.evaluations[-1]
         seen: Counter[tuple[str, int]] = Counter()
         for source, start, end in payload["seen"]["states"]:
             seen.update((source, record) for record in range(start, end))

@@ -1,0 +1,81 @@
+"""The state as one JSON object: what a journal begins anew with, instead of all entries so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edl.core.counters import Counters
+from edl.core.cuts import Checkpoint
+from edl.core.kinds import EVALUATION, PREDICTION, TRAINING, unit
+from edl.core.revocations import Revocation
+from edl.core.shards import Source
+
+if TYPE_CHECKING:
+    from edl.core.state import State
+
+_MARKS = (
+    "cut_number",
+    "last_evaluation",
+    "last_checkpoint",
+    "final_pin",
+    "evaluated_final",
+    "phase",
+    "reason",
+    "lease_counter",
+    "incarnation",
+)
+
+
+def snapshot(state: State) -> dict[str, Any]:
+    """All that the journal's entries so far have led to."""
+    checkpoint, fleet = state.checkpoint, state.fleet
+    return {
+        "sources": _sources(state) if state.described else None,
+        "ledgers": {k: x.snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
+        "round": state.round.snapshot() if state.round else None,
+        "counters": {name: getattr(state.counters, name) for name in Counters.__slots__},
+        "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],
+        "marks": [getattr(state, name) for name in _MARKS],
+        "fleet": [fleet.next_worker, dict(fleet.born), dict(fleet.workers), sorted(fleet.holding.items())],
+        "revoked": sorted(state.revoked),
+        "revocations": [revocation.row() for revocation in state.revocations],
+    }
+
+
+def restore(state: State, was: Mapping[str, Any]) -> None:
+    """Make a fresh state what ``snapshot`` described."""
+    if was["sources"] is not None:
+        state.apply({"kind": "dataset", **was["sources"]})
+    if was["round"]:
+        _restore_round(state, was["round"])
+    for kind, ledger in was["ledgers"].items():
+        state.ledgers.setdefault(kind, unit(kind)).restore(ledger)
+    state.counters = Counters(**was["counters"])
+    state.checkpoint = Checkpoint(*was["checkpoint"]) if was["checkpoint"] else None
+    for name, value in zip(_MARKS, was["marks"], strict=True):
+        setattr(state, name, value)
+    state.fleet.next_worker, state.fleet.born, state.fleet.workers, holding = was["fleet"]
+    state.fleet.holding = dict(holding)
+    state.revoked = set(was["revoked"])
+    state.revocations = [Revocation.of(row) for row in was["revocations"]]
+    for revocation in state.revocations:
+        for number in revocation.leases:
+            found = state.find(number)
+            if found:
+                found[1].revoking = revocation.reason
+
+
+def _restore_round(state: State, was: Mapping[str, Any]) -> None:
+    state.apply({"kind": "evaluation", **{name: was[name] for name in ("pin", "step", "final")}})
+    assert state.round is not None
+    state.round.ledger.restore(was["ledger"])
+    state.round.states = was["states"]
+
+
+def _sources(state: State) -> dict[str, Any]:
+    def rows(sources: Sequence[Source]) -> list[list[Any]]:
+        return [[source.name, source.records] for source in sources]
+
+    found = {k: rows(state.ledgers[k].plan.sources) for k in (TRAINING, PREDICTION) if k in state.ledgers}
+    return {**found, "validation": rows(state.validation)}

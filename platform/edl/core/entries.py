@@ -1,0 +1,199 @@
+"""What each journal entry makes true. The table of entries is in docs/design/0002-record-accounting.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edl.core import evaluation
+from edl.core.cuts import Checkpoint
+from edl.core.evaluation import Round
+from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
+from edl.core.revocations import Revocation
+from edl.core.shards import Plan, Source
+from edl.core.tasks import Ledger, Work
+
+if TYPE_CHECKING:
+    from edl.core.state import State
+
+_COUNTER = (1 << 32) - 1
+
+
+def _dataset(state: State, entry: Mapping[str, Any]) -> None:
+    s = state.settings
+    state.described = True
+    state.ledgers.pop(DESCRIBE, None)
+    for kind, epochs, seed in ((TRAINING, s.epochs, s.seed), (PREDICTION, 1, None)):
+        sources = _filled(entry.get(kind))
+        if sources:
+            state.ledgers[kind] = Ledger(Plan(sources, s.task_records, seed), epochs, s.minibatch)
+    state.validation = _filled(entry.get("validation"))
+
+
+def _filled(rows: Sequence[Sequence[Any]] | None) -> tuple[Source, ...]:
+    return tuple(Source(name, records) for name, records in rows or () if records)
+
+
+def _leased(state: State, entry: Mapping[str, Any]) -> None:
+    ledger = state.ledgers.setdefault(entry["task"], unit(entry["task"]))
+    ledger.lease(entry["lease"], Work(*entry["work"]), entry["worker"])
+    state.lease_counter = entry["lease"] & _COUNTER
+
+
+def _progress(state: State, entry: Mapping[str, Any]) -> None:
+    found = state.find(entry["lease"])
+    if found:
+        state.ledgers[found[0]].progress(entry["lease"], entry["through"])
+        _told(state, entry)
+
+
+def _done(state: State, entry: Mapping[str, Any]) -> None:
+    found = state.find(entry["lease"])
+    if not found:
+        return
+    kind = found[0]
+    state.ledgers[kind].done(entry["lease"])
+    _told(state, entry)
+    if kind == EVALUATION and state.round:
+        state.round.states = evaluation.add(state.round.states, entry["result"])
+    if kind == EXPORT:
+        state.counters.exported = list(entry["result"])
+
+
+def _told(state: State, entry: Mapping[str, Any]) -> None:
+    state.counters.skipped += entry.get("skipped", 0)
+    if entry.get("loss") is not None:
+        state.counters.loss = entry["loss"]
+
+
+def _revoking(state: State, entry: Mapping[str, Any]) -> None:
+    revocation = Revocation.of([entry[name] for name in ("worker", "leases", "reason", "in_flight", "crashed")])
+    for number in revocation.leases:
+        found = state.find(number)
+        if found:
+            found[1].revoking = revocation.reason
+    state.revocations.append(revocation)
+
+
+def _returned(state: State, entry: Mapping[str, Any]) -> None:
+    number = entry["lease"]
+    found = state.find(number)
+    if not found:
+        return
+    state.ledgers[found[0]].give_back(number, entry["through"], entry.get("quarantine", 0))
+    state.counters.repeated += entry["repeated"]
+    state.counters.partial += entry["partial"]
+    if found[0] == TRAINING:
+        state.revoked.add(number)
+        floor = state.floor()
+        state.revoked = {other for other in state.revoked if other >= floor}
+        leases = state.ledgers[TRAINING].leases
+        state.revocations = [x for x in state.revocations if any(lease in leases for lease in x.leases)]
+
+
+def _cut(state: State, entry: Mapping[str, Any]) -> None:
+    state.cut_number = max(state.cut_number, entry["cut"])
+
+
+def _saved(state: State, entry: Mapping[str, Any]) -> None:
+    state.checkpoint = Checkpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
+    state.last_checkpoint = entry["step"]
+
+
+def _evaluation(state: State, entry: Mapping[str, Any]) -> None:
+    plan = Plan(state.validation, state.settings.task_records)
+    ledger = Ledger(plan, 1, state.settings.minibatch)
+    state.round = Round(entry["pin"], entry["step"], entry["final"], ledger)
+    state.ledgers[EVALUATION] = ledger
+    state.ledgers.pop(METRICS, None)
+    state.last_evaluation = entry["step"]
+
+
+def _evaluated(state: State, entry: Mapping[str, Any]) -> None:
+    state.counters.metrics = dict(entry["metrics"])
+    state.evaluated_final |= entry["final"]
+    _evaluation_off(state, entry)
+
+
+def _evaluation_off(state: State, entry: Mapping[str, Any]) -> None:
+    state.round = None
+    for kind in (EVALUATION, METRICS):
+        state.ledgers.pop(kind, None)
+
+
+def _final(state: State, entry: Mapping[str, Any]) -> None:
+    state.final_pin = entry["cut"]
+    state.evaluated_final = False
+    state.ledgers.pop(EXPORT, None)
+    state.counters.exported = []
+
+
+def _holds(state: State, entry: Mapping[str, Any]) -> None:
+    state.fleet.holding[entry["index"]] = entry["ps"]
+
+
+def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
+    if entry["ledger"] is None:
+        state.fleet.holding.pop(entry["ps"], None)
+    else:
+        training = state.ledgers[TRAINING]
+        training.restore(entry["ledger"])
+        state.counters.rolled_back += entry["records"]
+        state.last_checkpoint = state.last_evaluation = training.done_steps
+        state.revoked.clear()
+        state.revocations.clear()
+        state.fleet.holding.clear()
+    state.counters.updates_rolled_back += entry.get("updates", 0)
+    _evaluation_off(state, entry)
+    _final(state, {"cut": 0})
+
+
+def _restored(state: State, entry: Mapping[str, Any]) -> None:
+    state.fleet.born[entry["ps"]] = entry["born"]
+
+
+def _worker(state: State, entry: Mapping[str, Any]) -> None:
+    fleet, uid = state.fleet, entry.get("uid", "")
+    fleet.next_worker = max(fleet.next_worker, entry["index"] + 1)
+    if entry.get("lost"):
+        fleet.workers.pop(uid, None)
+        state.counters.workers_lost += 1
+    elif uid:
+        fleet.workers[uid] = entry["index"]
+
+
+def _phase(state: State, entry: Mapping[str, Any]) -> None:
+    state.phase, state.reason = entry["name"], entry["reason"]
+
+
+def _resumed(state: State, entry: Mapping[str, Any]) -> None:
+    state.phase, state.reason = "Starting", "resumed"
+
+
+def _incarnation(state: State, entry: Mapping[str, Any]) -> None:
+    state.incarnation, state.lease_counter = entry["number"], 0
+
+
+APPLY: Mapping[str, Callable[[State, Mapping[str, Any]], None]] = {
+    "dataset": _dataset,
+    "leased": _leased,
+    "progress": _progress,
+    "done": _done,
+    "revoking": _revoking,
+    "returned": _returned,
+    "cut_announced": _cut,
+    "cut_taken": _cut,
+    "cut_off": _cut,
+    "saved": _saved,
+    "evaluation": _evaluation,
+    "evaluated": _evaluated,
+    "evaluation_off": _evaluation_off,
+    "final": _final,
+    "holds": _holds,
+    "rolled_back": _rolled_back,
+    "restored": _restored,
+    "worker": _worker,
+    "phase": _phase,
+    "resumed": _resumed,
+    "incarnation": _incarnation,
+}

@@ -1,0 +1,19 @@
+"""When workers were last heard of."""
+
+from __future__ import annotations
+
+from edl.core.leases import Holder
+from edl.core.state import State
+
+
+def heard(state: State, worker: str, now: float) -> None:
+    """A worker spoke. What arrives late from one that has ended says nothing."""
+    if state.fleet.has_ended(worker):
+        return
+    holder = state.holders.get(worker)
+    if holder is None:
+        state.holders[worker] = Holder(now)
+        return
+    if holder.stepped:
+        state.patience.heard(now - holder.heard, now)
+    holder.heard = now

@@ -1,0 +1,166 @@
+"""Parameter servers: who listens, who holds parameters, and what goes back when one is lost."""
+
+from __future__ import annotations
+
+from edl.core import snapshots
+from edl.core.cluster import Role
+from edl.core.events import AttachPs, DeletePod, PsAttached, PsRefused, PsSilent, RevokeLeases
+from edl.core.fleet import Pod
+from edl.core.kinds import TRAINING
+from edl.core.state import State
+from edl.core.tasks import Ledger
+
+ATTACH_PATIENCE = 70.0
+"""Seconds after which a PS that did not answer, and registers again, is asked again: longer than calls are retried."""
+
+
+def registered(state: State, uid: str, now: float) -> None:
+    """A PS says where it listens: make it listen to this incarnation of the master, once the cluster has shown it."""
+    pod = state.fleet.pods.get(uid)
+    if pod is None:
+        state.registered.add(uid)
+    elif pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_PATIENCE):
+        pod.loading = False
+        _attach(state, pod, None, now)
+
+
+def shown(state: State, pod: Pod, now: float) -> None:
+    """The cluster says that a PS runs; it may have registered before."""
+    if pod.uid in state.registered:
+        state.registered.discard(pod.uid)
+        registered(state, pod.uid, now)
+
+
+def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
+    leases = state.training.leases if state.training else {}
+    floor = state.floor()
+    revoked = {n for n, lease in leases.items() if lease.revoking} | {n for n in state.revoked if n >= floor}
+    live = tuple(n for n in leases if n not in revoked)
+    pod.asked, pod.stale = now, False
+    state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore))
+
+
+def passed_cut(state: State) -> int:
+    """Pushes stamped up to this cut need not wait for it."""
+    return state.cut_number - 1 if state.cut is not None and state.cut.awaited else state.cut_number
+
+
+def attached(state: State, event: PsAttached, now: float) -> None:
+    """A PS listens. One that holds nothing though there is a checkpoint is told to load it first."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is None or not pod.live:
+        return
+    if pod.stale:
+        pod.loading = False
+    if state.checkpoint is not None and (pod.stale or not event.initialized):
+        _load(state, pod, state.checkpoint.cut, now)
+        return
+    if pod.stale:
+        _attach(state, pod, None, now)
+        return
+    # Before the first checkpoint a worker's declaration may have been faster than this answer.
+    pod.attached, pod.version = True, event.version
+    pod.initialized = event.initialized or (pod.initialized and state.checkpoint is None)
+    state.pins[event.uid] = frozenset(event.pins)
+    if pod.initialized:
+        _holds(state, pod)
+    for revocation in state.revocations:
+        if event.uid in revocation.waiting:
+            state.do(RevokeLeases(event.uid, revocation.leases, state.floor()))
+
+
+def _load(state: State, pod: Pod, cut: int, now: float) -> None:
+    """Once: a PS that loads again forgets what it applied since."""
+    if not pod.loading:
+        pod.loading = True
+        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number()})
+        _attach(state, pod, cut, now)
+
+
+def declared(state: State, now: float) -> None:
+    """A worker told every PS what the variables are."""
+    for pod in state.fleet.live(Role.PS):
+        if pod.attached or state.checkpoint is None:
+            pod.initialized = True
+        if pod.attached:
+            _holds(state, pod)
+
+
+def _holds(state: State, pod: Pod) -> None:
+    """From now on, losing this PS is losing parameters; the next master has to know."""
+    if state.fleet.holding.get(pod.index) != pod.uid:
+        state.record({"kind": "holds", "index": pod.index, "ps": pod.uid})
+
+
+def silent(state: State, event: PsSilent, now: float) -> None:
+    """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is not None and pod.live and not state.ended:
+        state.tell("warning", message=f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced")
+        state.do(DeletePod(event.uid, 0.0))
+
+
+def refused(state: State, event: PsRefused, now: float) -> None:
+    """A PS refuses: a cut can be tried again, for a restore or a revocation nothing can stand in."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is None or not pod.live or state.ended:
+        return
+    if not event.cut:
+        state.end("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
+    elif state.cut is not None and state.cut.number == event.cut and state.cut.awaited:
+        snapshots.call_off(state, event.message, now)
+
+
+# ------------------------------------------------------------------------------------------------ what is lost
+
+
+def lost(state: State, pod: Pod, reason: str, now: float) -> None:
+    """A PS ended."""
+    state.pins.pop(pod.uid, None)
+    if state.cut is not None:
+        snapshots.call_off(state, f"ps-{pod.index} was lost", now)
+    for revocation in state.revocations:
+        revocation.lost(pod.uid)
+    check(state, f"ps-{pod.index}: {reason}")
+
+
+def check(state: State, reason: str) -> None:
+    """Who held parameters and is gone takes them along; if nobody is left, the ledger goes back with them."""
+    holding = state.fleet.holding
+    gone = sorted(index for index, uid in holding.items() if not state.fleet.is_live(uid))
+    if not gone or state.training is None or state.ended:
+        return
+    if state.round is not None:
+        state.record({"kind": "evaluation_off", "reason": reason})
+    if len(gone) == len(holding):
+        roll_back(state, reason)
+        return
+    for index in gone:
+        _part_back(state, index, reason)
+
+
+def _part_back(state: State, index: int, reason: str) -> None:
+    """Others survive: the slots of this PS go back to the newest checkpoint, the ledger stays."""
+    cut, step = (state.checkpoint.cut, state.checkpoint.step) if state.checkpoint else (0, 0)
+    updates = max(0, state.step - step)
+    entry = {"kind": "rolled_back", "cut": cut, "records": 0, "ledger": None, "updates": updates, "ps": index}
+    state.record({**entry, "reason": reason})
+    state.tell("rolled_back", records=0, updates=updates, to_cut=cut, reason=reason)
+
+
+def roll_back(state: State, reason: str) -> None:
+    """No PS is left: parameters and ledger go back to the newest checkpoint, or to the start."""
+    training = state.ledgers[TRAINING]
+    if state.checkpoint is not None:
+        cut, ledger = state.checkpoint.cut, dict(state.checkpoint.ledger)
+    else:
+        cut, ledger = 0, Ledger(training.plan, training.epochs, training.minibatch).snapshot()
+    records = training.done_records - ledger["done_records"]
+    for holder in state.holders.values():
+        for number in [n for n in holder.stepped if n in training.leases]:
+            holder.drop(number)
+    state.record({"kind": "rolled_back", "cut": cut, "records": records, "ledger": ledger, "reason": reason})
+    state.tell("rolled_back", records=records, updates=0, to_cut=cut, reason=reason)
+    for pod in state.fleet.live(Role.PS):
+        # It was asked with the leases of before, which are closed now.
+        pod.attached, pod.initialized, pod.stale = False, False, pod.asked is not None

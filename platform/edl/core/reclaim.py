@@ -1,0 +1,156 @@
+"""Taking leases back: at once those that touch no parameters, by way of the PS those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edl.core import snapshots
+from edl.core.cluster import Role
+from edl.core.cuts import Stage
+from edl.core.events import Revoked, RevokeLeases
+from edl.core.kinds import TRAINING
+from edl.core.leases import Holder
+from edl.core.revocations import Revocation, Settlement, settle
+from edl.core.state import State
+from edl.core.tasks import Work
+
+CRASHES_OF_A_RANGE = 3
+
+
+def expire(state: State, now: float) -> None:
+    """Take back the leases of workers that were silent or stuck for too long, or that do not know of them."""
+    for worker, holder in list(state.holders.items()):
+        unknown = holder.unknown(state.patience)
+        if unknown:
+            why = "its worker does not know of it"
+            take_back(state, worker, why, now, in_flight=False, only=unknown)
+        reasons = holder.expired(now, state.patience)
+        if reasons:
+            take_back(state, worker, next(iter(reasons.values())), now, only=list(reasons))
+        _forget(state, holder, [*unknown, *reasons])
+
+
+def _forget(state: State, holder: Holder, numbers: Sequence[int]) -> None:
+    """Leases that went away with their ledger have no holder either."""
+    for number in numbers:
+        if state.find(number) is None:
+            holder.drop(number)
+
+
+def take_back(
+    state: State,
+    worker: str,
+    reason: str,
+    now: float,
+    *,
+    in_flight: bool = True,
+    crashed: bool = False,
+    only: Sequence[int] | None = None,
+) -> None:
+    """Take a worker's leases back.
+
+    Args:
+        in_flight: a minibatch may have been in the worker's hands.
+        crashed: the worker ended by an error of its own.
+        only: these leases; default: all.
+    """
+    training = []
+    for kind, lease in reversed(state.leases_of(worker)):
+        if only is not None and lease.number not in only:
+            continue
+        if kind == TRAINING:
+            training.append(lease.number)
+        else:
+            state.record({"kind": "returned", "lease": lease.number, "through": 0, "partial": 0, "repeated": 0})
+            state.tell("records_returned", **_where(lease.work), worker=worker, reason=reason, task=kind)
+        closed(state, worker, lease.number, now)
+    if training:
+        _revoke(state, Revocation(worker, tuple(sorted(training)), reason, in_flight, crashed), now)
+
+
+def closed(state: State, worker: str, lease: int, now: float) -> None:
+    """A lease is not the worker's any more; the one after it is its current one from now on."""
+    holder = state.holders.get(worker)
+    if holder is not None:
+        holder.drop(lease, now)
+    let_go(state, worker)
+
+
+def let_go(state: State, worker: str) -> None:
+    """A worker that can push nothing any more holds no cut up."""
+    if state.cut is not None and not state.holds_training(worker):
+        state.cut.let_go(worker)
+
+
+def _where(work: Work) -> dict[str, int | str]:
+    return {"epoch": work.epoch, "source": work.source, "start": work.start, "end": work.end}
+
+
+def _revoke(state: State, revocation: Revocation, now: float) -> None:
+    if state.cut is not None and state.cut.stage is Stage.SNAPSHOT:
+        # A PS that has revoked a lease leaves it out of its snapshot: nobody could say how far the cut has it.
+        snapshots.call_off(state, f"leases of {revocation.worker} were taken back meanwhile", now)
+    names = ("worker", "leases", "reason", "in_flight", "crashed")
+    state.record({"kind": "revoking", **dict(zip(names, revocation.row(), strict=True))})
+    for number in revocation.leases:
+        where = _where(state.ledgers[TRAINING].leases[number].work)
+        state.tell("lease_revoked", **where, worker=revocation.worker, lease=number, reason=revocation.reason)
+    ask(state, state.revocations[-1])
+
+
+def ask(state: State, revocation: Revocation) -> None:
+    """Every live PS has to answer; those that do not listen yet are asked when they do."""
+    live = state.fleet.live(Role.PS)
+    revocation.waiting = {ps.uid for ps in live}
+    for ps in live:
+        if ps.attached:
+            state.do(RevokeLeases(ps.uid, revocation.leases, state.floor()))
+
+
+def revoked(state: State, event: Revoked, now: float) -> None:
+    """A PS says how far it got with revoked leases."""
+    for revocation in state.revocations:
+        revocation.answered(event.ps, event.applied)
+
+
+def settle_revocations(state: State, now: float) -> None:
+    """Return what nobody is waited for any more to the head of the queue."""
+    if state.ended or not state.synced:
+        return
+    for revocation in [x for x in state.revocations if not x.waiting]:
+        settlements = settle(revocation, state.ledgers[TRAINING].leases, state.fleet.born)
+        quarantine = _crashing(state, revocation, settlements)
+        for s in reversed(settlements):
+            _return(state, revocation, s, quarantine.get(s.lease, 0))
+        let_go(state, revocation.worker)
+
+
+def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int) -> None:
+    lease = state.ledgers[TRAINING].leases[s.lease]
+    rest = lease.work.split(lease.position(s.through))[1]
+    entry = {"kind": "returned", "lease": s.lease, "through": s.through, "partial": s.partial, "repeated": s.repeated}
+    state.record({**entry, "quarantine": quarantine} if quarantine else entry)
+    if rest.records:
+        told = _where(rest)
+        state.tell("records_returned", **told, worker=revocation.worker, reason=revocation.reason, repeated=s.repeated)
+
+
+def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settlement]) -> dict[int, int]:
+    """Count a crash against the minibatch it happened in; how many records of which lease are to be put aside."""
+    leases = state.ledgers[TRAINING].leases
+    current = next((s for s in settlements if s.through < leases[s.lease].steps), None)
+    if not revocation.crashed or current is None:
+        return {}
+    lease = leases[current.lease]
+    start, end = lease.position(current.through), lease.position(current.through + 1)
+    work = Work(lease.work.epoch, lease.work.source, start, end)
+    count = state.range_crashes[work] = state.range_crashes.get(work, 0) + 1
+    if count < CRASHES_OF_A_RANGE:
+        return {}
+    what = f"records {start} to {end} of {work.source} made workers crash {count} times"
+    if not state.settings.skip_crashing:
+        message, detail = state.failure or ("the workers' logs say why", "")
+        state.end("Failed", f"{what}: {message}", detail, "crash")
+        return {}
+    state.tell("quarantined", **_where(work), reason=what)
+    return {current.lease: work.records}
