@@ -316,11 +316,15 @@ class AnnounceCut:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Every push stamped below the cut is in: copy the state, keep later pushes out of the copy."""
+    """Every push stamped below the cut is in: copy the state, keep later pushes out of the copy.
+
+    ``floor``: every lease below was closed when the ledger's half of the cut was taken; a later one would not do.
+    """
 
     cut: int
     checkpoint: bool
     pin: bool
+    floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def advance(state: State, now: float) -> None:
         cut.stage = Stage.SNAPSHOT
         cut.parts = {ps.uid for ps in state.fleet.live(Role.PS)}
         state.frozen = state.training.snapshot()
-        state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin))
+        state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor()))
     elif cut.overdue(now):
         revoked = {ps for revocation in state.revocations for ps in revocation.waiting}
         waiting = cut.holders | revoked if cut.stage is Stage.ANNOUNCED else cut.parts
