@@ -1,20 +1,15 @@
 """How fast tensors travel between two processes: bulk frames beside unary gRPC, over a Unix socket and over TCP.
 
 The server answers each frame with a body of the same size from memory that it keeps, as a PS answers a push with its
-slab; the client receives into memory that it keeps. Prints one JSON object: for each plane, transport and size the
-median round trip in microseconds and the bytes of both directions per second (GB = 1e9 bytes).
-
-    python bench/bulk_plane.py [--seconds 2.0]
+slab; the client receives into memory that it keeps. For each plane, transport and size: the median round trip in
+microseconds and the bytes of both directions per second (GB = 1e9 bytes).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +18,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import grpc
+from figures import Figure, Result
+from script import main, say
 
 from edl.rpc.bulk import Answer, BulkClient, BulkServer, Frame, Kind
 
@@ -105,21 +102,36 @@ def run(plane: str, address: str, seconds: float) -> dict[str, dict[str, float]]
         process.join()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Round trips of the bulk plane and of unary gRPC.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each plane, transport and size")
-    seconds = parser.parse_args().seconds
+def measured(arguments: argparse.Namespace) -> Result:
+    """The planes take turns in every round."""
+    rounds = []
     with tempfile.TemporaryDirectory() as folder:
-        results = {
-            plane: {
-                "unix": run(plane, f"unix:{folder}/{plane}", seconds),
-                "tcp": run(plane, "127.0.0.1:0", seconds),
-            }
-            for plane in PLANES
-        }
-    json.dump({"bulk_plane": results, "cores": os.cpu_count()}, sys.stdout, indent=2)
-    print()
+        for number in range(arguments.rounds):
+            addresses = {"unix": f"unix:{folder}/{number}", "tcp": "127.0.0.1:0"}
+            rounds.append(
+                {
+                    plane: {kind: run(plane, address, arguments.seconds) for kind, address in addresses.items()}
+                    for plane in PLANES
+                }
+            )
+            say(f"round {number + 1} of {arguments.rounds}")
+    return Result("bulk_plane", tuple(figures(rounds)), {"rounds": rounds})
+
+
+def figures(rounds: list[dict[str, dict[str, dict[str, dict[str, float]]]]]) -> Iterator[Figure]:
+    """What matters to training: a small frame, and a large one, over the Unix socket that local roles use."""
+
+    def middle(plane: str, size: str, name: str) -> float:
+        return statistics.median(taken[plane]["unix"][size][name] for taken in rounds)
+
+    for plane, name in (("bulk", "bulk plane"), ("grpc", "unary gRPC")):
+        yield Figure(f"{name}: round trip of an empty message", middle(plane, "empty", "round_trip_us"), "us")
+        yield Figure(f"{name}: 16 MB there and back", middle(plane, "16 MB", "gb_per_second"), "GB/s")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each plane, transport and size; default 1")
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, measured, rounds=3, options=options)

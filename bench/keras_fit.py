@@ -22,7 +22,7 @@ from mnist_job import ZOO
 from edl.data.reader import open_reader
 
 sys.path.insert(0, str(ZOO.parent))
-from model_zoo.mnist import mlp  # noqa: E402  the zoo is found by its path
+from model_zoo.mnist import mlp
 
 BATCH = 64
 

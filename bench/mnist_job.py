@@ -1,4 +1,4 @@
-"""The job that the benchmarks train: digits in RecordIO files and the models of ``model_zoo/mnist``."""
+"""The job that the benchmarks train: digits in RecordIO files and the MLP of ``model_zoo/mnist``."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Workplace:
     def held_back(self) -> Path:
         return self.folder / "digits" / "test"
 
-    def job(self, name: str, *, definition: str = MLP, zoo: Path = ZOO, **fields: Any) -> Path:
-        """Write a job file: two workers, one PS, no export; sections in ``fields`` replace the defaults."""
+    def job(self, name: str, *, params: dict[str, Any] | None = None, **fields: Any) -> Path:
+        """Write a job file: the MLP, two workers, one PS, no export; sections in ``fields`` replace the defaults."""
         spec = {
             "apiVersion": "edl.dev/v1",
             "name": name,
-            "model": {"zoo": str(zoo), "definition": definition},
+            "model": {"zoo": str(ZOO), "definition": MLP, "params": params or {}},
             "data": {"training": str(self.training)},
             "train": {"epochs": 1},
             "export": None,

@@ -4,7 +4,8 @@
 * a worker is told to go (SIGTERM): its process is gone;
 * the master is SIGKILLed: a step that a later incarnation enters into the journal.
 
-All in one job after another, each when two workers train; tasks are small, so that the worker that is left soon asks for
+Each round is one job that meets all three, each when two workers train. Tasks are small, so that the worker that is
+left soon asks for more.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +29,8 @@ def main(description: str | None, measure: Measure, *, rounds: int, options: Opt
     if options is not None:
         options(parser)
     arguments = parser.parse_args()
+    # Told to go, it leaves as by an error: the jobs that it has started end with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = measure(arguments)
     for figure in result.figures:
         say(line(figure))

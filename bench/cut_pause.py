@@ -1,0 +1,77 @@
+"""How long updates wait for a checkpoint: ``pause_seconds`` of the cuts of a job that trains, by the size of the model.
+
+From the announcement of a cut to the last parameter server's copy of it. The first cut, before any step, and those
+of the end are left out: nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from statistics import median
+
+from figures import Figure, Result
+from mnist_job import Workplace, workplace
+from script import main, say
+
+from edl.testing.jobs import JobProcess
+
+LONGEST_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """The MLP with so many hidden units, and how often it is saved: a second or two apart."""
+
+    hidden: int
+    every_steps: int
+
+    @property
+    def parameters(self) -> int:
+        return (784 + 1) * self.hidden + (self.hidden + 1) * 10
+
+
+MODELS = (Model(128, 300), Model(12_600, 30))
+
+
+def pauses(place: Workplace, model: Model, count: int) -> list[float]:
+    """The pauses of ``count`` checkpoints in the middle of a run, in seconds."""
+    job = place.job(
+        f"pause-{model.hidden}",
+        params={"hidden": model.hidden},
+        train={"epochs": 100_000},
+        checkpoint={"every_steps": model.every_steps, "keep": 1},
+    )
+    found: list[float] = []
+    after = 0
+    with JobProcess(job, cwd=place.folder) as run:
+        while len(found) < count:
+            line = run.wait_line(
+                lambda line: line["event"] == "checkpoint_saved" and line["step"] > 0, LONGEST_SECONDS, after
+            )
+            after = run.lines.index(line, after) + 1
+            found.append(line["pause_seconds"])
+        run.interrupt()
+        run.wait()
+    say(f"{model.parameters:,} parameters: " + ", ".join(f"{1e3 * pause:.1f} ms" for pause in found))
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    with workplace(4096) as place:
+        found = {model: pauses(place, model, arguments.rounds) for model in MODELS}
+    figures = [
+        Figure(f"updates pause for a checkpoint of {model.parameters / 1e6:.1f} M parameters", 1e3 * value, "ms")
+        for model, taken in found.items()
+        for value in (median(taken),)
+    ]
+    worst = [
+        Figure(f"the longest of {len(taken)} of {model.parameters / 1e6:.1f} M parameters", 1e3 * max(taken), "ms")
+        for model, taken in found.items()
+    ]
+    details = {str(model.parameters): taken for model, taken in found.items()}
+    return Result("cut_pause", (*figures, *worst), {"pause_seconds": details})
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=8)

@@ -1,0 +1,117 @@
+"""All benchmarks, one after another: ``bench/results/<name>.json`` and the table in ``docs/benchmarks.md``.
+
+About a quarter of an hour on two cores; nothing else should run meanwhile. A script that fails or takes too long is
+reported, the others still run, and the exit code is 1. A requirement that is not met is a result, not a failure.
+
+    python bench/run_all.py [--quick] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import table
+from figures import Result
+from script import say
+
+HERE = Path(__file__).parent
+LEAVE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Script:
+    """One benchmark.
+
+    Attributes:
+        seconds: after which it is given up.
+        quick: arguments of a run that only shows that everything works.
+    """
+
+    name: str
+    seconds: float
+    quick: tuple[str, ...]
+
+
+SCRIPTS = (
+    Script("cli", 60, ("--rounds", "3")),
+    Script("start", 180, ("--rounds", "1")),
+    Script("memory", 180, ("--rounds", "1", "--seconds", "2")),
+    Script("recovery", 240, ("--rounds", "1")),
+    Script("control_plane", 240, ("--rounds", "1", "--seconds", "5")),
+    Script("throughput", 420, ("--rounds", "1", "--epochs", "8")),
+    Script("accuracy", 300, ("--rounds", "1", "--epochs", "1")),
+    Script("cut_pause", 180, ("--rounds", "2")),
+    Script("bulk_plane", 90, ("--seconds", "0.2")),
+)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Make sure that a script and its children are gone; it gets time to end the jobs that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LEAVE_SECONDS)
+
+
+def run(script: Script, quick: bool, results: Path) -> str:
+    """Run one script; its result lands in ``results``. Returns why it failed; empty when it did not."""
+    out = results / f"{script.name}.json"
+    command = [sys.executable, str(HERE / f"{script.name}.py"), "--out", str(out), *(script.quick if quick else ())]
+    process = subprocess.Popen(command, start_new_session=True)  # so that a signal reaches its children too
+    try:
+        code = process.wait(script.seconds)
+        failed = f"exit code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        failed = f"not done after {script.seconds:.0f} s"
+    finally:
+        end(process)
+    if failed:
+        out.write_text(json.dumps(Result(script.name, failed=failed).to_json(), indent=1) + "\n")
+    return failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these scripts; the others keep their results")
+    parser.add_argument("--quick", action="store_true", help="few rounds: shows that it works, figures mean little")
+    parser.add_argument("--results", type=Path, default=table.RESULTS, help="default: bench/results, and the docs")
+    given = parser.parse_args(arguments)
+    unknown = set(given.names) - {script.name for script in SCRIPTS}
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
+    chosen = [script for script in SCRIPTS if not given.names or script.name in given.names]
+    given.results.mkdir(parents=True, exist_ok=True)
+    failures = run_chosen(chosen, given.quick, given.results)
+    if given.results == table.RESULTS:
+        table.write()
+    for name, why in failures.items():
+        say(f"{name} FAILED: {why}")
+    return 1 if failures else 0
+
+
+def run_chosen(chosen: Sequence[Script], quick: bool, results: Path) -> dict[str, str]:
+    """Run the scripts in order; returns those that failed, with the reason."""
+    failures = {}
+    for number, script in enumerate(chosen, 1):
+        say(f"=== {script.name} ({number} of {len(chosen)}, at most {script.seconds:.0f} s)")
+        began = time.monotonic()
+        failed = run(script, quick, results)
+        if failed:
+            failures[script.name] = failed
+        say(f"=== {script.name}: {failed or 'done'} after {time.monotonic() - began:.0f} s")
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The parts of the benchmarks that decide what a figure says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _bench_on_path() -> Iterator[None]:
+    """Scripts of a folder import each other by name, as they do when they are run."""
+    sys.path.insert(0, str(BENCH))
+    yield
+    sys.path.remove(str(BENCH))
+
+
+@pytest.fixture
+def figures() -> ModuleType:
+    import figures
+
+    return figures
+
+
+@pytest.fixture
+def table() -> ModuleType:
+    import table
+
+    return table
+
+
+@pytest.mark.parametrize(
+    ("measured", "limit", "at_least", "met"),
+    [
+        (1.0, 1.0, False, True),
+        (1.1, 1.0, False, False),
+        (0.8, 0.8, True, True),
+        (0.79, 0.8, True, False),
+        (5, None, False, None),
+    ],
+)
+def test_a_requirement_is_met_at_its_limit(figures, measured, limit, at_least, met) -> None:
+    assert figures.Figure("m", measured, "s", limit, at_least).met is met
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.floats(0.01, 1.0))
+def test_a_percentile_is_a_value_that_enough_do_not_exceed(values, share) -> None:
+    from figures import percentile
+
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert sum(value < found for value in values) < share * len(values) + 1e-9
+
+
+def test_a_percentile_of_nothing_is_an_error(figures) -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        figures.percentile([], 0.5)
+
+
+@given(st.floats(1.0, 1e5), st.integers(5, 50))
+def test_a_steady_rate_is_found_again(rate, count) -> None:
+    from figures import steady_rate
+
+    samples = [(100.0 + i, int(i * rate)) for i in range(count)]
+    assert steady_rate(samples, 0) == pytest.approx(rate, abs=1.0)
+
+
+def test_a_steady_rate_leaves_out_the_start_and_waiting_at_the_end(figures) -> None:
+    start = [(0.0, 0), (10.0, 10)]  # 1/s, then 100/s, then nothing
+    steady = [(10.0 + i, 10 + 100 * i) for i in range(1, 5)]
+    waiting = [(20.0, 410), (30.0, 410)]
+    assert figures.steady_rate([*start, *steady, *waiting], 100) == pytest.approx(100.0)
+
+
+def test_no_progress_is_not_a_rate(figures) -> None:
+    with pytest.raises(ValueError, match="no progress"):
+        figures.steady_rate([(0.0, 0), (1.0, 0)], 0)
+
+
+def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
+    kept = figures.Figure("start", 3.0, "s", 5.0, note="import + 2.5 s")
+    missed = figures.Figure("rate", 0.5, "x", 0.8, at_least=True)
+    beside = figures.Figure("import", 2.5, "s")
+    results = [
+        figures.Result("start", (kept, missed, beside)).to_json(),
+        figures.Result("cli", failed="exit code 1").to_json(),
+    ]
+    text = table.generated(results)
+    assert "| start | at most 5.00 s (import + 2.5 s) | 3.00 s | 0.60 | yes |" in text
+    assert "| rate | at least 0.800 x | 0.500 x | 0.62 | **no** |" in text
+    assert "| import | 2.50 s |" in text
+    assert "`cli` failed: exit code 1" in text
+    assert text.count("Measured on") == 1
+
+
+def test_results_of_two_machines_are_told_apart(figures, table) -> None:
+    here, there = (figures.Result(name).to_json() for name in ("start", "cli"))
+    there["machine"] = {"cores": 64, "memory_gb": 512, "arch": "aarch64"}
+    text = table.generated([here, there])
+    assert "- start: measured on" in text
+    assert "- cli: measured on 64 cores (aarch64), 512 GB" in text
+
+
+def test_only_the_generated_part_of_the_page_is_replaced(table) -> None:
+    page = f"# Title\n\n{table.BEGIN}\nold\n{table.END}\n\nnotes\n"
+    once = table.replaced(page, "new")
+    assert once == f"# Title\n\n{table.BEGIN}\n\nnew\n\n{table.END}\n\nnotes\n"
+    assert table.replaced(once, "new") == once
+    with pytest.raises(ValueError, match="both marks"):
+        table.replaced("no marks", "new")
+
+
+def test_the_page_has_its_marks(table) -> None:
+    table.replaced(table.PAGE.read_text(), "anything")
