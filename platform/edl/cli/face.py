@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Protocol, Self
 
@@ -42,7 +43,7 @@ def choose(*, as_json: bool) -> Face:
         from edl.cli.jsonlines import JsonLines
 
         return JsonLines()
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         from edl.cli.live import LiveView  # rich, 60 ms
 
         return LiveView()

@@ -54,7 +54,7 @@ def decide(ended: JobEnded, failure: Failure, stopped_by: int | None) -> Outcome
 def unexplained(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]:
     """Phase and reason of a run whose master did not end it."""
     if stopped_by is not None:
-        return "Interrupted", "interrupted (Ctrl-C)" if stopped_by == INTERRUPTED else "told to stop (SIGTERM)"
+        return "Interrupted", "Ctrl-C" if stopped_by == INTERRUPTED else "SIGTERM"
     if supervisor_exit < 0:  # its roles are tied to it
         return "Failed", f"the supervisor was killed by signal {-supervisor_exit}, and all processes with it"
     if supervisor_exit in (INTERRUPTED, TERMINATED):

@@ -13,7 +13,6 @@ from edl.spec.job import JobSpec
 from edl.spec.load import changes, load
 from edl.spec.status import Status
 from edl.store.durable import translated
-from edl.store.journal import Journal
 from edl.store.rundir import RunDir, read_json, resolve, runs
 
 FIXED = (
@@ -88,6 +87,8 @@ def reopen(run: RunDir) -> None:
     Raises:
         StorageError: a file cannot be written; the run stays ended.
     """
+    from edl.store.journal import Journal  # 10 ms that only an ended run needs
+
     if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
         with closing(Journal.open(run.journal, holder=f"edl run, process {os.getpid()}")[0]) as journal:
             journal.wait(journal.append({"kind": "resumed"}))

@@ -26,6 +26,8 @@ from edl.spec.status import Status
 
 EXPORT = "export"
 """The source of a lease that is no range of the user's records."""
+_LARGEST_OWN_EXIT = 128
+"""Exit codes above it stand for signals, which the reason names."""
 _AT_WORK = ("Training", "Predicting")
 """Phases in which records are done, so that pace and time left mean something."""
 
@@ -136,9 +138,9 @@ def _pid(pid: int | None) -> str:
 
 
 def _ending(event: RoleEnded) -> str:
-    if event.exit_code is None or event.exit_code <= 0:
-        return event.reason or "no reason known"
-    return f"{event.reason}, exit code {event.exit_code}"
+    reason = event.reason or "no reason known"
+    own = event.exit_code is not None and 0 < event.exit_code <= _LARGEST_OWN_EXIT and event.reason != "Deleted"
+    return f"{reason}, exit code {event.exit_code}" if own else reason
 
 
 def _because(reason: str) -> str:

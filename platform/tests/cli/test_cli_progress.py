@@ -140,6 +140,7 @@ def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
     [
         (RoleStarted(0.0, "ps", 1, 7), "ps 1 started (pid 7)"),
         (RoleEnded(0.0, "master", 0, 7, "Error", 1), "master ended (pid 7): Error, exit code 1"),
+        (RoleEnded(0.0, "worker", 0, 7, "Killed (SIGKILL)", 137), "worker 0 ended (pid 7): Killed (SIGKILL)"),
         (RecordsReturned(0.0, 0, 64, "/d/a.recordio", 2, "gone"), "records 0 to 64 of a.recordio of worker 2 back"),
         (RecordsReturned(0.0, 0, 1, "export", 2, "gone"), "the export of worker 2 back in the queue: gone"),
         (CheckpointSaved(0.0, 3, 1200, 0.0124), "checkpoint 3 at step 1,200 saved, updates waited 0.012 s"),
