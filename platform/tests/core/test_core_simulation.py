@@ -1,0 +1,177 @@
+"""A whole job under faults: what must hold at every event and at the end is checked by ``edl.testing.simulation``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edl.core.state import Settings
+from edl.testing.simulation import BrokenPromiseError, Network, World
+
+SOURCES = (("a", 260), ("b", 77))
+DAYS = 86_400.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something bad at a time: ``which`` of the pods there are, ``much`` of it (0 to 1)."""
+
+    at: float
+    what: str
+    which: int
+    much: float
+
+    def strike(self, world: World) -> None:
+        workers, servers = world.alive_workers(), world.alive_servers()
+        if self.what == "master killed" and world.master is not None:
+            world.kill_master(0.1 + 5 * self.much)
+        elif self.what == "master killed in the middle of a write" and world.master is not None:
+            world.die_at = world.handled + 1 + self.which
+        elif self.what == "journal compacted":
+            world.compact()
+        elif self.what == "ps killed" and servers:
+            world.end(servers[self.which % len(servers)].uid, 137)
+        elif workers:
+            worker = workers[self.which % len(workers)]
+            if self.what == "worker killed":
+                world.end(worker.uid, 137)
+            elif self.what == "worker told to go":
+                worker.leaving = True
+            elif self.what == "worker stopped":
+                worker.frozen_until = world.clock.now() + 40 * self.much
+            elif self.what == "worker slow":
+                worker.pace = 3 * self.much
+
+
+WORKER_FAULTS = ("worker killed", "worker told to go", "worker stopped", "worker slow")
+MASTER_FAULTS = ("master killed", "master killed in the middle of a write", "journal compacted")
+
+
+def faults(*kinds: str) -> st.SearchStrategy[list[Fault]]:
+    unit = st.floats(0.0, 1.0)
+    one = st.builds(Fault, st.floats(0.0, 9.0), st.sampled_from(kinds), st.integers(0, 20), unit)
+    return st.lists(one, max_size=10)
+
+
+@st.composite
+def jobs(draw: st.DrawFn, ps: int | None = None) -> Settings:
+    return Settings(
+        minibatch=draw(st.sampled_from([3, 4, 8])),
+        task_records=24,
+        epochs=draw(st.integers(1, 3)),
+        seed=draw(st.integers(0, 3)),
+        max_steps=draw(st.sampled_from([None, None, 17])),
+        evaluation_steps=draw(st.sampled_from([None, 5, 12])),
+        checkpoint_steps=draw(st.sampled_from([None, 6, 15])),
+        export=draw(st.booleans()),
+        ps=ps or draw(st.integers(1, 3)),
+        workers=draw(st.integers(1, 4)),
+    )
+
+
+@dataclass
+class Run:
+    """A job, run to its end under faults."""
+
+    job: Settings
+    faults: list[Fault]
+    seed: int
+    validation: int = 20
+    forgets: bool = False
+    network: Network = field(default_factory=lambda: Network(repeated=0.05, lost=0.02))
+
+    def to_end(self) -> World:
+        validation = (("v", self.validation),) if self.validation else ()
+        world = World(self.job, SOURCES, validation, seed=self.seed, network=self.network, forgets=self.forgets)
+        for fault in self.faults:
+            world.clock.at(fault.at, lambda fault=fault: fault.strike(world))
+        world.run(DAYS)
+        world.check_end()
+        return world
+
+
+_thorough = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+seeds = st.integers(0, 1 << 30)
+
+
+@_thorough
+@given(jobs(), faults(*WORKER_FAULTS, *MASTER_FAULTS, "ps killed"), seeds, st.sampled_from([0, 20]), st.booleans())
+def test_every_record_is_done_once_whoever_dies_when(
+    job: Settings, bad: list[Fault], seed: int, validation: int, forgets: bool
+) -> None:
+    Run(job, bad, seed, validation, forgets).to_end()
+
+
+@_thorough
+@given(jobs(ps=1), faults(*WORKER_FAULTS), seeds)
+def test_lost_workers_cost_a_minibatch_each_and_nothing_is_rolled_back(
+    job: Settings, bad: list[Fault], seed: int
+) -> None:
+    world = Run(job, bad, seed).to_end()
+    assert world.master is not None
+    counters = world.master.counters
+    assert (counters.rolled_back, counters.updates_rolled_back, counters.partial) == (0, 0, 0)
+    taken_back = sum('"revoking"' in line and '"in_flight": true' in line for line in world.journal)
+    assert counters.repeated <= job.minibatch * taken_back
+
+
+@_thorough
+@given(jobs(), faults("worker told to go"), seeds)
+def test_workers_that_are_told_to_go_cost_nothing(job: Settings, bad: list[Fault], seed: int) -> None:
+    world = Run(job, bad, seed, network=Network()).to_end()
+    assert world.master is not None
+    assert world.master.counters.repeated == 0
+
+
+@_thorough
+@given(jobs(), faults(*MASTER_FAULTS), seeds)
+def test_a_lost_master_costs_no_record(job: Settings, bad: list[Fault], seed: int) -> None:
+    world = Run(job, bad, seed, network=Network()).to_end()
+    assert world.master is not None
+    counters = world.master.counters
+    assert (counters.rolled_back, counters.updates_rolled_back, counters.partial, counters.repeated) == (0, 0, 0, 0)
+    assert counters.workers_lost == 0
+
+
+def test_a_run_is_a_function_of_its_seed() -> None:
+    bad = [Fault(1.0, "worker killed", 0, 0.0), Fault(2.0, "ps killed", 1, 0.0), Fault(3.0, "master killed", 0, 0.1)]
+    job = Settings(minibatch=4, task_records=24, ps=2, workers=3, checkpoint_steps=6)
+    first, second = (Run(job, bad, 7).to_end() for _ in range(2))
+    assert first.journal == second.journal
+
+
+def test_the_simulation_notices_an_update_that_is_lost() -> None:
+    world = World(Settings(minibatch=4, task_records=24, workers=2), SOURCES, seed=1)
+    world.run(5.0)
+    (ps,) = world.alive_servers()
+    ps.applied.pop(next(iter(ps.applied)))
+    world.run(DAYS)
+    with pytest.raises(BrokenPromiseError, match="missing"):
+        world.check_end()
+
+
+def test_a_minibatch_that_makes_workers_crash_is_put_aside() -> None:
+    job = Settings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
+    world = World(job, SOURCES, seed=3, poison=frozenset({(0, "a", 40)}))
+    world.run(DAYS)
+    world.check_end()
+    assert world.master is not None
+    training = world.master.ledgers["training"]
+    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("a", 40, 44)]
+    assert training.done_records == training.total - 4
+
+
+def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() -> None:
+    world = World(Settings(minibatch=4, task_records=24, workers=2), SOURCES, seed=3, poison=frozenset({(0, "a", 40)}))
+    world.run(DAYS)
+    assert world.ended is not None
+    assert world.ended.phase == "Failed"
+    assert "records 40 to 44 of a" in world.ended.reason
