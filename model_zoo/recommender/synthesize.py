@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edl.data.example import serialize_example
-from edl.data.recordio.writer import RecordIOWriter
+from edl.data.recordio.writer import Writer
 
 USERS, ITEMS = 200_000, 1_000
 
@@ -30,7 +30,7 @@ def main(out, count=20_000):
     for part, size, seed in (("train", int(count), 3), ("test", int(count) // 10, 4)):
         folder = Path(out) / part
         folder.mkdir(parents=True, exist_ok=True)
-        with RecordIOWriter(folder / "ratings.recordio") as writer:
+        with Writer(folder / "ratings.recordio") as writer:
             for record in records(size, seed):
                 writer.write(record)
 
