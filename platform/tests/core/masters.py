@@ -1,0 +1,74 @@
+"""A job without a cluster: events in, journal entries and commands out, one master after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.events import (
+    CheckpointSaved,
+    DatasetDescribed,
+    Event,
+    Granted,
+    LeaseWanted,
+    ModelDeclared,
+    PodChanged,
+    PodsSynced,
+    PsAttached,
+    PsRegistered,
+    Record,
+    SnapshotTaken,
+    Tell,
+    Tick,
+)
+from edl.core.job import JobState
+from edl.core.state import Settings
+
+
+class Masters:
+    """One master after another over the same journal."""
+
+    def __init__(self, ps: int = 1, checkpoint_steps: int | None = None) -> None:
+        self.settings = Settings(minibatch=8, task_records=64, ps=ps, workers=2, checkpoint_steps=checkpoint_steps)
+        self.journal: list[Any] = []
+        self.told: list[Tell] = []
+        self.number = 0
+        self.restart()
+
+    def restart(self) -> None:
+        self.number += 1
+        self.state = JobState(self.settings)
+        self.state.replay(None, self.journal)
+        self._take(self.state.new_incarnation(self.number))
+
+    def _take(self, commands: list[Any]) -> list[Any]:
+        self.journal += [command.entry for command in commands if isinstance(command, Record)]
+        self.told += [command for command in commands if isinstance(command, Tell)]
+        return commands
+
+    def see(self, *events: Event) -> list[Any]:
+        return [command for event in events for command in self._take(self.state.handle(event, 0.0))]
+
+    def entries(self, kind: str) -> list[Any]:
+        return [entry for entry in self.journal if entry["kind"] == kind]
+
+    def train(self) -> int:
+        """Everybody is there, the first checkpoint is on disk, worker-0 holds a lease; returns its number."""
+        ps = [alive(Role.PS, index) for index in range(self.settings.ps)]
+        self.see(DatasetDescribed(training=(("a", 640),)), *ps, alive(Role.WORKER, 0), alive(Role.WORKER, 1))
+        self.see(PodsSynced())
+        for index in range(self.settings.ps):
+            self.see(PsRegistered(f"ps-{index}"), PsAttached(f"ps-{index}", False, 0))
+        self.see(ModelDeclared("worker-0"), Tick())
+        for index in range(self.settings.ps):
+            self.see(SnapshotTaken(f"ps-{index}", 1, 0, {}))
+        (granted,) = [x for x in self.see(CheckpointSaved(1), LeaseWanted("worker-0")) if isinstance(x, Granted)]
+        return granted.lease
+
+
+def alive(role: Role, index: int, uid: str = "") -> PodChanged:
+    return PodChanged(PodSeen(uid or f"{role}-{index}", role, index, Phase.RUNNING, pid=100 + index))
+
+
+def killed(role: Role, index: int) -> PodChanged:
+    return PodChanged(PodSeen(f"{role}-{index}", role, index, Phase.FAILED, 137, "Killed", 100 + index))
