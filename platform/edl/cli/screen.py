@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edl.cli.progress import Progress
 from edl.cli.wording import clock, duration, measurements, role, sentence
-from edl.spec.status import Status
+from edl.spec.event import RoleEnded
 
 FRAME_LINES = 8
 """Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""
@@ -33,7 +33,7 @@ def screen(progress: Progress, width: int, height: int, now: float, notice: str 
     parts = [
         _title(progress, now),
         _bar(progress, width),
-        _measurements(progress.status),
+        _measurements(progress),
         Text(),
         table,
         Text(),
@@ -62,9 +62,11 @@ def _bar(progress: Progress, width: int) -> RenderableType:
     return grid
 
 
-def _measurements(status: Status | None) -> Text:
+def _measurements(progress: Progress) -> Text:
+    status = progress.status
     if status is None:
-        return _line("the master starts", "dim")
+        again = any(isinstance(event, RoleEnded) and event.role == "master" for event in progress.recent)
+        return _line("the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim")
     return _line("   ".join(measurements(status))) if status.step else _line("workers import the model", "dim")
 
 

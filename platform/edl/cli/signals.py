@@ -16,9 +16,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._received: list[signal.Signals] = []
-        self._wake, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._writer = writer
-        self._old_descriptor = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._wake, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._old_descriptor = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._old: dict[signal.Signals, Handler] = {
             number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
         }

@@ -21,6 +21,9 @@ from edl.store.rundir import append_line, job_dir, tail, write_json
 SUPERVISOR: tuple[str, ...] = ("-m", "edl.local")
 """What Python runs as the supervisor; tests put one of fake roles here."""
 
+_SERVED = ("EDL_MASTER_ADDRESS",)
+"""Variables of a worker that has a master."""
+
 
 def folder_of(spec: JobSpec) -> Path:
     """The folder of the job's runs; ``spec`` with the paths of this machine."""
@@ -51,15 +54,16 @@ def supervised(plan: Plan, *, as_json: bool) -> int:
 
 
 def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
-    """Become the worker: one process, in which ``breakpoint()`` works.
+    """Become the worker: one process, in which ``breakpoint()`` works. It takes the job's lock over, which exec frees.
 
     Raises:
         StorageError: the run directory cannot be written.
     """
     run = plan.run
     write_json(run.spec, dump(plan.spec))
-    append_line(run.events, RunStarted(time.time(), run.run_id, str(run.path)).to_json())
-    if not as_json:
-        print("\n".join(plan.lines()), flush=True)
-    worker = [sys.executable, "-m", "edl.worker", "--local", str(run.path)]
-    os.execv(sys.executable, [*worker, "--json"] if as_json else worker)  # noqa: S606  no shell is wanted
+    started = RunStarted(time.time(), run.run_id, str(run.path))
+    append_line(run.events, started.to_json())
+    print(started.line() if as_json else "\n".join(plan.lines()), flush=True)
+    environment = {name: value for name, value in os.environ.items() if name not in _SERVED}
+    environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
+    os.execve(sys.executable, [sys.executable, "-m", "edl.worker"], environment)  # noqa: S606  no shell is wanted

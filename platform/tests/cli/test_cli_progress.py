@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.cli import jsonlines, lines
@@ -45,6 +45,7 @@ def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
     assert first.at(status(100.5, 9)) == first
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 1000))))
 def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
     progress = Progress(began=50.0)
@@ -102,6 +103,7 @@ def test_exit_codes(phase: str, kind: str, stopped_by: int | None, code: int) ->
     assert decide(ended(phase), Failure(kind, "detail"), stopped_by).exit_code == code
 
 
+@settings(deadline=None)
 @given(st.integers(-64, 255), st.sampled_from([None, INTERRUPTED, TERMINATED]))
 def test_every_end_without_a_word_of_the_master_has_a_phase_and_a_reason(code: int, stopped_by: int | None) -> None:
     phase, reason = unexplained(code, stopped_by)

@@ -141,15 +141,20 @@ def test_a_module_with_its_own_reader_is_not_counted_here(stage: Stage, capsys: 
 
 
 def test_strategy_local_becomes_the_worker(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    calls: list[list[str]] = []
+    calls: list[tuple[list[str], dict[str, str]]] = []
 
-    def execv(program: str, arguments: list[str]) -> None:
-        calls.append(arguments)
+    def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
+        calls.append((arguments, environment))
         raise SystemExit(0)
 
-    stage.monkeypatch.setattr("os.execv", execv)
+    stage.monkeypatch.setattr("os.execve", execve)
+    stage.monkeypatch.setenv("EDL_MASTER_ADDRESS", "unix:of another job")
     assert stage.edl("run", "job.yaml", "--set", "strategy.name=Local", "--json") == 0
-    assert calls[0][1:] == ["-m", "edl.worker", "--local", str(stage.run_dir()), "--json"]
+    ((arguments, environment),) = calls
+    assert arguments[1:] == ["-m", "edl.worker"]
+    assert (environment["EDL_RUN_DIR"], environment["EDL_JSON"]) == (str(stage.run_dir()), "1")
+    assert "EDL_MASTER_ADDRESS" not in environment
+    assert json.loads(capsys.readouterr().out)["event"] == "run_started"
     assert (stage.run_dir() / "spec.json").exists()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -73,6 +73,7 @@ def test_before_the_first_status() -> None:
     assert drawn(Progress(began=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
 
 
+@settings(deadline=None)  # a busy machine draws slowly
 @given(workers=st.integers(0, 200), events=st.integers(0, 50), height=st.integers(14, 60), width=st.integers(40, 200))
 def test_the_picture_fits_the_terminal(workers: int, events: int, height: int, width: int) -> None:
     roles = tuple(RoleStatus(index, 1000 + index, "training") for index in range(workers))
