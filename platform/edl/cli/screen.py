@@ -67,7 +67,9 @@ def _measurements(progress: Progress) -> Text:
     if status is None:
         again = any(isinstance(event, RoleEnded) and event.role == "master" for event in progress.recent)
         return _line("the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim")
-    return _line("   ".join(measurements(status))) if status.step else _line("workers import the model", "dim")
+    if status.phase == "Starting" and progress.ended is None:
+        return _line("workers import the model", "dim")
+    return _line("   ".join(measurements(status)))
 
 
 def _roles(progress: Progress) -> Iterator[tuple[str, str, str]]:
