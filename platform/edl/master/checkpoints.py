@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edl.core.errors import EdlError, StorageError
+from edl.core.errors import EdlError, RetryableError, StorageError
 from edl.core.events import CheckpointSaved, SaveCheckpoint
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, Retry
 from edl.rpc.methods import PsControl
-from edl.store.checkpoint import commit, prune
-from edl.store.manifest import Manifest, ShardInfo
+from edl.store.commits import commit, prune
+from edl.store.manifest import Manifest, ShardInfo, cut_directory
+
+log = logging.getLogger(__name__)
 
 _DEADLINE = 300.0
 _RETRY = Retry(within=30.0)
@@ -32,18 +35,28 @@ class Checkpoints:
         self._keep = keep
         self._protected = protected
 
-    def save(self, command: SaveCheckpoint, channels: Mapping[int, Channel], incarnation: int) -> CheckpointSaved:
-        """Wait until every PS has its shard on disk, then make the checkpoint real."""
-        from edl.store.manifest import cut_directory
+    def save(
+        self, command: SaveCheckpoint, channels: Mapping[int, Channel], count: int, incarnation: int
+    ) -> CheckpointSaved:
+        """Wait until every PS has its shard on disk, then make the checkpoint real.
 
+        Args:
+            command: which cut, and the ledger position that goes with it.
+            channels: to the PS that live, by index.
+            count: how many PS the job has.
+            incarnation: of this master.
+
+        Returns:
+            Whether it is real; that older ones could not be removed is only logged.
+        """
         directory = cut_directory(self.directory, command.cut)
         try:
-            shards = [self._shard(channels[index], command.cut, incarnation) for index in sorted(channels)]
+            shards = [self._shard(_of(channels, index), command.cut, incarnation) for index in range(count)]
             created = datetime.now(UTC).isoformat(timespec="seconds")
             commit(directory, Manifest(command.cut, command.version, created, tuple(shards), dict(command.ledger)))
         except EdlError as error:
             return CheckpointSaved(command.cut, str(error))
-        prune(self.directory, self._keep, self._protected() | {command.cut})
+        self._prune(command.cut)
         return CheckpointSaved(command.cut)
 
     def _shard(self, channel: Channel, cut: int, incarnation: int) -> ShardInfo:
@@ -52,3 +65,16 @@ class Checkpoints:
         if reply.error:
             raise StorageError(reply.error, where=channel.address)
         return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
+
+    def _prune(self, newest: int) -> None:
+        """What is in use stays until the core has taken note of the newest."""
+        try:
+            prune(self.directory, self._keep, self._protected() | {newest})
+        except StorageError as error:
+            log.warning("old checkpoints stay: %s", error)
+
+
+def _of(channels: Mapping[int, Channel], index: int) -> Channel:
+    if index not in channels:
+        raise RetryableError(f"ps-{index} was lost")
+    return channels[index]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from edl.core.cluster import Cluster, Synced
-from edl.core.errors import BadInputError, EdlError, RetryableError
+from edl.core.errors import BadInputError, RetryableError
 from edl.core.events import Command, DeletePod, Event, PodChanged, PodsSynced, StartPod, StartRefused
+from edl.master import threads
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +20,13 @@ class Pods:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._wishes: queue.Queue[StartPod | DeletePod | None] = queue.Queue()
-        self._threads: list[threading.Thread] = []
+        self._wishes: queue.SimpleQueue[StartPod | DeletePod | None] = queue.SimpleQueue()
+        self._closed = False
 
-    def start(self, handle: Callable[[Event], Any], lost: Callable[[EdlError], None]) -> None:
-        """Begin to watch and to serve wishes; ``lost`` is called when the cluster is gone for good."""
-        for name, target in (("watch", self._watch), ("wishes", self._serve)):
-            thread = threading.Thread(target=target, args=(handle, lost), name=f"pods-{name}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+    def start(self, handle: Callable[[Event], Any], failed: threads.Failed) -> None:
+        """Begin to watch and to serve wishes; ``failed`` is told when the cluster is gone for good."""
+        threads.start("pods-watch", lambda: self._watch(handle), failed)
+        threads.start("pods-wishes", lambda: self._serve(handle), failed)
 
     def do(self, command: Command) -> None:
         """Queue a wish."""
@@ -37,24 +35,21 @@ class Pods:
 
     def close(self) -> None:
         """Stop watching; pods stay as they are."""
+        self._closed = True
         self._wishes.put(None)
         self._cluster.close()
 
-    def _watch(self, handle: Callable[[Event], Any], lost: Callable[[EdlError], None]) -> None:
-        try:
-            for seen in self._cluster.watch():
-                handle(PodsSynced() if isinstance(seen, Synced) else PodChanged(seen))
-        except EdlError as error:
-            lost(error)
+    def _watch(self, handle: Callable[[Event], Any]) -> None:
+        for seen in self._cluster.watch():
+            handle(PodsSynced() if isinstance(seen, Synced) else PodChanged(seen))
+        if not self._closed:
+            raise RetryableError("the cluster does not say any more what becomes of the pods")
 
-    def _serve(self, handle: Callable[[Event], Any], lost: Callable[[EdlError], None]) -> None:
-        try:
-            while (wish := self._wishes.get()) is not None:
-                refusal = self._carry_out(wish)
-                if refusal is not None:
-                    handle(refusal)
-        except EdlError as error:
-            lost(error)
+    def _serve(self, handle: Callable[[Event], Any]) -> None:
+        while (wish := self._wishes.get()) is not None and not self._closed:
+            refusal = self._carry_out(wish)
+            if refusal is not None:
+                handle(refusal)
 
     def _carry_out(self, wish: StartPod | DeletePod) -> StartRefused | None:
         try:

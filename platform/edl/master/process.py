@@ -1,7 +1,13 @@
 """The master process: put together, run to the end of the job, taken apart.
 
-Exits 0 when the job is over (done, or failed by its own rules: ``status.json`` says which), 143 when it was told to go
-(the journal is flushed, pods are left alone, another master goes on), 1 when it cannot go on itself.
+Exits 0 when the job is over (done, or failed by its own rules: ``failure.json`` says which), 143 when it was told to go
+(the journal is flushed, pods are left alone, another master goes on), 1 when it cannot go on itself and another one
+may: its log says why.
+
+A journal that cannot be written ends the job as failed, of kind ``storage``: no other master could decide anything
+either. That end is told to people and to the supervisor, but not to the journal, which ends where it was cut off: after
+the disk has room again, ``edl run --resume`` goes on from there and from the newest checkpoint, as after a power cut. A
+journal that cannot even be opened leaves the job as it is: the supervisor tries again for a while.
 """
 
 from __future__ import annotations
@@ -12,15 +18,18 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 from edl.core.cluster import Cluster, Role
-from edl.core.errors import BadInputError, EdlError
-from edl.core.events import DeletePod, EndJob, Event, Tell
+from edl.core.errors import BadInputError, EdlError, StorageError
+from edl.core.events import DeletePod, EndJob, Event, PodChanged, PodsSynced
 from edl.core.fleet import Pod
 from edl.core.job import JobState
 from edl.local.client import LocalCluster
+from edl.master import threads
 from edl.master.checkpoints import Checkpoints
 from edl.master.dataset import describe
+from edl.master.ending import tell_end, tell_so_far
 from edl.master.parameter_servers import ParameterServers
 from edl.master.pods import Pods
 from edl.master.reporter import PERIOD_SECONDS, Reporter
@@ -30,15 +39,16 @@ from edl.master.shell import Shell
 from edl.rpc import edl_pb2_grpc
 from edl.rpc.channels import serve
 from edl.rpc.identity import Identity
-from edl.spec.event import JobEnded, RoleStarted
+from edl.spec.event import RoleStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.store.journal import Journal
-from edl.store.rundir import RunDir, write_json
+from edl.store.rundir import RunDir
 
 log = logging.getLogger("edl.master")
 
 SIGTERM_EXIT = 143
+FAILED_EXIT = 1
 LEAVE_SECONDS = 1.5
 """How long workers get to leave by themselves at the end of the job, and then pods to go when they are told to."""
 _THREADS_BESIDE_WORKERS = 16
@@ -62,23 +72,33 @@ def main() -> int:
 
 
 class Master:
-    """All parts of a master, started on entry and stopped on exit."""
+    """All parts of a master, started on entry and stopped on exit.
+
+    Args:
+        identity: of this process.
+        spec: of the job.
+        cluster: where its pods are.
+
+    Raises:
+        RefusedError: another master has the journal open.
+        StorageError: the journal cannot be read or opened.
+    """
 
     def __init__(self, identity: Identity, spec: JobSpec, cluster: Cluster) -> None:
         self._run = RunDir(identity.run_dir)
         self._predict = (identity.run_dir / "predict.json").exists()
         self._spec, self._identity = spec, identity
-        self._failed: EdlError | None = None
-        self._refused: BadInputError | None = None
+        self._bad_module: BadInputError | None = None
         state, self._journal = self._replayed(f"master process {os.getpid()}")
-        self._reporter = Reporter(self._run, spec.name, state)
+        self._reporter = Reporter(self._run, spec.name, state, lambda error: self.shell.fail(error))
         keep = spec.checkpoint.keep if spec.checkpoint else 1
-        checkpoints = Checkpoints(self._run.checkpoints, keep, lambda: _in_use(state))
+        checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use)
         incarnation = self._journal.incarnation
-        self._servers = ParameterServers(identity.token, incarnation, state.settings.ps, checkpoints, state.floor)
+        self._servers = ParameterServers(identity.token, incarnation, state.settings.ps, checkpoints)
         self._pods = Pods(cluster)
-        self.shell = Shell(state, self._journal, pods=self._pods, ps=self._servers, tell=self._tell)
+        self.shell = Shell(state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell)
         self._servicer = Servicer(self.shell, self._servers, incarnation)
+        self._parts = ExitStack()
 
     def _replayed(self, holder: str) -> tuple[JobState, Journal]:
         settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader())
@@ -93,49 +113,51 @@ class Master:
         try:
             return defines_reader(self._spec)
         except BadInputError as error:
-            self._refused = error
+            self._bad_module = error
             return False
 
     def __enter__(self) -> Master:
-        threads = _THREADS_BESIDE_WORKERS + 3 * self._spec.workers.max
-        self._server = serve(
+        with self._parts as parts:
+            for part in (self._journal, self._reporter, self.shell, self._servers, self._pods):
+                parts.callback(part.close)
+            # Before anybody can call: leases get this master's numbers, and answers of PS have somewhere to go.
+            self.shell.begin(self._journal.incarnation)
+            self._servers.start(self.shell.handle, self.shell.fail)
+            self._serve(parts)
+            self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
+            self._parts = parts.pop_all()
+        return self
+
+    def _serve(self, parts: ExitStack) -> None:
+        server = serve(
             lambda server: edl_pb2_grpc.add_MasterServicer_to_server(self._servicer, server),  # type: ignore[no-untyped-call]
             self._identity.master_address,
             self._identity.token,
-            threads,
+            _THREADS_BESIDE_WORKERS + 3 * self._spec.workers.max,
             before_stop=self.shell.stop_waiting,
         )
-        started = RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid())
-        self._reporter.put(started)
-        return self
+        parts.callback(server.stop, 0.2)
 
     def __exit__(self, *_: object) -> None:
-        self._pods.close()
-        self._servers.close()
-        self._server.stop(grace=0.2)
-        self._reporter.close()
-        self._journal.close()
+        self._parts.close()
 
     # ------------------------------------------------------------------ running
 
     def run(self, stopping: threading.Event) -> int:
-        """Run until the job is over, or this master is told to go."""
+        """Run until the job is over, this master fails, or it is told to go; returns the exit code."""
         shell = self.shell
-        shell.begin(self._journal.incarnation)
-        self._servers.start(self._event, self._lost)
-        status = threading.Thread(target=self._keep_status, args=(stopping,), name="status", daemon=True)
-        status.start()
-        try:
-            if not self._already_over():
-                self._pods.start(self._event, self._lost)
-                self._describe()
-                shell.run(lambda: stopping.is_set() or self._failed is not None)
-        except EdlError as error:
-            self._failed = error
+        threads.start("status", lambda: self._keep_status(stopping), shell.fail)
+        if not self._already_over():
+            self._pods.start(self._seen, shell.fail)
+            threads.start("data", self._describe, shell.fail)
+            shell.run(stopping.is_set)
         if shell.ended is not None:
             return self._end(shell.ended)
-        if self._failed is not None:
-            raise self._failed
+        if isinstance(shell.failure, StorageError):
+            return self._end_unrecorded(shell.failure)
+        self._tell_so_far()
+        if shell.failure is not None:
+            return FAILED_EXIT
         log.info("told to go: the journal is flushed, pods are left alone")
         return SIGTERM_EXIT
 
@@ -148,28 +170,23 @@ class Master:
 
     def _describe(self) -> None:
         state = self.shell.state
-        if state.described or state.settings.describe:
-            return
         try:
-            if self._refused is not None:
-                raise self._refused
-            self._event(describe(self._spec, predict=self._predict))
+            if self._bad_module is not None:
+                raise self._bad_module
+            if not state.described and not state.settings.describe:
+                self.shell.handle(describe(self._spec, predict=self._predict))
         except BadInputError as error:
             self.shell.give_up(str(error), "input")
 
-    def _event(self, event: Event) -> None:
-        try:
-            self.shell.handle(event)
-        except EdlError as error:
-            self._lost(error)
-
-    def _lost(self, error: EdlError) -> None:
-        """Something that this master cannot do without is gone."""
-        self._failed = self._failed or error
-        self.shell.stop_waiting()
-
-    def _tell(self, what: Tell) -> None:
-        self._reporter.tell(what)
+    def _seen(self, event: Event) -> None:
+        """The cluster says something; what it says of PS also goes to those who talk to them."""
+        self.shell.handle(event)
+        if isinstance(event, PodChanged) and event.pod.ended:
+            self._servers.ended(event.pod.uid)
+        elif isinstance(event, PodsSynced):
+            live = {pod.uid for pod in self._live(Role.PS)}
+            for uid in self._servers.addresses().keys() - live:
+                self._servers.ended(uid)
 
     def _keep_status(self, stopping: threading.Event) -> None:
         while not stopping.wait(PERIOD_SECONDS):
@@ -177,40 +194,48 @@ class Master:
                 status = self._reporter.status()
             self._reporter.write_status(status)
 
+    def _in_use(self) -> set[int]:
+        with self.shell.lock:
+            checkpoint = self.shell.state.checkpoint
+            return {checkpoint.cut} if checkpoint else set()
+
     # ------------------------------------------------------------------ the end
 
     def _end(self, ended: EndJob) -> int:
         log.info("job %s: %s", ended.phase, ended.reason)
         self.shell.stop_waiting()
-        self._dismiss()
+        if self.shell.failure is None:
+            self._dismiss()
+        with self.shell.lock:
+            status, summary = self._reporter.status(), self._reporter.summary()
+        tell_end(self._run, self._reporter, ended, status, summary)
+        return 0
+
+    def _end_unrecorded(self, error: StorageError) -> int:
+        """The journal cannot be written: nobody can go on with this job until somebody has looked at the disk."""
+        ended = EndJob("Failed", str(error), kind="storage")
+        with self.shell.lock:
+            self.shell.state.give_up(ended.reason, ended.kind)
+        return self._end(ended)
+
+    def _tell_so_far(self) -> None:
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
         self._reporter.write_status(status)
-        if ended.phase == "Failed":
-            failure = {"kind": ended.kind, "reason": ended.reason, "detail": ended.detail}
-            write_json(self._run.path / "failure.json", failure)
-            (self._run.path / "failure.txt").write_text(ended.detail)
-        write_json(self._run.path / "summary.json", summary.to_json())
-        # The last event comes last: who reads it finds all the rest in place.
-        self._reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
-        return 0
+        tell_so_far(self._run, summary)
 
     def _dismiss(self) -> None:
         """Let the pods go, and wait until they are gone: workers were told to stop, and most leave by themselves."""
         self._await_gone(Role.WORKER)
-        for pod in self._live():
+        for pod in self._live(Role.WORKER, Role.PS):
             self._pods.do(DeletePod(pod.uid, LEAVE_SECONDS / 2))
         self._await_gone(Role.WORKER, Role.PS)
 
     def _live(self, *roles: Role) -> list[Pod]:
         with self.shell.lock:
-            return [pod for role in roles or (Role.WORKER, Role.PS) for pod in self.shell.state.fleet.live(role)]
+            return [pod for role in roles for pod in self.shell.state.fleet.live(role)]
 
     def _await_gone(self, *roles: Role) -> None:
         until = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < until and self._live(*roles):
             self.shell.pause(0.05)
-
-
-def _in_use(state: JobState) -> set[int]:
-    return {state.checkpoint.cut} if state.checkpoint else set()

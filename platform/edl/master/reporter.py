@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import threading
 import time
-from collections import deque
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
@@ -15,67 +16,39 @@ from edl.core.errors import StorageError
 from edl.core.events import Tell
 from edl.core.fleet import Pod
 from edl.core.job import JobState
+from edl.master import threads
+from edl.master.rate import Rate
 from edl.spec.event import EVENTS, Event
 from edl.spec.status import RoleStatus, Status, Summary
 from edl.store.rundir import RunDir, append_line, write_json
 
 log = logging.getLogger(__name__)
 
-WINDOW_SECONDS = 5.0
 PERIOD_SECONDS = 0.2
 
 
-class Rate:
-    """Records a second: lately, and over all the time in which records were done."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-        self._first: tuple[float, int] | None = None
-        self._last: tuple[float, int] = (0.0, 0)
-
-    def observe(self, now: float, done: int) -> None:
-        """So many records are done now; fewer than before after a rollback."""
-        if self._seen and done < self._seen[-1][1]:
-            self._seen.clear()
-            self._first = None
-        if not self._seen or done != self._seen[-1][1]:
-            self._last = (now, done)
-        if self._seen and self._first is None and done > self._seen[0][1]:
-            self._first = self._seen[-1]
-        self._seen.append((now, done))
-        while now - self._seen[0][0] > WINDOW_SECONDS:
-            self._seen.popleft()
-
-    @property
-    def lately(self) -> float:
-        """Over the last seconds."""
-        return _slope(self._seen[0], self._seen[-1]) if self._seen else 0.0
-
-    @property
-    def overall(self) -> float:
-        """From the first to the last record."""
-        return _slope(self._first, self._last) if self._first else 0.0
-
-
-def _slope(a: tuple[float, int], b: tuple[float, int]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0]) if b[0] > a[0] else 0.0
-
-
 class Reporter:
-    """Writes ``events.jsonl`` and ``status.json`` of a run, from a thread of its own."""
+    """Writes ``events.jsonl`` and ``status.json`` of a run. Disks that are full are logged and do not stop the job.
 
-    def __init__(self, run: RunDir, job: str, state: JobState) -> None:
+    Args:
+        run: where to.
+        job: its name.
+        state: what is told; read with the shell's lock held.
+        failed: told when no more lines can be written for another reason than the disk.
+    """
+
+    def __init__(self, run: RunDir, job: str, state: JobState, failed: threads.Failed) -> None:
         self._run, self._job, self._state = run, job, state
-        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._rate = Rate()
-        self._began = time.time()
-        self._thread = threading.Thread(target=self._write_lines, name="events", daemon=True)
-        self._thread.start()
+        self._began = began(run)
+        self._writing = threading.Lock()
+        self._thread = threads.start("events", self._write_lines, failed)
 
     # ------------------------------------------------------------------ events
 
     def tell(self, what: Tell) -> None:
-        """Queue an event of the core; called under the shell's lock."""
+        """Queue an event of the core; one that is not for people goes to the log."""
         kind = EVENTS.get(what.event)
         if kind is None:
             log.info("%s %s", what.event, dict(what.fields))
@@ -106,9 +79,10 @@ class Reporter:
     # ------------------------------------------------------------------ status
 
     def write_status(self, status: Status) -> None:
-        """Replace ``status.json``; a full disk is logged and does not stop the job."""
+        """Replace ``status.json``."""
         try:
-            write_json(self._run.status, status.to_json())
+            with self._writing:
+                write_json(self._run.status, status.to_json())
         except StorageError as error:
             log.error("%s", error)
 
@@ -142,8 +116,8 @@ class Reporter:
     def _role(self, pod: Pod) -> RoleStatus:
         return RoleStatus(pod.index, pod.pid, describe_pod(self._state, pod), pod.uid)
 
-    def summary(self, run_seconds: float | None = None) -> Summary:
-        """What the run came to."""
+    def summary(self) -> Summary:
+        """What the run has come to. Call with the shell's lock held."""
         state, main, counters = self._state, self._state.main, self._state.counters
         quarantined = sum(work.records for work in main.quarantined) if main else 0
         lost = main.total - main.done_records - quarantined - main.remaining() if main else 0
@@ -156,7 +130,7 @@ class Reporter:
             records_skipped=counters.skipped + quarantined,
             updates_rolled_back=counters.updates_rolled_back,
             samples_per_second=self._rate.overall,
-            seconds=run_seconds if run_seconds is not None else time.time() - self._began,
+            seconds=max(0.0, time.time() - self._began),
             workers_lost=counters.workers_lost,
             metrics=counters.metrics,
             export=counters.exported[0] if counters.exported else None,
@@ -180,3 +154,14 @@ def describe_pod(state: JobState, pod: Pod) -> str:
     if kinds:
         return {"training": "training", "evaluation": "evaluating", "prediction": "predicting"}.get(kinds[0], kinds[0])
     return "waiting" if pod.uid in state.holders else "starting"
+
+
+def began(run: RunDir) -> float:
+    """When the run was started or resumed last, in unix seconds: its masters come and go. Now, if nothing says so."""
+    started = 0.0
+    with suppress(FileNotFoundError), run.events.open("rb") as lines:
+        for line in lines:
+            if b'"run_started"' in line:
+                with suppress(ValueError, KeyError, TypeError):  # a torn line, or not such an event after all
+                    started = float(json.loads(line)["time"])
+    return started or time.time()

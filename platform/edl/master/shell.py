@@ -1,8 +1,10 @@
 """The loop around the core: events in, commands carried out.
 
-One lock makes events come one at a time. Decisions are journaled in the order in which they are made, and an answer
-leaves only when what it rests on is on disk. Everything that can wait for somebody else (a PS, the cluster, a disk) is
-done by a thread of its own, which puts what came of it back in as an event.
+One lock makes events come one at a time. Decisions are journaled in the order in which they are made, and nothing
+leaves before what it rests on is on disk: no answer, and no command either (module ``outbox``). Everything that can
+wait for somebody else (a PS, the cluster, a disk) is done by a thread of its own, which puts what came of it back in as
+an event. When something fails in here, memory and journal may differ: the first failure ends this master, and the next
+one begins with what the journal says.
 """
 
 from __future__ import annotations
@@ -11,10 +13,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
+from edl.core.errors import EdlError, RetryableError
 from edl.core.events import (
     Acknowledged,
+    AnnounceCut,
     Answer,
     Command,
     DeletePod,
@@ -32,6 +37,8 @@ from edl.core.events import (
     WaitForWork,
 )
 from edl.core.job import JobState
+from edl.master import threads
+from edl.master.outbox import Outbox
 from edl.store.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -41,6 +48,12 @@ _ANSWERS = (Granted, WaitForWork, StopWork, Acknowledged)
 _ROUTINE = (LeaseWanted, Progressed, TaskReported, Tick)
 """Events that bring nothing nearer that waits for time to pass by less than a tick: they come by the thousand, and
 waking the clock for each of them would cost as much as handling them."""
+_BRINGS_NO_WORK = (LeaseWanted, Progressed)
+"""Events after which a worker that waits for work need not ask again."""
+
+
+class MasterEndsError(RetryableError):
+    """This master cannot go on; the one after it will answer."""
 
 
 class Effects(Protocol):
@@ -60,6 +73,12 @@ class Shell:
         ps: carries out what is meant for parameter servers.
         tell: writes an event for people.
         clock: monotonic seconds.
+
+    Attributes:
+        lock: held while state is read or changed.
+        ended: how the job ended, once that is on disk.
+        failure: why this master cannot go on; the first reason counts.
+        announced: the newest cut that is on disk as announced: workers may hear of it.
     """
 
     def __init__(
@@ -76,59 +95,116 @@ class Shell:
         self.journal = journal
         self.clock = clock
         self.ended: EndJob | None = None
+        self.failure: Exception | None = None
+        self.announced = state.cut_number
         self._pods, self._ps, self._tell = pods, ps, tell
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._alarm = threading.Condition(self.lock)
         self._generation = 0
         self._stopping = False
-        self._answers: list[Answer] = []
+        self._lsn = 0
+        self._outbox = Outbox(journal.wait, self._do)
+        threads.start("outbox", self._outbox.run, self.fail)
 
     # ------------------------------------------------------------------ events
 
     def handle(self, event: Event) -> Answer | None:
-        """Decide and begin to carry out; returns the answer once what it rests on is on disk.
+        """Decide and have it carried out; returns the answer once everything decided so far is on disk.
 
         Raises:
-            StorageError: the journal cannot be written any more.
-            RefusedError: a newer master has opened it.
+            MasterEndsError: the journal cannot be written, a newer master has opened it, or deciding failed.
         """
-        with self.lock:
-            answer, lsn = self._carry_out(self.state.handle(event, self.clock()))
-            if lsn and not isinstance(event, LeaseWanted):
-                self._wake()
-            if not isinstance(event, _ROUTINE):
-                self._alarm.notify()
-        if lsn and answer is not None:
-            self.journal.wait(lsn)
-        return answer
+        return self._decide(lambda: self.state.handle(event, self.clock()), event)
 
     def begin(self, incarnation: int) -> None:
         """Enter this master's number into the journal, before any event."""
-        with self.lock:
-            self._carry_out(self.state.new_incarnation(incarnation))
+        self._decide(lambda: self.state.new_incarnation(incarnation))
 
-    def _carry_out(self, commands: list[Command]) -> tuple[Answer | None, int]:
+    def give_up(self, reason: str, kind: str) -> None:
+        """Fail the job for a reason that lies outside the core: its data cannot be read."""
+        self._decide(lambda: self.state.give_up(reason, kind))
+
+    def _decide(self, decide: Callable[[], list[Command]], event: Event | None = None) -> Answer | None:
+        try:
+            with self.lock:
+                self._check()
+                answer, changed = self._enter(decide())
+                self._rouse(event, changed)
+                lsn = self._lsn
+            if answer is not None and lsn:
+                self.journal.wait(lsn)
+        except MasterEndsError:
+            raise
+        except Exception as error:
+            self.fail(error)
+            raise MasterEndsError(f"this master ends: {error}") from error
+        return answer
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise MasterEndsError(f"this master ends: {self.failure}")
+
+    def _enter(self, commands: list[Command]) -> tuple[Answer | None, bool]:
+        """Journal and queue what was decided; the answer, and whether the ledger changed."""
         answer: Answer | None = None
-        lsn = 0
+        before = self._lsn
         for command in commands:
             if isinstance(command, Record):
-                lsn = self.journal.append(command.entry)
+                self._lsn = self.journal.append(command.entry)
             elif isinstance(command, _ANSWERS):
                 answer = command
-            elif isinstance(command, Tell):
-                self._tell(command)
-            elif isinstance(command, StartPod | DeletePod):
-                self._pods.do(command)
-            elif isinstance(command, EndJob):
-                self.ended = command
-                self._wake()
-                self._alarm.notify()
             else:
-                self._ps.do(command)
+                self._outbox.put(self._lsn, command)
+        changed = self._lsn != before
         if self.journal.size_bytes > COMPACT_BYTES:
-            lsn = self.journal.compact(self.state.snapshot())
-        return answer, lsn
+            self._lsn = self.journal.compact(self.state.snapshot())
+        return answer, changed
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, Tell):
+            self._tell(command)
+        elif isinstance(command, StartPod | DeletePod):
+            self._pods.do(command)
+        elif isinstance(command, EndJob):
+            self._over(command)
+        else:
+            if isinstance(command, AnnounceCut):
+                self.announced = command.cut
+            self._ps.do(command)
+
+    def _over(self, ended: EndJob) -> None:
+        with self.lock:
+            self.ended = ended
+            self._wake()
+            self._alarm.notify()
+
+    # ------------------------------------------------------------------ the end of this master
+
+    def fail(self, error: Exception) -> None:
+        """Something that this master cannot do without is gone: nothing is decided any more, ``run`` returns."""
+        with self.lock:
+            if self.failure is not None:
+                return
+            self.failure = error
+            self._stopping = True
+            self._wake()
+            self._alarm.notify()
+        if isinstance(error, EdlError):
+            log.error("this master cannot go on: %s", error)
+        else:
+            log.error("this master cannot go on", exc_info=error)
+
+    def stop_waiting(self) -> None:
+        """Answer every question that waits."""
+        with self.lock:
+            self._stopping = True
+            self._wake()
+            self._alarm.notify()
+
+    def close(self) -> None:
+        """End the thread that carries commands out, after what is queued."""
+        self._outbox.close()
 
     # ------------------------------------------------------------------ waiting
 
@@ -141,6 +217,12 @@ class Shell:
             assert answer is not None
             if not isinstance(answer, WaitForWork) or not self._wait(generation, until):
                 return answer
+
+    def _rouse(self, event: Event | None, changed: bool) -> None:
+        if not isinstance(event, _ROUTINE) or (changed and not isinstance(event, _BRINGS_NO_WORK)):
+            self._wake()
+        if not isinstance(event, _ROUTINE):
+            self._alarm.notify()
 
     def _wake(self) -> None:
         self._generation += 1
@@ -156,30 +238,22 @@ class Shell:
                 self._changed.wait(left)
             return not self._stopping
 
-    def give_up(self, reason: str, kind: str) -> None:
-        """Fail the job for a reason that lies outside the core: its data cannot be read."""
-        with self.lock:
-            self._carry_out(self.state.give_up(reason, kind))
-
     def pause(self, seconds: float) -> None:
         """Wait for a change, or so many seconds."""
         with self.lock:
             self._changed.wait(seconds)
 
-    def stop_waiting(self) -> None:
-        """Answer every question that waits."""
-        with self.lock:
-            self._stopping = True
-            self._wake()
-            self._alarm.notify()
-
     def run(self, stopped: Callable[[], bool], longest: float = 0.5) -> None:
-        """Let time pass for the core until the job has ended or ``stopped`` says so."""
-        while self.ended is None and not stopped():
+        """Let time pass for the core until the job has ended, this master failed or ``stopped`` says so."""
+        while not (self._is_over() or stopped()):
             with self.lock:
                 now = self.clock()
                 wait = min(max(self.state.deadline(now) - now, 0.001), longest)
-                if self.ended is None:
+                if not self._is_over():
                     self._alarm.wait(wait)
-            if self.ended is None:
-                self.handle(Tick())
+            if not self._is_over():
+                with suppress(MasterEndsError):  # ``failure`` says why
+                    self.handle(Tick())
+
+    def _is_over(self) -> bool:
+        return self.ended is not None or self.failure is not None

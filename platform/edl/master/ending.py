@@ -1,0 +1,54 @@
+"""What a master leaves behind for people when the job is over, or when it has to go itself."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from edl.core.errors import StorageError
+from edl.core.events import EndJob
+from edl.master.reporter import Reporter
+from edl.spec.event import JobEnded
+from edl.spec.status import Status, Summary
+from edl.store.durable import translated
+from edl.store.rundir import RunDir, write_json
+
+log = logging.getLogger(__name__)
+
+SUMMARY, FAILURE, DETAIL = "summary.json", "failure.json", "failure.txt"
+
+
+def tell_end(run: RunDir, reporter: Reporter, ended: EndJob, status: Status, summary: Summary) -> None:
+    """Write how the job ended. The last event comes last: who reads it finds all the rest in place.
+
+    A file that cannot be written does not keep the others from being written: on a full disk, some are small enough.
+    """
+    reporter.write_status(status)
+    if ended.phase == "Failed":
+        _attempt(partial(_failure, run, ended))
+    tell_so_far(run, summary)
+    reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
+
+
+def tell_so_far(run: RunDir, summary: Summary) -> None:
+    """Write what the run has come to, for whoever ends it."""
+    _attempt(lambda: write_json(run.path / SUMMARY, summary.to_json()))
+
+
+def _failure(run: RunDir, ended: EndJob) -> None:
+    """A run fails once: what a master before this one wrote says more than the journal does."""
+    path = run.path / FAILURE
+    if path.exists():
+        return
+    with translated(run.path / DETAIL, "write"):
+        (run.path / DETAIL).write_text(ended.detail, encoding="utf-8")
+    write_json(path, {"kind": ended.kind, "reason": ended.reason, "detail": ended.detail})
+
+
+def _attempt(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except StorageError as error:
+        log.error("%s", error)
