@@ -407,10 +407,9 @@ class World:
             raise BrokenPromiseError(f"{who}: missing {missing}, not done {extra}, applied twice {often}")
 
     def _everything(self) -> set[Minibatch]:
-        """What is in the parameters now, as far as the ledger or a live PS knows."""
-        assert self.master is not None
+        """What is in the parameters now, as far as the journal or a live PS knows."""
         applied = {what for ps in self.alive_servers() for what in ps.applied.keys() | ps.lacking}
-        return applied | set(done_minibatches(self.master.ledgers[TRAINING]))
+        return applied | set(done_minibatches(self.shadow.ledgers[TRAINING]))
 
     def check_end(self) -> None:
         """What must hold when the job is done."""

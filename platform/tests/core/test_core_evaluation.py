@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import copy
+from functools import reduce
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.evaluation import add
+
+shape = st.lists(st.integers(0, 5), max_size=3)
+
+
+def part(numbers: list[int], own: list[int]) -> dict[str, Any]:
+    return {
+        "accuracy": {"additive": True, "states": [numbers, [numbers]]},
+        "auc": {"additive": False, "states": own},
+    }
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=1)))
+def test_states_add_up_elementwise_and_in_any_order(parts: list[list[int]]) -> None:
+    expected = [sum(column) for column in zip(*parts, strict=True)]
+    for order in (parts, parts[::-1]):
+        total = reduce(add, (part(numbers, []) for numbers in order), {})
+        assert total["accuracy"]["states"] == [expected, [expected]]
+
+
+@given(st.lists(shape, min_size=1))
+def test_states_that_do_not_add_up_are_kept_one_set_a_task(own: list[list[int]]) -> None:
+    total = reduce(add, (part([1], states) for states in own), {})
+    assert total["auc"] == {"additive": False, "states": own}
+
+
+@given(shape, shape)
+def test_adding_changes_neither_argument(first: list[int], second: list[int]) -> None:
+    total, new = add({}, part([1], first)), part([2], second)
+    before = copy.deepcopy((total, new))
+    add(total, new)
+    assert (total, new) == before
+
+
+def test_tasks_that_disagree_are_refused() -> None:
+    total = add({}, part([1], []))
+    with pytest.raises(ValueError, match="metrics differ between tasks"):
+        add(total, {"accuracy": {"additive": True, "states": []}})
+    with pytest.raises(ValueError, match="differ in shape: 1 and 2 values"):
+        add(total, part([1, 2], []))

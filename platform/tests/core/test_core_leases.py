@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from edl.core.leases import SILENCE_CEILING, SILENCE_FLOOR, STUCK_FLOOR, Holder, Patience
+
+
+def run(gaps: list[float], pace: float) -> tuple[Patience, Holder, float, list[str]]:
+    """A holder that speaks after each gap and makes a step every ``pace`` seconds; what expired meanwhile."""
+    patience, holder, now, expired = Patience(), Holder(0.0), 0.0, []
+    holder.hold(1, 0.0)
+    stepped = 0.0
+    for gap in gaps:
+        now += gap
+        expired += holder.expired(now, patience).values()
+        patience.heard(now - holder.heard, now)
+        holder.heard = holder.mentioned[1] = now
+        if now - stepped >= pace:
+            patience.stepped(now - stepped, now)
+            holder.stepped[1] = stepped = now
+    return patience, holder, now, expired
+
+
+@given(st.lists(st.floats(0.01, 3.9), min_size=1, max_size=50), st.floats(0.01, 500.0))
+def test_who_speaks_and_steps_keeps_its_lease(gaps: list[float], pace: float) -> None:
+    """Steps may take long from the start on; once they are known to be short, a pause of a minute is still fine."""
+    assert run(gaps, pace)[3] == []
+
+
+@given(st.lists(st.floats(0.05, 2.0), min_size=1, max_size=30))
+def test_who_falls_silent_loses_its_leases_soon(gaps: list[float]) -> None:
+    patience, holder, now, _ = run(gaps, 0.0)
+    assert SILENCE_FLOOR <= patience.silence <= SILENCE_CEILING
+    assert holder.expired(now + patience.silence - 0.001, patience) == {}
+    assert holder.expired(now + patience.silence + 0.001, patience).keys() == {1}
+    assert holder.deadline(patience) <= now + patience.silence
+
+
+@given(st.floats(1.0, 5.9))
+def test_patience_grows_with_what_is_seen(gap: float) -> None:
+    patience = Patience()
+    patience.heard(gap, 0.0)
+    assert patience.silence >= 9.9 * gap or patience.silence == SILENCE_FLOOR
+
+
+@given(st.floats(4.5, 5.9), st.integers(2, 500))
+def test_many_quick_holders_do_not_make_impatient_with_a_slow_one(slow: float, quick: int) -> None:
+    """Patience fades with time, not with the number of messages."""
+    patience = Patience()
+    patience.heard(slow, 0.0)
+    for number in range(quick):
+        patience.heard(0.01, slow * number / quick)
+    assert patience.silence > slow
+
+
+def test_patience_fades_when_all_are_quick_again() -> None:
+    patience = Patience()
+    patience.heard(6.0, 0.0)
+    patience.stepped(60.0, 0.0)
+    patience.heard(0.1, 600.0)
+    patience.stepped(0.1, 600.0)
+    assert patience.silence == SILENCE_FLOOR
+    assert patience.stuck == STUCK_FLOOR
+
+
+@given(st.floats(61.0, 1000.0))
+def test_only_the_oldest_lease_can_be_stuck(idle: float) -> None:
+    patience, holder = Patience(), Holder(0.0)
+    patience.stepped(0.1, 0.0)
+    holder.hold(1, 0.0)
+    holder.hold(2, 0.0)
+    holder.heard = idle
+    assert holder.expired(idle, patience).keys() == {1}
+    holder.drop(1, idle)
+    assert holder.expired(idle, patience) == {}, "the next one begins now"
+
+
+@given(st.floats(0.0, 100.0))
+def test_a_lease_that_its_worker_never_speaks_of_is_unknown_to_it(seconds: float) -> None:
+    """The answer to its question for work was lost."""
+    patience, holder = Patience(), Holder(0.0)
+    holder.hold(1, 0.0)
+    holder.hold(2, 0.0)
+    holder.heard = holder.mentioned[1] = seconds
+    assume(abs(seconds - patience.silence) > 0.01)
+    assert holder.unknown(patience) == ([2] if seconds > patience.silence else [])

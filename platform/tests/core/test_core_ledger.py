@@ -1,0 +1,183 @@
+"""The ledger against sets of records: each record is in one place, and every move is the one that was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from edl.core.shards import Plan, Source
+from edl.core.tasks import Lease, Ledger, Work
+
+Record = tuple[int, str, int]
+
+
+def records(work: Work) -> set[Record]:
+    return {(work.epoch, work.source, number) for number in range(work.start, work.end)}
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """``self.todo`` and the other sets are the model: plain records, moved one by one."""
+
+    @initialize(
+        counts=st.lists(st.integers(1, 25), min_size=1, max_size=3),
+        size=st.integers(1, 12),
+        minibatch=st.integers(1, 5),
+        epochs=st.integers(1, 3),
+        seed=st.none() | st.integers(0, 9),
+    )
+    def begin(self, counts: list[int], size: int, minibatch: int, epochs: int, seed: int | None) -> None:
+        sources = tuple(Source(f"s{i}", n) for i, n in enumerate(counts))
+        self.make = lambda: Ledger(Plan(sources, size, seed), epochs, minibatch)
+        self.ledger = self.make()
+        self.number = 0
+        self.todo: set[Record] = {(e, s.name, i) for e in range(epochs) for s in sources for i in range(s.records)}
+        self.leased: dict[int, set[Record]] = {}
+        self.done: set[Record] = set()
+        self.aside: set[Record] = set()
+        self.total = len(self.todo)
+
+    # ------------------------------------------------------------------ moves
+
+    @rule(most=st.none() | st.integers(0, 4))
+    def lease(self, most: int | None) -> None:
+        work = self.ledger.next(most)
+        if work is None:
+            assert not self.ledger.waiting or (most is not None and most <= 0)
+            return
+        self.number += 1
+        lease = self.ledger.lease(self.number, work, "w")
+        assert most is None or lease.steps <= most
+        assert records(work) <= self.todo
+        self.todo -= records(work)
+        self.leased[self.number] = records(work)
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data())
+    def progress(self, data: st.DataObject) -> None:
+        lease, through = self._some(data)
+        before = lease.through
+        added = self.ledger.progress(lease.number, through)
+        assert lease.through == max(before, min(through, lease.steps))
+        self._enter(lease, added)
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data())
+    def report(self, data: st.DataObject) -> None:
+        lease, _ = self._some(data)
+        added = self.ledger.done(lease.number)
+        self._enter(lease, added)
+        assert not self.leased.pop(lease.number)
+
+    @precondition(lambda self: self.leased)
+    @rule(data=st.data(), aside=st.integers(0, 4))
+    def give_back(self, data: st.DataObject, aside: int) -> None:
+        lease, through = self._some(data)
+        before = self.ledger.done_records
+        rest = self.ledger.give_back(lease.number, through, aside)
+        self._enter(lease, self.ledger.done_records - before)
+        left = self.leased.pop(lease.number)
+        assert records(rest) <= left
+        assert len(left - records(rest)) == min(aside, len(left))
+        self.aside |= left - records(rest)
+        self.todo |= records(rest)
+        if rest.records:
+            assert self.ledger.next() == rest, "what was taken back is leased again before anything else"
+
+    def _some(self, data: st.DataObject) -> tuple[Lease, int]:
+        lease = self.ledger.leases[data.draw(st.sampled_from(sorted(self.leased)))]
+        return lease, data.draw(st.integers(0, lease.steps + 1))
+
+    def _enter(self, lease: Lease, added: int) -> None:
+        work = lease.work
+        fresh = {(work.epoch, work.source, i) for i in range(work.start, lease.position(lease.through))} - self.done
+        assert len(fresh) == added
+        assert fresh <= self.leased[lease.number]
+        self.leased[lease.number] -= fresh
+        self.done |= fresh
+
+    # ------------------------------------------------------------------ memory
+
+    @rule()
+    def forget_and_restore(self) -> None:
+        restored = self.make()
+        restored.restore(json.loads(json.dumps(self.ledger.snapshot())))
+        assert restored == self.ledger
+        self.ledger = restored
+
+    @rule(data=st.data())
+    def go_back_to_a_cut(self, data: st.DataObject) -> None:
+        """A cut that holds more steps than were reported: these are done in it, the rest is to be leased again."""
+        applied = {n: data.draw(st.integers(lease.through, lease.steps)) for n, lease in self.ledger.leases.items()}
+        before = self.ledger.snapshot()
+        position = self.ledger.position(applied)
+        assert self.ledger.snapshot() == before, "taking a position changes nothing"
+        self.ledger.restore(position)
+        for number, left in self.leased.items():
+            lease = Lease(number, *self._of(before, number))
+            work = lease.work
+            held = {(work.epoch, work.source, i) for i in range(work.start, lease.position(applied[number]))}
+            self.done |= held & left
+            self.todo |= left - held
+        self.leased = {}
+
+    def _of(self, snapshot: dict[str, list[list[object]]], number: int) -> tuple[Work, int, str]:
+        row, minibatch, worker = next(row[1:4] for row in snapshot["leases"] if row[0] == number)
+        return Work(*row), minibatch, worker  # type: ignore[misc, return-value]
+
+    # ------------------------------------------------------------------ what holds
+
+    @invariant()
+    def every_record_is_in_one_place(self) -> None:
+        places = [self.todo, self.done, self.aside, *self.leased.values()]
+        assert sum(map(len, places)) == self.total
+        assert len(set().union(*places)) == self.total
+
+    @invariant()
+    def the_ledger_counts_what_the_model_holds(self) -> None:
+        ledger = self.ledger
+        leased = sum(map(len, self.leased.values()))
+        assert ledger.done_records == len(self.done)
+        assert ledger.remaining() == len(self.todo) + leased
+        assert ledger.total == self.total
+        assert ledger.waiting == bool(self.todo)
+        assert ledger.finished == (not self.todo and not self.leased)
+        assert ledger.outstanding_steps() == sum(x.steps - x.through for x in ledger.leases.values())
+        assert ledger.lowest() == min(self.leased, default=None)
+
+    @invariant()
+    def ranges_show_what_is_neither_planned_nor_done(self) -> None:
+        found: dict[str, Counter[Record]] = {"returned": Counter(), "leased": Counter(), "quarantined": Counter()}
+        for place, work in self.ledger.ranges():
+            found[place].update(records(work))
+        assert found["leased"] == Counter(record for left in self.leased.values() for record in left)
+        assert found["quarantined"] == Counter(self.aside)
+        assert found["returned"].keys() <= self.todo
+        assert all(count == 1 for place in found.values() for count in place.values())
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLedger = LedgerMachine.TestCase
+
+
+def test_only_what_is_next_can_be_leased() -> None:
+    ledger = Ledger(Plan((Source("a", 20),), 10), 1, 4)
+    with pytest.raises(ValueError, match="is not next"):
+        ledger.lease(1, Work(0, "a", 10, 20), "w")
+
+
+def test_nothing_planned_is_finished() -> None:
+    assert Ledger(Plan((), 10), 3, 4).finished
+
+
+def test_a_huge_ledger_costs_nothing_until_it_is_worked_on() -> None:
+    ledger = Ledger(Plan((Source("a", 10**15),), 10, seed=1), 10**6, 1)
+    work = ledger.next()
+    assert work is not None
+    ledger.lease(1, work, "w")
+    ledger.done(1)
+    assert ledger.done_records == 10

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.pods import CRASHES_WITHOUT_A_STEP, TERMINAL, TRANSITIONS, Seen, State, relaunch, seen, transition
+
+
+def test_the_table_has_an_answer_to_everything() -> None:
+    assert TRANSITIONS.keys() == set(State)
+    assert all(row.keys() == set(Seen) for row in TRANSITIONS.values())
+
+
+@given(st.sampled_from(State), st.lists(st.sampled_from(list(Seen))))
+def test_terminal_states_stay_terminal(state: State, reports: list[Seen]) -> None:
+    for report in reports:
+        before, state = state, transition(state, report)
+        assert before not in TERMINAL or state is before
+
+
+@given(st.lists(st.sampled_from(list(Seen))))
+def test_a_pod_never_runs_backwards(reports: list[Seen]) -> None:
+    """Reports that were overtaken by newer ones change nothing."""
+    order = [State.ASKED, State.PENDING, State.RUNNING]
+    state = State.ASKED
+    for report in reports:
+        before, state = state, transition(state, report)
+        assert state in TERMINAL or order.index(state) >= order.index(before)
+
+
+@pytest.mark.parametrize(
+    ("phase", "exit_code", "expected"),
+    [
+        (Phase.PENDING, None, Seen.PENDING),
+        (Phase.RUNNING, None, Seen.RUNNING),
+        (Phase.SUCCEEDED, 0, Seen.EXIT_0),
+        (Phase.SUCCEEDED, None, Seen.EXIT_0),
+        (Phase.FAILED, 143, Seen.EXIT_SIGTERM),
+        (Phase.FAILED, 137, Seen.EXIT_SIGKILL),
+        (Phase.FAILED, 1, Seen.EXIT_ERROR),
+        (Phase.FAILED, 139, Seen.EXIT_ERROR),
+        (Phase.FAILED, None, Seen.GONE),
+        (Phase.GONE, None, Seen.GONE),
+        (Phase.GONE, 143, Seen.EXIT_SIGTERM),
+    ],
+)
+def test_what_a_cluster_says_is_told_apart_by_the_exit_code(
+    phase: Phase, exit_code: int | None, expected: Seen
+) -> None:
+    assert seen(PodSeen("u", Role.WORKER, 0, phase, exit_code)) is expected
+
+
+@pytest.mark.parametrize("ended", sorted(TERMINAL - {State.CRASHED}))
+@given(crashes=st.integers(0, 100))
+def test_only_a_crash_is_a_failure(ended: State, crashes: int) -> None:
+    assert relaunch(ended, crashes).value.delay == 0.0
+
+
+def test_crashes_wait_longer_each_time_and_end_the_job_at_last() -> None:
+    decisions = [relaunch(State.CRASHED, n) for n in range(1, CRASHES_WITHOUT_A_STEP + 2)]
+    delays = [decision.value.delay for decision in decisions]
+    assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, None, None]
+    assert "6 times in a row" in decisions[5].reason
