@@ -1,0 +1,252 @@
+"""The shell: what leaves it, when, and what happens when it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from master.stage import LONG, Effects, Parts
+
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.errors import RefusedError, StorageError
+from edl.core.events import (
+    AnnounceCut,
+    CheckpointSaved,
+    EndJob,
+    Granted,
+    LeaseWanted,
+    ModelDeclared,
+    PodChanged,
+    PodsSynced,
+    Progressed,
+    SaveCheckpoint,
+    SnapshotTaken,
+    StartPod,
+    Steps,
+    StopWanted,
+    StopWork,
+    TaskReported,
+    Tick,
+    WaitForWork,
+)
+from edl.master import shell as shell_module
+from edl.master.shell import MasterEndsError
+
+DISK_FULL = StorageError("no room", where="/runs/r1/journal")
+
+
+def trained_to_first_lease(parts: Parts) -> Granted:
+    parts.populate()
+    parts.shell.handle(Tick())
+    parts.shell.handle(SnapshotTaken("ps-0", 1, 0, {}))
+    parts.shell.handle(CheckpointSaved(1))
+    answer = parts.shell.handle(LeaseWanted("worker-0"))
+    assert isinstance(answer, Granted)
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------- what leaves, and when
+
+
+def test_an_answer_waits_for_the_disk() -> None:
+    parts = Parts(at_once=False)
+    parts.populate()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(parts.shell.handle, LeaseWanted("worker-0"))
+        parts.journal.until_waiting(2)  # the answer, and the outbox
+        assert not answer.done()
+        parts.journal.sync()
+        assert isinstance(answer.result(LONG), WaitForWork)
+
+
+def test_an_answer_that_changed_nothing_waits_for_what_it_was_decided_on() -> None:
+    parts = Parts(at_once=False)
+    parts.shell.handle(PodsSynced())  # has journaled which worker it wants, and no answer
+    parts.shell.handle(StopWanted("enough"))
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(parts.shell.handle, LeaseWanted("worker-0"))
+        parts.journal.until_waiting(2)
+        assert not answer.done()
+        parts.journal.sync()
+        assert isinstance(answer.result(LONG), StopWork)
+
+
+def test_commands_leave_after_the_disk_and_in_order() -> None:
+    parts = Parts(at_once=False, workers=2)
+    parts.shell.handle(PodsSynced())
+    parts.journal.until_waiting(1)
+    assert parts.pods.done == [StartPod(Role.PS, 0)]  # rests on nothing
+    parts.journal.sync()
+    parts.pods.until(lambda c: c == StartPod(Role.WORKER, 1))
+    assert parts.pods.done == [StartPod(Role.PS, 0), StartPod(Role.WORKER, 0), StartPod(Role.WORKER, 1)]
+
+
+def test_a_cut_is_spoken_of_only_when_it_is_on_disk() -> None:
+    parts = Parts(at_once=False)
+    parts.populate()
+    assert parts.shell.state.cut_number == 1
+    assert parts.shell.announced == 0
+    parts.journal.sync()
+    parts.ps.until(lambda c: c == AnnounceCut(1))
+    assert parts.shell.announced == 1
+
+
+def test_the_end_of_the_job_is_told_when_it_is_on_disk() -> None:
+    parts = Parts(at_once=False)
+    parts.shell.handle(StopWanted("enough"))
+    assert parts.shell.ended is None
+    parts.journal.sync()
+    parts.shell.run(lambda: False)
+    assert parts.shell.ended == EndJob("Interrupted", "enough")
+
+
+def test_entries_are_journaled_in_the_order_of_decisions() -> None:
+    parts = Parts()
+    parts.shell.begin(4)
+    lease = trained_to_first_lease(parts).lease
+    parts.shell.handle(Progressed("worker-0", 1, (Steps(lease, 1),)))
+    parts.shell.handle(TaskReported("worker-0", lease))
+    assert lease >> 32 == 4
+    assert parts.journal.kinds()[0] == "incarnation"
+    assert parts.journal.kinds()[-3:] == ["leased", "progress", "done"]
+
+
+def test_a_large_journal_is_replaced_by_the_state_after_its_entries() -> None:
+    parts = Parts()
+    lease = trained_to_first_lease(parts).lease
+    parts.journal.size_bytes = shell_module.COMPACT_BYTES + 1
+    parts.shell.handle(TaskReported("worker-0", lease))
+    assert parts.journal.snapshots == [parts.shell.state.snapshot()]
+
+
+# ---------------------------------------------------------------------------------------------- waiting for work
+
+
+def waiting_lease(parts: Parts, pool: ThreadPoolExecutor) -> Any:
+    """A question for work that found none and waits in the shell."""
+    asked = threading.Event()
+    wait = parts.shell._wait
+
+    def told(generation: int, until: float) -> bool:
+        asked.set()
+        return wait(generation, until)
+
+    parts.shell._wait = told  # type: ignore[method-assign]
+    answer = pool.submit(parts.shell.lease, "worker-0", LONG)
+    assert asked.wait(LONG)
+    return answer
+
+
+def test_a_waiting_question_is_answered_as_soon_as_there_is_work() -> None:
+    parts = Parts()
+    parts.populate()
+    with ThreadPoolExecutor(1) as pool:
+        answer = waiting_lease(parts, pool)
+        parts.shell.handle(SnapshotTaken("ps-0", 1, 0, {}))
+        parts.ps.until(lambda c: isinstance(c, SaveCheckpoint))
+        parts.shell.handle(CheckpointSaved(1))
+        assert isinstance(answer.result(LONG), Granted)
+
+
+def test_events_without_an_entry_wake_those_that_wait_too() -> None:
+    parts = Parts()
+    parts.populate()
+    before, entries = parts.shell._generation, len(parts.journal.entries)
+    parts.shell.handle(ModelDeclared("worker-0"))
+    assert parts.shell._generation > before
+    assert len(parts.journal.entries) == entries
+
+
+def test_progress_wakes_nobody() -> None:
+    parts = Parts()
+    lease = trained_to_first_lease(parts).lease
+    before = parts.shell._generation
+    parts.shell.handle(Progressed("worker-0", 1, (Steps(lease, 1),)))
+    assert parts.shell._generation == before
+
+
+@pytest.mark.parametrize("release", [lambda shell: shell.stop_waiting(), lambda shell: shell.fail(ValueError("x"))])
+def test_questions_that_wait_are_let_go_at_the_end(release: Callable[[Any], None]) -> None:
+    parts = Parts()
+    parts.populate()
+    with ThreadPoolExecutor(1) as pool:
+        answer = waiting_lease(parts, pool)
+        release(parts.shell)
+        assert isinstance(answer.result(LONG), WaitForWork)
+
+
+def test_time_alone_ends_a_wait() -> None:
+    now = iter(range(0, 1000, 2))
+    parts = Parts(clock=lambda: float(next(now)))
+    parts.populate()
+    assert isinstance(parts.shell.lease("worker-0", 1.0), WaitForWork)
+
+
+# ---------------------------------------------------------------------------------------------- failing
+
+
+@pytest.mark.parametrize("error", [DISK_FULL, RefusedError("a newer master has opened the journal")])
+def test_a_journal_that_fails_ends_the_master_and_no_answer_leaves(error: Any) -> None:
+    parts = Parts()
+    lease = trained_to_first_lease(parts).lease
+    parts.journal.fail(error)
+    with pytest.raises(MasterEndsError):
+        parts.shell.handle(TaskReported("worker-0", lease))
+    assert parts.shell.failure is error
+    parts.shell.run(lambda: False)  # returns
+
+
+def test_a_journal_that_fails_while_an_answer_waits_takes_the_answer_with_it() -> None:
+    parts = Parts(at_once=False)
+    parts.populate()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(parts.shell.handle, LeaseWanted("worker-0"))
+        parts.journal.until_waiting(2)
+        parts.journal.fail(DISK_FULL)
+        with pytest.raises(MasterEndsError):
+            answer.result(LONG)
+    assert parts.shell.failure is DISK_FULL
+    assert parts.ps.done == []
+
+
+def test_a_decision_that_fails_is_the_last_one(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """What was decided half is in memory and not in the journal: nothing may follow it."""
+    parts = Parts()
+    parts.populate()
+    monkeypatch.setattr(type(parts.shell.state), "handle", lambda *_: 1 / 0)
+    with pytest.raises(MasterEndsError):
+        parts.shell.handle(LeaseWanted("worker-0"))
+    monkeypatch.undo()
+    with pytest.raises(MasterEndsError):
+        parts.shell.handle(LeaseWanted("worker-0"))
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_effect_that_fails_ends_the_master() -> None:
+    class Broken(Effects):
+        def do(self, command: Any) -> None:
+            raise KeyError("worker")
+
+    parts = Parts()
+    parts.shell._pods = Broken()
+    parts.shell.handle(PodsSynced())
+    parts.shell.run(lambda: False)
+    assert isinstance(parts.shell.failure, KeyError)
+
+
+def test_the_first_failure_counts() -> None:
+    parts = Parts()
+    parts.shell.fail(DISK_FULL)
+    parts.shell.fail(ValueError("a consequence"))
+    assert parts.shell.failure is DISK_FULL
+
+
+def test_run_returns_when_it_is_told_to() -> None:
+    parts = Parts()
+    parts.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+    parts.shell.run(lambda: True)
+    assert parts.shell.ended is None
+    assert parts.shell.failure is None
