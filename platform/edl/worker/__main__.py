@@ -5,11 +5,15 @@ Little is imported here: importing TensorFlow is the longest part of a start and
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
 
 from edl.core.errors import EdlError
+from edl.worker.signals import end_process
+
+_INTERRUPTED = 130
 
 
 def main() -> int:
@@ -21,6 +25,8 @@ def main() -> int:
     except EdlError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 def _train_alone() -> int:
@@ -32,7 +38,7 @@ def _train_alone() -> int:
 def _serve() -> int:
     from edl.worker.departure import Departure
     from edl.worker.gate import Gate
-    from edl.worker.signals import end_process, on_sigterm
+    from edl.worker.signals import on_sigterm
 
     departure = Departure(Gate(), end_process)
     on_sigterm(departure.go)
@@ -43,5 +49,26 @@ def _serve() -> int:
     return run(Identity.from_environment(), departure)
 
 
+class _Ending:
+    """The end of this process once its work is done: prompt, and after everything that others do at exit.
+
+    Taking the interpreter apart with TensorFlow in it takes seconds, frees what the system frees anyway, and can crash
+    where daemon threads are still in C++. Hooks run in reverse order and this one is registered before anything is
+    imported, so that those of the user and of libraries (atexit, logging, multiprocessing) have all run before it.
+    """
+
+    def __init__(self) -> None:
+        self.code = 1
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        end_process(self.code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    ending = _Ending()
+    ending.code = main()
+    sys.exit(ending.code)

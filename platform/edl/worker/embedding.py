@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.core.partition import mix
+from edl.worker.lean_tables import fill, is_lean
 
 _LOG = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ def serve(model: Any, threshold: int, seed: int) -> tuple[Any, tuple[ServedEmbed
     """The model with its large Embeddings served; the model itself when there are none.
 
     Args:
-        model: as the user made it, built.
+        model: as the user made it, built; its large tables may lack values (``lean_tables``) and have them afterwards
+            if they stay dense.
         threshold: bytes of a table from which on it is served.
         seed: the job's; each table's seed is made of it and the table's name.
     """
@@ -116,7 +118,10 @@ def serve(model: Any, threshold: int, seed: int) -> tuple[Any, tuple[ServedEmbed
             chosen[id(layer)] = layer
         else:
             _log_dense(layer, reason)
-    return _replaced(model, chosen, seed)
+    replaced, served = _replaced(model, chosen, seed)
+    for layer in _embeddings(replaced):
+        fill(layer)
+    return replaced, served
 
 
 def _replaced(model: Any, chosen: Mapping[int, Any], seed: int) -> tuple[Any, tuple[ServedEmbedding, ...]]:
@@ -191,6 +196,8 @@ def _why_dense(layer: Any) -> str | None:
         return "its variable is not a plain float32 table"
     if _row_initializer(layer) is None:
         return f"its initializer {type(layer.embeddings_initializer).__name__} cannot be computed row by row"
+    if is_lean(layer):
+        return None
     table = np.asarray(layer.embeddings)
     if not np.array_equal(table, np.asarray(layer.embeddings_initializer(table.shape, dtype="float32"))):
         return "its table was given values other than those of its initializer"

@@ -8,7 +8,7 @@ and changed statistics into a slab again. It is traced once, for any number of r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,10 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
+from edl.core.partition import mix
 from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, recorded_ids, serve
+from edl.worker.lean_tables import made_lean
 from edl.worker.metrics import Metrics
 from edl.worker.optimizers import Reproduced, reproduce
 from edl.worker.slab import RowsByTable
@@ -32,6 +34,8 @@ from edl.worker.variables import Variables, VariableSpec
 _LOG = logging.getLogger(__name__)
 
 Slab = NDArray[np.float32]
+
+_UINT32 = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class Network:
         part: Callable[[str], int],
         parts: int,
         sample: Any = None,
+        worker: int = 0,
     ) -> Network:
         """Make the user's model and its functions.
 
@@ -102,17 +107,20 @@ class Network:
             part: the index of the PS that owns a variable.
             parts: number of PS.
             sample: features of a minibatch, as ``feed`` gives them; models that are built by their first call need it.
+            worker: index of the worker: two of them draw other random numbers (Dropout), each the same ones again.
 
         Raises:
             BadInputError: the model or its optimizer cannot be trained by EDL; says what and why.
             ModuleError: the user's code raised.
         """
-        model = new_model(module, seed=seed, sample=sample)
+        model = new_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
         model, served = serve(model, embedding_threshold, seed)
         variables = Variables.of(model, part, parts)
         if not variables.trained and not served:
             raise BadInputError("the model has no trained variable")
-        return cls(module, model, variables, served, module.optimizer(), sample)
+        network = cls(module, model, variables, served, module.optimizer(), sample)
+        diverge(variables.local, seed, worker)
+        return network
 
     @property
     def variables(self) -> tuple[VariableSpec, ...]:
@@ -269,7 +277,7 @@ class Network:
             value = scope.get_current_value(variable)
             if value is None:
                 continue
-            if not variable.path.endswith("seed_generator_state"):
+            if not is_generator(variable):
                 raise BadInputError(
                     f"the variable '{variable.path}' ({variable.dtype}) is changed by training, and EDL keeps float32 "
                     "statistics only"
@@ -312,24 +320,58 @@ class _Given(ExitStack):
         return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
 
 
-def new_model(module: ModelModule, *, seed: int, sample: Any = None) -> Any:
+def new_model(module: ModelModule, *, seed: int, sample: Any = None, lean_from: int | None = None) -> Any:
     """The user's model, built, with initial values and names that do not depend on what was made before.
+
+    Args:
+        module: the user's.
+        seed: of the initial values.
+        sample: features of a minibatch, for a model that is built by its first call.
+        lean_from: bytes of an Embedding from which on its table is not given values here; see ``lean_tables``.
 
     Raises:
         BadInputError: it can only be built by calling it, and there is no sample.
         ModuleError: the user's code raised.
     """
     policy = keras.config.dtype_policy()
-    keras.utils.clear_session(free_memory=False)
-    keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
-    keras.utils.set_random_seed(seed)
-    model = module.model()
-    if sample is not None:
+
+    def make() -> Any:
+        keras.utils.clear_session(free_memory=False)
+        keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
+        keras.utils.set_random_seed(seed)
+        return module.model()
+
+    model = make() if lean_from is None else made_lean(make, lean_from)
+    if sample is not None and not _is_graph(model):
         with user_code(module.zoo, "the model, called on features of feed,"):
             model(sample, training=False)
     if not model.built:
         raise BadInputError("the model is built by its first call, and there are no features to call it on")
     return model
+
+
+def _is_graph(model: Any) -> bool:
+    """Whether the model is made of inputs and outputs: it is built, and calling it would build nothing more."""
+    return bool(model.built and getattr(model, "inputs", None))
+
+
+def diverge(local: Iterable[Any], seed: int, worker: int) -> None:
+    """From now on this worker draws random numbers of its own: in the model's layers, in NumPy, TensorFlow and Python.
+
+    Args:
+        local: the model's variables that are not in the slab; those of random generators get a new state.
+        seed: the job's.
+        worker: index.
+    """
+    own = mix(mix(seed) ^ worker)
+    for number, variable in enumerate(v for v in local if is_generator(v)):
+        variable.assign(np.array([mix(own ^ number) & _UINT32, 0], np.uint32))
+    keras.utils.set_random_seed(own & _UINT32)
+
+
+def is_generator(variable: Any) -> bool:
+    """Whether this is the state of a ``keras.random.SeedGenerator``."""
+    return bool(variable.path.endswith("seed_generator_state"))
 
 
 def _unique(table: TableSpec, flat: Any) -> NDArray[np.int64]:

@@ -66,6 +66,7 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         part=placement.part_of_name,
         parts=placement.parts,
         sample=c.sample(),
+        worker=c.identity.index,
     )
     layout = Layout(
         network.variables,

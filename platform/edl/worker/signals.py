@@ -37,7 +37,8 @@ def on_sigterm(act: Callable[[], None]) -> None:
 def end_process(code: int) -> None:
     """End this process now, whatever its threads do.
 
-    The one place that does so: the main thread may be in C++ for seconds and cannot be interrupted, and a worker holds
-    nothing that is lost with it. Output is flushed by logging's handlers, which write through.
+    The one place that does so, for a worker that is told to go and for one that is done. In the first case the main
+    thread may be in C++ for seconds and cannot be interrupted; in the second taking TensorFlow apart would take as
+    long. A worker holds nothing that is lost with it, and logging's handlers write through.
     """
     os._exit(code)

@@ -127,6 +127,44 @@ def test_dropout_differs_from_step_to_step_and_is_off_in_evaluation() -> None:
     np.testing.assert_array_equal(first, second)
 
 
+def test_workers_draw_other_random_numbers_and_begin_with_equal_values() -> None:
+    module = zoo_module("mnist.mnist_functional_api.custom_model")
+
+    def steps(worker: int) -> tuple[Any, list[float]]:
+        network = Network.build(
+            module, seed=7, embedding_threshold=1 << 40, part=lambda name: 0, parts=1, sample=IMAGES, worker=worker
+        )
+        return network.initial(), [network.train(network.initial(), {}, IMAGES, LABELS).loss for _ in range(3)]
+
+    (values, losses), (others, other_losses), (again, losses_again) = steps(0), steps(1), steps(0)
+    np.testing.assert_array_equal(values, others)
+    assert not set(losses) & set(other_losses)
+    assert losses == losses_again
+    np.testing.assert_array_equal(values, again)
+
+
+@pytest.mark.parametrize(("threshold", "made"), [(8000, 0), (1 << 40, 1)])
+def test_a_served_table_gets_no_values(monkeypatch: pytest.MonkeyPatch, threshold: int, made: int) -> None:
+    filled: list[Any] = []
+
+    class Counted(keras.initializers.RandomUniform):  # type: ignore[misc]
+        def __call__(self, shape: Any, dtype: Any = None, **options: Any) -> Any:
+            filled.append(shape)
+            return super().__call__(shape, dtype, **options)
+
+    monkeypatch.setattr(keras.initializers, "RandomUniform", Counted)
+
+    def model() -> Any:
+        initializer = keras.initializers.RandomUniform()
+        ids = keras.Input((2,), dtype="int32")
+        x = keras.layers.Embedding(1000, 2, embeddings_initializer=initializer, name="large")(ids)
+        return keras.Model(ids, keras.layers.Dense(1)(keras.layers.Flatten()(x)))
+
+    network = build(module_of(model), np.zeros((1, 2), np.int32), threshold)
+    assert [table.name for table in network.tables] == ["large/embeddings"] * (1 - made)
+    assert filled == [(1000, 2)] * made
+
+
 def test_frozen_layers_have_an_owner_and_do_not_move() -> None:
     def model() -> Any:
         frozen = keras.layers.Dense(3, trainable=False)
