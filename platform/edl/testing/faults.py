@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Fault:
         if self.step is not None:
             return bool(status["step"] >= self.step)
         assert self.share is not None
-        return status["records_total"] > 0 and status["records_done"] >= self.share * status["records_total"]
+        return bool(0 < status["records_total"] * self.share <= status["records_done"])
 
     def target(self, status: Mapping[str, Any], roster: Roster) -> tuple[int, int] | None:
         """Index and pid of the process that is meant; None while there is none."""
@@ -166,7 +167,7 @@ def runs_of(command: Sequence[str], cwd: Path) -> Path:
 
 
 def _overrides(command: Sequence[str]) -> list[str]:
-    given = [value for flag, value in zip(command, command[1:], strict=False) if flag == "--set"]
+    given = [value for flag, value in pairwise(command) if flag == "--set"]
     return given + [arg.removeprefix("--set=") for arg in command if arg.startswith("--set=")]
 
 

@@ -1,9 +1,9 @@
 """A job whose parameters follow from the ledger alone, to the last bit.
 
-The loss is linear in the parameters, so a minibatch's gradient depends on its records only: not on when it was computed,
-nor on what others pushed before. With plain SGD and a constant learning rate the parameters are the sum over the
-steps that count, in any order. All numbers are small integers and the learning rate is a power of two, so that every
-sum is exact in float32: one push too many, one too few or one applied twice changes the result and is seen.
+The loss is linear in the parameters, so a minibatch's gradient depends on its records only: not on when it was
+computed, nor on what others pushed before. With plain SGD and a constant learning rate the parameters are the sum over
+the steps that count, in any order. All numbers are small integers and the learning rate is a power of two, so that
+every sum is exact in float32: one push too many, one too few or one applied twice changes the result and is seen.
 """
 
 from __future__ import annotations

@@ -1,0 +1,133 @@
+"""Faults by name and step: what a specification means, and that the right process gets the signal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.errors import BadInputError
+from edl.testing.faults import Fault, runs_of
+from edl.testing.noise import Noise
+from edl.testing.roster import Roster
+
+FAKE_EDL = """
+import json, subprocess, sys, time
+from pathlib import Path
+
+run = Path("edl/local/fake/r1")
+run.mkdir(parents=True)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+started = {"event": "role_started", "time": time.time(), "role": "worker", "index": 3, "pid": worker.pid}
+(run / "events.jsonl").write_text(json.dumps(started) + "\\n")
+workers = [{"index": 3, "pid": worker.pid, "state": "training"}]
+status = {"updated": time.time(), "step": 7, "records_total": 100, "records_done": 50, "workers": workers}
+(run / "status.json.new").write_text(json.dumps(status))
+(run / "status.json.new").rename(run / "status.json")
+sys.exit(7 if worker.wait() == -9 else 1)
+"""
+
+
+def status(done: int = 0, step: int = 0, **training: int) -> dict[str, Any]:
+    workers = [{"index": int(name[1:]), "pid": pid, "state": "training"} for name, pid in training.items()]
+    return {"records_total": 100, "records_done": done, "step": step, "workers": workers}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("worker:KILL@50%", Fault("worker", None, "KILL", share=0.5)),
+        ("ps-1:STOP@400", Fault("ps", 1, "STOP", step=400)),
+        ("master:TERM@12.5%", Fault("master", None, "TERM", share=0.125)),
+    ],
+)
+def test_a_specification_is_read(text: str, fault: Fault) -> None:
+    assert Fault.parse(text) == fault
+
+
+@pytest.mark.parametrize(
+    "text", ["worker", "worker:KILL", "worker:HUP@5", "chief:KILL@5", "worker:KILL@101%", "ps:KILL@-1"]
+)
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match="is not a fault"):
+        Fault.parse(text)
+
+
+def test_a_fault_is_due_at_its_step_or_share() -> None:
+    assert not Fault.parse("ps:KILL@50%").due(status(done=49))
+    assert Fault.parse("ps:KILL@50%").due(status(done=50))
+    assert not Fault.parse("ps:KILL@50%").due({"records_total": 0, "records_done": 0, "step": 0})
+    assert Fault.parse("ps:KILL@3").due(status(step=3))
+
+
+def test_a_worker_that_trains_is_meant_unless_it_is_named() -> None:
+    roster = Roster()
+    for index in (0, 1, 2):
+        event = {"event": "role_started", "time": 1.0, "role": "worker", "index": index, "pid": 100 + index}
+        roster.see(event)
+    assert Fault.parse("worker:KILL@0%").target(status(w1=101, w2=102), roster) == (1, 101)
+    assert Fault.parse("worker:KILL@0%").target(status(), roster) is None
+    assert Fault.parse("worker-0:KILL@0%").target(status(w1=101), roster) == (0, 100)
+
+
+def test_the_roster_forgets_who_ended_and_what_was_before() -> None:
+    roster = Roster(since=10.0)
+    start = {"event": "role_started", "role": "worker", "index": 0}
+    roster.see({**start, "time": 9.0, "pid": 5})
+    assert roster.of("worker") == {}
+    roster.see({**start, "time": 11.0, "pid": 6})
+    roster.see({**start, "event": "role_ended", "time": 12.0, "pid": 5})
+    assert roster.of("worker") == {0: 6}
+    roster.see({**start, "event": "role_ended", "time": 13.0, "pid": 6})
+    assert roster.of("worker") == {}
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """A folder with a job file and a program that behaves like ``edl run`` of it, as far as files tell."""
+    (tmp_path / "fake_edl.py").write_text(FAKE_EDL)
+    spec = {"apiVersion": "edl.dev/v1", "name": "fake", "model": {"definition": "m.f"}, "data": {"training": "d"}}
+    (tmp_path / "job.json").write_text(json.dumps({**spec, "storage": {"path": "edl"}}))
+    return tmp_path
+
+
+def inject(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edl.testing.faults", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_command_runs_with_its_fault_and_ends_with_its_exit_code(fake: Path) -> None:
+    found = inject(fake, "worker:KILL@50%", "--", sys.executable, "fake_edl.py", "run", "job.json")
+    assert found.returncode == 7, found.stderr
+    assert "SIGKILL was sent to worker-3" in found.stdout
+    assert "at step 7" in found.stdout
+
+
+def test_a_fault_that_was_never_due_is_told(fake: Path) -> None:
+    found = inject(fake, "worker:KILL@99%", "--", sys.executable, "-c", "pass", "run", "job.json")
+    assert found.returncode == 1
+    assert "SIGKILL to worker was never due" in found.stderr
+
+
+def test_bad_arguments_end_with_2(fake: Path) -> None:
+    assert inject(fake, "worker:KILL@50%").returncode == 2
+    assert inject(fake, "worker:EAT@50%", "--", "edl", "run", "job.json").returncode == 2
+    assert inject(fake, "worker:KILL@50%", "--", "edl", "run").returncode == 2
+
+
+def test_the_runs_of_a_job_are_where_its_storage_says(fake: Path) -> None:
+    assert runs_of(["edl", "run", "job.json"], fake) == fake / "edl/local/fake"
+    moved = ["edl", "run", "job.json", "--set", "storage.path=/x", "--set=name=other"]
+    assert runs_of(moved, fake) == Path("/x/local/other")
+
+
+def test_noise_is_bounded_by_the_spread_and_by_the_cap() -> None:
+    noise = Noise([0.90, 0.91, 0.92, 0.93, 0.94], cap=1.0)
+    assert noise.reach == pytest.approx(9.43 * 0.015811, rel=1e-3)
+    assert noise.allows(0.80)
+    assert not noise.allows(0.75)
+    assert not Noise(noise.values, cap=0.05).allows(0.86)

@@ -1,0 +1,163 @@
+"""The second reader of the journal: it reads what the first one writes, and finds what a wrong ledger would do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.shards import Plan, Source
+from edl.core.tasks import Ledger
+from edl.store.journal import Journal
+from edl.testing.journal_bytes import JournalDamagedError, read_entries
+from edl.testing.ledger import LedgerError, Recount, problems
+
+
+def write(folder: Path, *entries: dict[str, Any]) -> None:
+    journal, _ = Journal.open(folder, holder="test")
+    for entry in entries:
+        journal.wait(journal.append(entry))
+    journal.close()
+
+
+def count(*entries: dict[str, Any]) -> Recount:
+    found = Recount()
+    for entry in entries:
+        found.enter(entry)
+    return found
+
+
+DATASET = {"kind": "dataset", "training": [["a", 32]]}
+
+
+def leased(lease: int, start: int, end: int, worker: str = "w") -> dict[str, Any]:
+    work = [0, "a", start, end]
+    return {"kind": "leased", "lease": lease, "task": "training", "work": work, "minibatch": 8, "worker": worker}
+
+
+def returned(lease: int, through: int, repeated: int = 0) -> dict[str, Any]:
+    return {"kind": "returned", "lease": lease, "through": through, "partial": 0, "repeated": repeated}
+
+
+# ------------------------------------------------------------------ bytes
+
+
+def test_entries_of_several_incarnations_are_read_in_order(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path, *({"kind": "n", "n": 10 * number + i} for i in range(3)))
+    assert [entry["n"] for entry in read_entries(tmp_path)] == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+
+
+def test_a_torn_tail_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, {"kind": "n", "n": 1}, {"kind": "n", "n": 2})
+    (segment,) = tmp_path.glob("*.edlj")
+    segment.write_bytes(segment.read_bytes()[:-3])
+    assert [entry["n"] for entry in read_entries(tmp_path)] == [1]
+
+
+def test_a_changed_byte_that_counts_is_found(tmp_path: Path) -> None:
+    write(tmp_path, {"kind": "n", "n": 1})
+    write(tmp_path, {"kind": "n", "n": 2})
+    first = min(tmp_path.glob("*.edlj"))
+    data = bytearray(first.read_bytes())
+    data[-2] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(JournalDamagedError, match="intact up to byte"):
+        read_entries(tmp_path)
+
+
+def test_a_compacted_journal_has_no_history(tmp_path: Path) -> None:
+    journal, _ = Journal.open(tmp_path, holder="test")
+    journal.wait(journal.compact({"kind": "snapshot"}))
+    journal.close()
+    with pytest.raises(JournalDamagedError, match="compacted"):
+        read_entries(tmp_path)
+
+
+# ------------------------------------------------------------------ counting
+
+
+def test_steps_of_a_returned_lease_count_once() -> None:
+    found = count(
+        DATASET, leased(1, 0, 32), {"kind": "progress", "lease": 1, "through": 1}, returned(1, 2, 8), leased(2, 16, 32)
+    )
+    assert problems(found, 1) == ["epoch 0, a: records 16 to 32 are not done"]
+    found.enter({"kind": "done", "lease": 2})
+    assert problems(found, 1) == []
+    assert found.repeated == 8
+    assert len(found.counted) == 4
+
+
+def test_a_late_report_of_a_returned_lease_counts_nothing() -> None:
+    found = count(DATASET, leased(1, 0, 32), returned(1, 1), {"kind": "done", "lease": 1})
+    assert len(found.counted) == 1
+
+
+def test_records_that_are_done_twice_are_named() -> None:
+    found = count(DATASET, leased(1, 0, 32), leased(2, 8, 16), *({"kind": "done", "lease": n} for n in (1, 2)))
+    assert "epoch 0, a: records 8 to 16 are done twice" in problems(found, 1)
+
+
+def cut(number: int, step: int, applied: dict[str, int]) -> dict[str, Any]:
+    return {"kind": "cut_taken", "cut": number, "step": step, "applied": applied}
+
+
+def test_a_cut_holds_what_the_ps_said_and_what_was_closed_before() -> None:
+    found = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
+    found.enter({"kind": "cut_announced", "cut": 1})
+    found.enter({"kind": "progress", "lease": 2, "through": 2})
+    found.enter(cut(1, 3, {"2": 1}))
+    assert {(step.lease, step.step) for step in found.cuts[1]} == {(1, 0), (1, 1), (2, 0)}
+
+
+def test_a_cut_that_says_another_number_of_steps_is_refused() -> None:
+    found = count(DATASET, leased(1, 0, 16), {"kind": "cut_announced", "cut": 1})
+    with pytest.raises(LedgerError, match="cut 1 holds 1 steps, its entry says 2"):
+        found.enter(cut(1, 2, {"1": 1}))
+
+
+def test_a_rollback_goes_back_to_the_cut_and_says_how_far() -> None:
+    found = count(DATASET, leased(1, 0, 32), {"kind": "cut_announced", "cut": 1}, cut(1, 1, {"1": 1}))
+    found.enter({"kind": "progress", "lease": 1, "through": 3})
+    position = {"done_steps": 1, "done_records": 8, "returned": [[0, "a", 8, 32]]}
+    entry = {"kind": "rolled_back", "cut": 1, "ledger": position}
+    with pytest.raises(LedgerError, match="16 records went back"):
+        found.enter({**entry, "records": 8})
+    found.enter({**entry, "records": 16})
+    assert [step.start for step in found.counted] == [0]
+    assert found.rolled_back == 16
+
+
+def test_a_position_that_leases_again_what_is_in_is_refused() -> None:
+    found = count(DATASET, leased(1, 0, 32), {"kind": "cut_announced", "cut": 1}, cut(1, 1, {"1": 1}))
+    position = {"done_steps": 1, "done_records": 8, "returned": [[0, "a", 0, 32]]}
+    with pytest.raises(LedgerError, match="to be leased again"):
+        found.enter({"kind": "saved", "cut": 1, "ledger": position})
+
+
+@given(st.data())
+def test_it_agrees_with_the_ledger_of_the_core(data: st.DataObject) -> None:
+    """Whatever happens to leases, both count the same records."""
+    ledger, found = Ledger(Plan((Source("a", 100),), 24), 2, 8), count({"kind": "dataset", "training": [["a", 100]]})
+    number = 0
+    while not ledger.finished:
+        work = ledger.next()
+        if work is not None and (not ledger.leases or data.draw(st.booleans())):
+            number += 1
+            ledger.lease(number, work, "w")
+            row = [work.epoch, work.source, work.start, work.end]
+            found.enter({**leased(number, 0, 0), "work": row})
+            continue
+        lease = data.draw(st.sampled_from(sorted(ledger.leases)))
+        through = data.draw(st.integers(0, ledger.leases[lease].steps))
+        if data.draw(st.booleans()):
+            ledger.give_back(lease, through)
+            found.enter(returned(lease, through))
+        else:
+            ledger.done(lease)
+            found.enter({"kind": "done", "lease": lease})
+        assert sum(step.records for step in found.counted) == ledger.done_records
+    assert problems(found, 2) == []
