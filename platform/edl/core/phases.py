@@ -18,7 +18,13 @@ def advance(state: State, now: float) -> None:
         return
     _populate(state, now)
     _check_pins(state)
-    snapshots.advance(state, now)
+    _proceed(state, now)
+    # Last: a cut that nobody has to acknowledge is taken at once, also one that has just begun.
+    if not state.ended:
+        snapshots.advance(state, now)
+
+
+def _proceed(state: State, now: float) -> None:
     if not state.described:
         if state.settings.describe:
             state.ledgers.setdefault(DESCRIBE, unit(DESCRIBE))
@@ -47,7 +53,8 @@ def _populate(state: State, now: float) -> None:
 def wanted_workers(state: State) -> int:
     """As many as the spec asks for while there is work to hand out; then at least one, for what may come back."""
     main = state.main
-    waiting = main is None or main.waiting or (state.round is not None and state.round.ledger.waiting)
+    coming_back = bool(state.revocations)
+    waiting = main is None or main.waiting or coming_back or (state.round is not None and state.round.ledger.waiting)
     return state.settings.workers if waiting and not state.training_over() else 1
 
 
@@ -108,13 +115,20 @@ def _finish(state: State, now: float) -> None:
             snapshots.begin(state, now, checkpoint=True, pin=True)
         return
     if state.validation and not state.evaluated_final:
-        _enter(state, "Evaluating", "every record is done")
+        _enter(state, "Evaluating", _why_over(state))
         _evaluate_final(state)
     elif state.settings.export and not state.counters.exported:
-        _enter(state, "Exporting", "every record is done")
+        _enter(state, "Exporting", _why_over(state))
         state.ledgers.setdefault(EXPORT, unit(EXPORT))
     elif state.cut is None:
-        state.end("Done", "every record is done")
+        state.end("Done", _why_over(state))
+
+
+def _why_over(state: State) -> str:
+    training = state.training
+    if training is not None and training.waiting:
+        return f"{training.done_steps} steps are done, as many as max_steps asks for"
+    return "every record is done"
 
 
 def _evaluate_final(state: State) -> None:

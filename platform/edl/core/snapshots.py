@@ -46,7 +46,7 @@ def advance(state: State, now: float) -> None:
         state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor()))
     elif cut.overdue(now):
         revoked = {ps for revocation in state.revocations for ps in revocation.waiting}
-        waiting = cut.holders | revoked if cut.stage is Stage.ANNOUNCED else cut.parts
+        waiting = (cut.holders or revoked) if cut.stage is Stage.ANNOUNCED else cut.parts
         call_off(state, f"no answer from {', '.join(sorted(waiting))} for {now - cut.began:.1f} s", now)
 
 

@@ -1,0 +1,244 @@
+"""Scenarios: what happens to a job and what it does about it, as text that documents the protocol.
+
+A line at the margin is an event, ``TIME what who key=value ...``; the indented lines below it are what the core does.
+``#`` begins a comment. Leases are written ``incarnation.counter``. Two lines are not events: ``job key=value ...``
+begins one, ``started`` takes it to its first lease without showing how (``start.txt`` does). ``rewritten`` returns the
+text with the indented lines as they are now.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from edl.core import events as ev
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.job import JobState
+from edl.core.state import Settings
+
+Words = list[str]
+Fields = dict[str, str]
+
+
+def rewritten(text: str) -> str:
+    """The scenario with what the core does now."""
+    stage, lines = Stage(), []
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        lines.append(line)
+        if line and not line.startswith("#"):
+            lines += [f"    {done}" for done in stage.play(line)]
+    return "\n".join(lines) + "\n"
+
+
+class Stage:
+    """One job, and the masters that it has had."""
+
+    def __init__(self) -> None:
+        self.settings = Settings(1, 1)
+        self.dataset: Fields = {}
+        self.job = JobState(self.settings)
+        self.journal: list[str] = []
+        self.pods: dict[str, PodSeen] = {}
+        self.masters = 1
+
+    def play(self, line: str) -> list[str]:
+        """Let happen what a line says; returns what is done about it."""
+        words = [word for word in shlex.split(line) if "=" not in word]
+        fields = dict(word.split("=", 1) for word in shlex.split(line) if "=" in word)
+        if words[0] == "job":
+            self._begin(fields)
+            return []
+        if words[0] == "started":
+            for event in self._start():
+                self._see(event, 0.0)
+            return []
+        now, what, who = float(words[0]), words[1], words[2:]
+        if what == "master":
+            return self._restart()
+        return self._see(_EVENTS[what](self, who, fields), now)
+
+    def _begin(self, fields: Fields) -> None:
+        self.dataset = {name: fields.pop(name) for name in ("training", "validation") if name in fields}
+        values: dict[str, Any] = {"seed": None, **{name: json.loads(value) for name, value in fields.items()}}
+        self.settings = Settings(**values)
+        self.job = JobState(self.settings)
+        self._carry_out(self.job.new_incarnation(1))
+
+    def _restart(self) -> list[str]:
+        """The master is killed; the next one has nothing but the journal."""
+        self.masters += 1
+        self.job = JobState(self.settings)
+        self.job.replay(None, [json.loads(line) for line in self.journal])
+        return self._carry_out(self.job.new_incarnation(self.masters))
+
+    def _start(self) -> Iterator[ev.Event]:
+        servers = [f"ps-{i}" for i in range(self.settings.ps)]
+        for name in [*servers, *(f"worker-{i}" for i in range(self.settings.workers))]:
+            yield pod(self, [name, "running"], {})
+        yield ev.PodsSynced()
+        yield dataset(self, [], {})
+        for name in servers:
+            yield ev.PsRegistered(name)
+            yield ev.PsAttached(name, False, 0)
+        yield ev.ModelDeclared("worker-0")
+        yield from (ev.SnapshotTaken(name, 1, 0, {}) for name in servers)
+        yield ev.CheckpointSaved(1)
+
+    def _see(self, event: ev.Event, now: float) -> list[str]:
+        return self._carry_out(self.job.handle(event, now))
+
+    def _carry_out(self, commands: list[ev.Command]) -> list[str]:
+        self.journal += [json.dumps(command.entry) for command in commands if isinstance(command, ev.Record)]
+        return [shown(command) for command in commands]
+
+
+# ------------------------------------------------------------------------------------------------ events
+
+
+def pod(stage: Stage, who: Words, fields: Fields) -> ev.Event:
+    """``pod worker-0 running``, ``pod worker-0 ended 137``, ``pod worker-0 gone``."""
+    role, _, index = who[0].partition("-")
+    phases = {"pending": Phase.PENDING, "running": Phase.RUNNING, "gone": Phase.GONE, "ended": Phase.FAILED}
+    code = int(who[2]) if len(who) > 2 else None
+    phase = Phase.SUCCEEDED if code == 0 else phases[who[1]]
+    stage.pods[who[0]] = PodSeen(fields.get("uid", who[0]), Role(role), int(index.rstrip("'")), phase, code)
+    return ev.PodChanged(stage.pods[who[0]])
+
+
+def dataset(stage: Stage, who: Words, fields: Fields) -> ev.Event:
+    """``dataset``: as the job says."""
+    return ev.DatasetDescribed(**{name: _sources(value) for name, value in stage.dataset.items()})
+
+
+def _sources(text: str) -> tuple[tuple[str, int], ...]:
+    rows = (part.split(":") for part in text.split(","))
+    return tuple((name, int(records)) for name, records in rows)
+
+
+def _lease(text: str) -> int:
+    incarnation, counter = text.split(".")
+    return (int(incarnation) << 32) + int(counter)
+
+
+def _steps(fields: Fields) -> tuple[ev.Steps, ...]:
+    return tuple(ev.Steps(_lease(name), int(through)) for name, through in _leases(fields))
+
+
+def _leases(fields: Fields) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in fields.items() if name[0].isdigit()]
+
+
+def _applied(fields: Fields) -> dict[int, int]:
+    return {_lease(name): int(through) for name, through in _leases(fields)}
+
+
+def _report(who: Words, fields: Fields) -> ev.Event:
+    result = json.loads(fields["result"]) if "result" in fields else None
+    return ev.TaskReported(who[0], _lease(who[1]), None, result, int(fields.get("cut", 0)))
+
+
+_EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
+    "pod": pod,
+    "synced": lambda stage, who, fields: ev.PodsSynced(),
+    "dataset": dataset,
+    "registered": lambda stage, who, fields: ev.PsRegistered(who[0]),
+    "attached": lambda stage, who, fields: ev.PsAttached(
+        who[0], "empty" not in who, int(fields.get("version", 0)), tuple(json.loads(fields.get("pins", "[]")))
+    ),
+    "declared": lambda stage, who, fields: ev.ModelDeclared(who[0]),
+    "wants": lambda stage, who, fields: ev.LeaseWanted(who[0]),
+    "progress": lambda stage, who, fields: ev.Progressed(who[0], int(fields.get("cut", 0)), _steps(fields)),
+    "report": lambda stage, who, fields: _report(who, fields),
+    "left": lambda stage, who, fields: ev.WorkerLeft(who[0], "told to go", _steps(fields)),
+    "failed": lambda stage, who, fields: ev.WorkerFailed(who[0], who[1], " ".join(who[2:])),
+    "revoked": lambda stage, who, fields: ev.Revoked(who[0], _applied(fields)),
+    "snapshot": lambda stage, who, fields: ev.SnapshotTaken(
+        who[0], int(fields["cut"]), int(fields.get("version", 0)), _applied(fields)
+    ),
+    "saved": lambda stage, who, fields: ev.CheckpointSaved(int(fields["cut"]), fields.get("error", "")),
+    "refused": lambda stage, who, fields: ev.StartRefused(
+        Role(who[0].split("-")[0]), int(who[0].split("-")[1]), " ".join(who[1:]), retry=True
+    ),
+    "stop": lambda stage, who, fields: ev.StopWanted(" ".join(who)),
+    "tick": lambda stage, who, fields: ev.Tick(),
+}
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+def shown(command: ev.Command) -> str:
+    """One line for a command."""
+    match command:
+        case ev.Record(entry):
+            return f"journal  {entry['kind']} {_fields({k: v for k, v in entry.items() if k != 'kind'})}".rstrip()
+        case ev.Tell(event, fields):
+            return f"tell     {event} {_fields({k: v for k, v in fields.items() if k in _TOLD})}".rstrip()
+        case ev.Granted(lease, kind, work, _, _, pin):
+            pinned = f" of cut {pin}" if pin else ""
+            where = f"epoch {work.epoch} {work.source}[{work.start}:{work.end}]"
+            return f"answer   {_number(lease)} {kind}{pinned}: {where}"
+        case ev.WaitForWork(reason) | ev.StopWork(reason):
+            return f"answer   {'wait' if isinstance(command, ev.WaitForWork) else 'stop'}: {reason}"
+        case ev.Acknowledged(lost, fatal, refusal):
+            said = [f"lost {' '.join(map(_number, lost))}"] * bool(lost) + ["fatal"] * fatal + [refusal] * bool(refusal)
+            return f"answer   {', '.join(said) or 'yes'}"
+        case ev.EndJob(phase, reason):
+            return f"end      {phase}: {reason}"
+        case ev.StartPod(role, index):
+            return f"cluster  start {role}-{index}"
+        case ev.DeletePod(uid, _):
+            return f"cluster  delete {uid}"
+        case ev.AttachPs(uid, floor, revoked, live, cut, restore):
+            load = f" load={restore}" if restore is not None else ""
+            return f"{uid:8} attach floor={_number(floor)} revoked={_list(revoked)} live={_list(live)} cut={cut}{load}"
+        case ev.RevokeLeases(ps, leases, floor):
+            return f"{ps:8} revoke {_list(leases)} floor={_number(floor)}"
+        case ev.SaveCheckpoint(cut, step, _, ledger, _):
+            return f"disk     save cut={cut} step={step} ledger={_ledger(ledger)}"
+    name = {"AnnounceCut": "announce", "TakeSnapshot": "snapshot", "ReleaseCut": "release", "Unpin": "unpin"}
+    return f"all ps   {name[type(command).__name__]} cut={command.cut}"
+
+
+_TOLD = ("reason", "message", "cut", "step", "records", "updates", "repeated", "metrics", "path", "role", "index")
+
+
+def _number(lease: int) -> str:
+    return f"{lease >> 32}.{lease & 0xFFFFFFFF}"
+
+
+def _list(leases: tuple[int, ...]) -> str:
+    return ",".join(map(_number, leases)) or "none"
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={_value(name, value)}" for name, value in fields.items() if value not in ({}, [], None))
+
+
+def _value(name: str, value: Any) -> str:
+    match name, value:
+        case ("lease", int()) | ("born", int()):
+            return _number(value)
+        case "leases", _:
+            return _list(value)
+        case "work", [epoch, source, start, end]:
+            return f"{epoch}/{source}[{start}:{end}]"
+        case "ledger", _:
+            return _ledger(value)
+        case "applied", _:
+            return ",".join(f"{_number(int(lease))}:{through}" for lease, through in value.items())
+        case _, str() if " " in value:
+            return f'"{value}"'
+        case _, list() | dict():
+            return json.dumps(value, separators=(",", ":"))
+    return str(value)
+
+
+def _ledger(ledger: Mapping[str, Any]) -> str:
+    back = ",".join(f"{epoch}/{source}[{start}:{end}]" for epoch, source, start, end in ledger["returned"])
+    planned = f"shard {ledger['index']} of epoch {ledger['epoch']}"
+    return f"({ledger['done_records']} records done; next: {back + ', ' if back else ''}{planned})"
