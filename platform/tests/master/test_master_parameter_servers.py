@@ -1,0 +1,341 @@
+"""What the master asks of parameter servers, against one behind a real socket that answers as the test says."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from master.stage import LONG, TOKEN, PlayedPs, played_ps
+
+from edl.core.errors import BadInputError
+from edl.core.events import (
+    AnnounceCut,
+    AttachPs,
+    CheckpointSaved,
+    Event,
+    PsAttached,
+    PsRefused,
+    PsSilent,
+    ReleaseCut,
+    Revoked,
+    RevokeLeases,
+    SaveCheckpoint,
+    SnapshotTaken,
+    TakeSnapshot,
+    Tell,
+    Unpin,
+)
+from edl.core.partition import placement
+from edl.master.checkpoints import Checkpoints
+from edl.master.parameter_servers import ParameterServers
+from edl.master.questions import RESTORE_DEADLINE, Asker
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.refusal import Refused
+
+INCARNATION = 4
+ATTACH = AttachPs("ps-0-a", floor=5, revoked=(7,), live=(8, 9), cut=2)
+
+
+class Core:
+    """What the answers are told to."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def next(self) -> Event:
+        return self.events.get(timeout=LONG)
+
+
+@pytest.fixture
+def core() -> Core:
+    return Core()
+
+
+@pytest.fixture
+def ps() -> Iterator[tuple[PlayedPs, str]]:
+    with played_ps() as played:
+        yield played
+
+
+def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG) -> ParameterServers:
+    checkpoints = Checkpoints(folder, 2, set)
+    servers = ParameterServers(TOKEN, INCARNATION, count, checkpoints, patience=patience)
+    servers.start(core.events.put, core.failures.put)
+    return servers
+
+
+@pytest.fixture
+def servers(core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]) -> Iterator[ParameterServers]:
+    servers = servers_for(core, tmp_path)
+    assert servers.registered("ps-0-a", 0, ps[1], "bulk")
+    yield servers
+    servers.close()
+
+
+# ---------------------------------------------------------------------------------------------- questions and answers
+
+
+def test_questions_keep_their_order_and_answers_become_events(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]
+) -> None:
+    commands = (
+        ATTACH,
+        AnnounceCut(3),
+        RevokeLeases("ps-0-a", (8,), 8),
+        TakeSnapshot(3, checkpoint=True, pin=True, floor=9),
+        ReleaseCut(4),
+        Unpin(2),
+    )
+    for command in commands:
+        servers.do(command)
+    asked = [type(request).__name__.removesuffix("Request") for request in ps[0].until_asked(6)]
+    assert asked == ["Attach", "Announce", "Revoke", "Snapshot", "Release", "Unpin"]
+    assert core.next() == PsAttached("ps-0-a", initialized=True, version=3, pins=(2,))
+    assert core.next() == Revoked("ps-0-a", {8: 1})
+    assert core.next() == SnapshotTaken("ps-0-a", 3, 5, {9: 2})
+
+
+def test_requests_say_what_the_commands_say(tmp_path: Path) -> None:
+    asker = Asker(INCARNATION, 2, tmp_path)
+    attach = asker.question(ATTACH, "ps-0-a").request
+    assert (attach.incarnation, attach.floor, attach.revoked, attach.live, attach.cut) == (4, 5, [7], [8, 9], 2)
+    assert (attach.restore, list(attach.slots)) == ("", list(placement(2)))
+    snapshot = asker.question(TakeSnapshot(3, checkpoint=False, pin=True, floor=9), "ps-0-a").request
+    assert (snapshot.cut, snapshot.checkpoint, snapshot.pin, snapshot.floor) == (3, "", True, 9)
+
+
+def test_a_restore_names_the_folder_of_its_cut_and_may_take_long(tmp_path: Path) -> None:
+    command = AttachPs("ps-0-a", 1, (), (), 0, restore=12)
+    question = Asker(INCARNATION, 1, tmp_path).question(command, "ps-0-a")
+    assert question.request.restore == str(tmp_path / "cut-00000012")
+    assert question.deadline == RESTORE_DEADLINE
+
+
+def test_other_commands_are_not_for_parameter_servers(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="not a command for parameter servers"):
+        Asker(INCARNATION, 1, tmp_path).question(Tell("warning"), "ps-0-a")
+
+
+def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
+    core: Core, tmp_path: Path, ps: tuple[PlayedPs, str]
+) -> None:
+    with played_ps() as (other, address):
+        servers = servers_for(core, tmp_path, count=2)
+        servers.registered("ps-0-a", 0, ps[1], "bulk")
+        servers.registered("ps-1-a", 1, address, "bulk")
+        servers.do(RevokeLeases("ps-1-a", (8,), 8))
+        servers.do(AnnounceCut(1))
+        assert [type(request) for request in other.until_asked(2)] == [pb.RevokeRequest, pb.AnnounceRequest]
+        assert [type(request) for request in ps[0].until_asked(1)] == [pb.AnnounceRequest]
+        servers.close()
+
+
+# ---------------------------------------------------------------------------------------------- who there is
+
+
+def test_a_ps_is_new_once(servers: ParameterServers, ps: tuple[PlayedPs, str]) -> None:
+    assert not servers.registered("ps-0-a", 0, ps[1], "bulk")
+    assert servers.registered("ps-0-b", 0, ps[1], "bulk")
+    servers.ended("ps-0-a")
+    assert set(servers.addresses()) == {"ps-0-b"}
+
+
+def test_nothing_is_asked_of_one_that_ended(servers: ParameterServers, ps: tuple[PlayedPs, str]) -> None:
+    servers.registered("ps-0-b", 0, ps[1], "bulk")
+    servers.ended("ps-0-a")
+    servers.ended("ps-0-a")
+    servers.do(ATTACH)
+    servers.do(AnnounceCut(1))
+    assert [type(request) for request in ps[0].until_asked(1)] == [pb.AnnounceRequest]
+
+
+def test_an_address_that_is_none_is_refused(servers: ParameterServers) -> None:
+    with pytest.raises(BadInputError):
+        servers.registered("ps-1-a", 1, "nowhere", "bulk")
+
+
+# ---------------------------------------------------------------------------------------------- silence
+
+
+def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_silence(
+    core: Core, tmp_path: Path
+) -> None:
+    with played_ps() as (_, address):
+        pass  # it lived there once
+    servers = servers_for(core, tmp_path, patience=0.0)
+    servers.registered("ps-0-a", 0, address, "bulk")
+    servers.do(ATTACH)
+    told = [core.next(), core.next()]
+    assert all(isinstance(event, PsSilent) and event.uid == "ps-0-a" for event in told)
+    servers.close()
+
+
+def test_a_ps_that_is_busy_is_asked_again(servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]) -> None:
+    def busy(request: Any) -> Any:
+        if len(ps[0].asked) < 3:
+            raise Refused("not now", kind="busy")
+        return pb.AttachReply(version=9)
+
+    ps[0].answers["Attach"] = busy
+    servers.do(ATTACH)
+    assert core.next() == PsAttached("ps-0-a", initialized=False, version=9)
+
+
+def test_a_ps_that_ends_while_it_is_asked_is_asked_no_more(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]
+) -> None:
+    release = threading.Event()
+    ps[0].answers["Revoke"] = lambda _: release.wait(LONG) and pb.RevokeReply()
+    before = set(threading.enumerate())
+    servers.do(RevokeLeases("ps-0-a", (8,), 8))
+    ps[0].until_asked(1)
+    servers.ended("ps-0-a")
+    for thread in before:
+        if thread.name == "ps-0":
+            thread.join(LONG)
+            assert not thread.is_alive()
+    release.set()
+    assert core.events.empty()
+    assert core.failures.empty()
+
+
+# ---------------------------------------------------------------------------------------------- refusals
+
+
+def refusing(kind: str) -> Any:
+    def refuse(request: Any) -> Any:
+        raise Refused("no", kind=kind)
+
+    return refuse
+
+
+def test_a_newer_master_ends_this_one(servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]) -> None:
+    ps[0].answers["Announce"] = refusing("incarnation")
+    servers.do(AnnounceCut(1))
+    assert "no" in str(core.failures.get(timeout=LONG))
+
+
+@pytest.mark.parametrize(
+    ("method", "command", "cut"),
+    [
+        ("Attach", ATTACH, 0),
+        ("Revoke", RevokeLeases("ps-0-a", (8,), 8), 0),
+        ("Snapshot", TakeSnapshot(3, checkpoint=True, pin=False), 3),
+    ],
+)
+def test_a_refusal_that_matters_is_the_core_s(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], method: str, command: Any, cut: int
+) -> None:
+    ps[0].answers[method] = refusing("storage")
+    servers.do(command)
+    event = core.next()
+    assert isinstance(event, PsRefused)
+    assert (event.uid, event.kind, event.cut) == ("ps-0-a", "storage", cut)
+    assert event.message.startswith(f"ps-0 refuses {method}")
+
+
+def test_other_refusals_are_logged_and_the_next_question_is_asked(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], caplog: Any
+) -> None:
+    ps[0].answers["Unpin"] = refusing("pin")
+    servers.do(Unpin(1))
+    servers.do(RevokeLeases("ps-0-a", (8,), 8))
+    assert isinstance(core.next(), Revoked)
+    assert "ps-0 refuses Unpin" in caplog.text
+
+
+def test_a_core_that_fails_ends_the_master_by_whatever_thread(tmp_path: Path, ps: tuple[PlayedPs, str]) -> None:
+    failures: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    servers = ParameterServers(TOKEN, INCARNATION, 1, Checkpoints(tmp_path, 2, set))
+    servers.start(lambda event: 1 / 0, failures.put)
+    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    servers.do(ATTACH)
+    assert isinstance(failures.get(timeout=LONG), ZeroDivisionError)
+    servers.close()
+
+
+# ---------------------------------------------------------------------------------------------- checkpoints
+
+
+def written(folder: Path, cut: int, index: int) -> pb.SavedReply:
+    from edl.store.manifest import cut_directory
+
+    directory = cut_directory(folder, cut)
+    directory.mkdir(exist_ok=True)
+    (directory / f"ps-{index}.safetensors").write_bytes(b"12345")
+    return pb.SavedReply(file=f"ps-{index}.safetensors", size=5, checksum=f"{7:08x}")
+
+
+def saving(cut: int) -> SaveCheckpoint:
+    return SaveCheckpoint(cut, step=10, version=20, ledger={"done_steps": 10}, pause=0.1)
+
+
+def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+) -> None:
+    from edl.store.manifest import Manifest, ShardInfo, cut_directory, load_manifest
+
+    ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
+    servers.do(saving(3))
+    assert core.next() == CheckpointSaved(3)
+    manifest = load_manifest(cut_directory(tmp_path, 3))
+    assert isinstance(manifest, Manifest)
+    assert (manifest.version, manifest.ledger) == (20, {"done_steps": 10})
+    assert manifest.shards == (ShardInfo("ps-0.safetensors", 5, 7),)
+
+
+def test_a_shard_that_was_not_written_leaves_no_checkpoint(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+) -> None:
+    ps[0].answers["Saved"] = lambda _: pb.SavedReply(error="no space left")
+    servers.do(saving(3))
+    event = core.next()
+    assert isinstance(event, CheckpointSaved)
+    assert "no space left" in event.error
+    assert list(tmp_path.rglob("manifest.json")) == []
+
+
+def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
+    core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+) -> None:
+    servers = servers_for(core, tmp_path, count=2)
+    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
+    servers.do(saving(3))
+    event = core.next()
+    assert isinstance(event, CheckpointSaved)
+    assert event.error == "ps-1 was lost"
+    assert list(tmp_path.rglob("manifest.json")) == []
+    servers.close()
+
+
+def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[PlayedPs, str], tmp_path: Path) -> None:
+    from edl.store.manifest import cuts_in
+
+    checkpoints = Checkpoints(tmp_path, 1, lambda: {1})
+    servers = ParameterServers(TOKEN, INCARNATION, 1, checkpoints)
+    servers.start(core.events.put, core.failures.put)
+    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
+    for cut in (1, 2, 3):
+        servers.do(saving(cut))
+        assert core.next() == CheckpointSaved(cut)
+    assert cuts_in(tmp_path) == [1, 3]
+    servers.close()
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_undo_the_new_one(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path, caplog: Any
+) -> None:
+    ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
+    for cut in (1, 2, 3):
+        if cut == 3:
+            (tmp_path / "cut-00000001" / "a folder").mkdir()
+        servers.do(saving(cut))
+        assert core.next() == CheckpointSaved(cut)
+    assert "old checkpoints stay" in caplog.text

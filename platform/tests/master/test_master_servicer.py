@@ -1,0 +1,261 @@
+"""The service: messages to events, answers to messages, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from master.stage import Parts
+
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.events import (
+    AnnounceCut,
+    AttachPs,
+    CheckpointSaved,
+    PodChanged,
+    PsAttached,
+    SnapshotTaken,
+    Steps,
+    StopWanted,
+    Tick,
+)
+from edl.master.links import Link
+from edl.master.messages import result_of, steps_of
+from edl.master.servicer import Servicer
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.refusal import Refused
+
+CONTEXT: Any = None
+WORKER = pb.Member(role="worker", index=0, uid="worker-0")
+INCARNATION = 3
+
+
+class Registered:
+    """Where PS listen, without ways to them."""
+
+    def __init__(self) -> None:
+        self.links: dict[str, Link] = {}
+
+    def registered(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
+        new = uid not in self.links
+        self.links.setdefault(uid, Link(uid, index, control_address, bulk_address, "token"))
+        return new
+
+    def addresses(self) -> Mapping[str, Link]:
+        return dict(self.links)
+
+
+class Stage:
+    """A service over a shell with one PS and two workers."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.parts = Parts(**settings)
+        self.shell = self.parts.shell
+        self.shell.begin(INCARNATION)
+        self.servers = Registered()
+        self.service = Servicer(self.shell, self.servers, INCARNATION)  # type: ignore[arg-type]
+
+    def train(self) -> Stage:
+        self.register_ps("ps-0")
+        self.parts.populate(workers=2)
+        for event in (Tick(), SnapshotTaken("ps-0", 1, 0, {}), CheckpointSaved(1)):
+            self.shell.handle(event)
+        self.parts.ps.until(lambda command: command == AnnounceCut(1))
+        return self
+
+    def register_ps(self, uid: str, index: int = 0, address: str = "unix:/nowhere/ps") -> pb.RegisterReply:
+        member = pb.Member(role="ps", index=index, uid=uid)
+        request = pb.RegisterRequest(member=member, control_address=address, bulk_address=f"{address}.bulk")
+        return self.service.Register(request, CONTEXT)
+
+    def placement(self) -> pb.Placement:
+        return self.service.Register(pb.RegisterRequest(member=WORKER), CONTEXT).placement
+
+    def lease(self, wait: float = 0.0) -> pb.LeaseReply:
+        return self.service.Lease(pb.LeaseRequest(member=WORKER, wait_seconds=wait), CONTEXT)
+
+    def report(self, lease: int, result: bytes = b"", **last: Any) -> pb.ReportReply:
+        steps = pb.LeaseProgress(lease=lease, **last) if last else None
+        return self.service.Report(pb.ReportRequest(member=WORKER, lease=lease, last=steps, result=result), CONTEXT)
+
+
+# ---------------------------------------------------------------------------------------------- work
+
+
+def test_a_task_says_all_that_a_worker_must_know() -> None:
+    stage = Stage().train()
+    reply = stage.lease()
+    task = reply.task
+    assert (reply.incarnation, reply.cut) == (INCARNATION, 1)
+    assert (task.lease, task.kind, task.epoch, task.source) == ((INCARNATION << 32) + 1, "training", 0, "digits")
+    assert (task.start, task.end, task.minibatch, task.pin) == (0, 4, 2, 0)
+    assert task.expires_seconds > 0
+
+
+@pytest.mark.parametrize("wait", [0.0, -1.0, math.nan])
+def test_no_work_is_a_reason_to_wait(wait: float) -> None:
+    stage = Stage()
+    stage.parts.populate()
+    assert stage.lease(wait).wait.reason == "waiting for the first checkpoint"
+
+
+def test_after_the_end_workers_are_told_to_stop() -> None:
+    stage = Stage().train()
+    stage.shell.handle(StopWanted("enough"))
+    assert stage.lease().stop.reason == "the job is interrupted"
+
+
+def test_progress_is_entered_and_lost_leases_come_back() -> None:
+    stage = Stage().train()
+    lease = stage.lease().task.lease
+    leases = [pb.LeaseProgress(lease=lease, through=1, loss_sum=3.0, loss_steps=2), pb.LeaseProgress(lease=77)]
+    reply = stage.service.Progress(pb.ProgressRequest(member=WORKER, known_cut=1, leases=leases), CONTEXT)
+    assert (list(reply.lost), reply.incarnation, reply.cut) == ([77], INCARNATION, 1)
+    assert stage.parts.journal.entries[-1] == {"kind": "progress", "lease": lease, "through": 1, "loss": 1.5}
+
+
+def test_a_report_is_taken_once() -> None:
+    stage = Stage().train()
+    lease = stage.lease().task.lease
+    assert stage.report(lease, through=2).accepted
+    again = stage.report(lease, through=2)
+    assert not again.accepted
+    assert again.reason == "the lease is not yours (any more)"
+    assert stage.parts.journal.kinds().count("done") == 1
+
+
+def test_a_report_of_a_task_that_is_not_over_is_refused_and_changes_nothing() -> None:
+    stage = Stage().train()
+    lease = stage.lease().task.lease
+    entries = len(stage.parts.journal.entries)
+    with pytest.raises(Refused, match="after 1 of 2 steps"):
+        stage.report(lease, through=1)
+    assert len(stage.parts.journal.entries) == entries
+    assert stage.shell.failure is None
+    assert stage.report(lease, through=2).accepted
+
+
+def test_leases_of_a_worker_that_leaves_are_revoked() -> None:
+    stage = Stage().train()
+    lease = stage.lease().task.lease
+    left = pb.LeaveRequest(member=WORKER, reason="told to go", leases=[pb.LeaseProgress(lease=lease, through=1)])
+    stage.service.Leave(left, CONTEXT)
+    assert stage.parts.journal.kinds()[-2:] == ["progress", "revoking"]
+
+
+def test_a_failure_of_the_users_code_ends_the_job() -> None:
+    stage = Stage().train()
+    failed = pb.FailRequest(member=WORKER, kind="input", message="feed yields no labels", detail="Traceback")
+    assert stage.service.Fail(failed, CONTEXT).fatal
+    stage.shell.run(lambda: False)
+    assert stage.shell.ended is not None
+    assert (stage.shell.ended.kind, stage.shell.ended.detail) == ("input", "Traceback")
+
+
+# ---------------------------------------------------------------------------------------------- what cannot be meant
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: s.service.Lease(pb.LeaseRequest(), CONTEXT),
+        lambda s: s.service.Register(pb.RegisterRequest(), CONTEXT),
+        lambda s: s.report(1, through=-1),
+        lambda s: s.report(1, result=b"{"),
+        lambda s: s.report(1, result=b"[" * 100_000),
+        lambda s: s.report(1, result=b"\xff"),
+        lambda s: s.service.Fail(pb.FailRequest(member=WORKER, kind="tired"), CONTEXT),
+        lambda s: s.register_ps("ps-9", address="nowhere"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_the_master_goes_on(call: Any) -> None:
+    stage = Stage().train()
+    with pytest.raises(Refused) as refused:
+        call(stage)
+    assert refused.value.kind == "bad"
+    assert stage.shell.failure is None
+    assert stage.lease().HasField("task")
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.floats(), st.integers(0, 2**63 - 1))
+def test_no_number_of_a_worker_ends_the_master(lease: int, through: int, loss: float, skipped: int) -> None:
+    stage = Stage().train()
+    own = stage.lease().task.lease
+    for number in (lease, own):
+        steps = pb.LeaseProgress(
+            lease=number, through=through, loss_sum=loss, loss_steps=through, skipped_records=skipped
+        )
+        stage.service.Progress(pb.ProgressRequest(member=WORKER, leases=[steps]), CONTEXT)
+    json.dumps(stage.parts.journal.entries, allow_nan=False)
+
+
+def test_a_loss_that_is_not_finite_says_nothing() -> None:
+    given_losses = [pb.LeaseProgress(lease=1, through=2, loss_sum=x, loss_steps=2) for x in (math.nan, math.inf, 4.0)]
+    assert steps_of(given_losses) == (Steps(1, 2), Steps(1, 2), Steps(1, 2, 4.0, 2))
+
+
+def test_numbers_that_are_not_finite_become_none() -> None:
+    assert result_of(b'{"a": [NaN, 1e999, -Infinity, 1.5], "b": "NaN"}') == {"a": [None, None, None, 1.5], "b": "NaN"}
+    assert result_of(b"") is None
+
+
+# ---------------------------------------------------------------------------------------------- parameter servers
+
+
+def test_a_ps_that_registers_is_attached_once() -> None:
+    stage = Stage()
+    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+    for _ in range(2):
+        stage.register_ps("ps-0")
+    stage.shell.handle(PsAttached("ps-0", initialized=False, version=0))
+    stage.register_ps("ps-0")
+    stage.shell.handle(StopWanted("enough"))
+    stage.shell.run(lambda: False)  # by now, all commands were carried out
+    assert [c.uid for c in stage.parts.ps.done if isinstance(c, AttachPs)] == ["ps-0"]
+
+
+def test_a_ps_whose_pod_has_ended_is_refused() -> None:
+    stage = Stage()
+    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.FAILED, 137)))
+    with pytest.raises(Refused, match="has ended"):
+        stage.register_ps("ps-0")
+    assert not stage.servers.links
+
+
+def test_the_placement_names_those_that_listen_and_its_version_changes_with_them() -> None:
+    stage = Stage(ps=2)
+    for index in (0, 1):
+        stage.shell.handle(PodChanged(PodSeen(f"ps-{index}", Role.PS, index, Phase.RUNNING)))
+        stage.register_ps(f"ps-{index}", index)
+    empty = stage.placement()
+    assert not empty.ps
+    versions = [empty.version]
+    for index in (0, 1):
+        stage.shell.handle(PsAttached(f"ps-{index}", initialized=False, version=0))
+        versions.append(stage.placement().version)
+    assert versions == sorted(set(versions))
+    assert stage.placement().version == versions[-1]
+    assert [(x.index, x.uid) for x in stage.placement().ps] == [(0, "ps-0"), (1, "ps-1")]
+    assert sorted(set(stage.placement().slots)) == [0, 1]
+    assert all(version >> 32 == INCARNATION for version in versions)
+
+
+def test_a_ps_that_replaces_a_lost_one_belongs_to_the_placement_when_it_holds_the_checkpoint() -> None:
+    stage = Stage().train()
+    before = stage.placement()
+    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.FAILED, 137)))
+    stage.shell.handle(PodChanged(PodSeen("ps-0b", Role.PS, 0, Phase.RUNNING)))
+    stage.register_ps("ps-0b")
+    assert not stage.placement().ps
+    stage.shell.handle(PsAttached("ps-0b", initialized=False, version=0))  # it is told to load the checkpoint
+    assert not stage.placement().ps
+    stage.shell.handle(PsAttached("ps-0b", initialized=True, version=0))
+    after = stage.placement()
+    assert [x.uid for x in after.ps] == ["ps-0b"]
+    assert after.version > before.version
+    assert stage.lease().placement_version == after.version
