@@ -4,8 +4,8 @@
 * a worker is told to go (SIGTERM): its process is gone;
 * the master is SIGKILLed: a step that a later incarnation enters into the journal.
 
-Each round is one job that meets all three, each when two workers train. Tasks are small, so that the worker that is
-left soon asks for more.
+Each round is one job that meets all three, each when two workers make steps. Tasks are small, so that the worker that
+is left soon asks for more.
 """
 
 from __future__ import annotations
@@ -27,9 +27,22 @@ from edl.testing.jobs import JobProcess, Line
 from edl.testing.journal_bytes import JournalDamagedError, read_entries
 
 POLL_SECONDS = 0.005
+SETTLE_SECONDS = 0.5
 LONGEST_SECONDS = 60.0
 MINIBATCH, MINIBATCHES = 64, 8
 """Small tasks: the worker that is left comes to the end of its own soon, and asks."""
+
+
+def wait_working(run: JobProcess) -> None:
+    """Wait until two live workers have made steps: a worker holds leases, and is called training, while it imports."""
+
+    def told(entries: list[dict[str, Any]]) -> bool:
+        holders = {entry["lease"]: entry["worker"] for entry in entries if entry["kind"] == "leased"}
+        stepped = {holders[entry["lease"]] for entry in entries if entry["kind"] in ("progress", "done")}
+        return sum(worker["uid"] in stepped for worker in run.status().get("workers", ())) >= 2
+
+    when(run, told)
+    time.sleep(SETTLE_SECONDS)
 
 
 def kill_worker(run: JobProcess) -> dict[str, float]:
@@ -115,12 +128,11 @@ FAULTS = (kill_worker, end_worker, kill_master)
 
 
 def one_run(job: Path, folder: Path) -> dict[str, float]:
-    """Every fault once, in one job, each when two workers train."""
+    """Every fault once, in one job, each when two workers make steps."""
     found: dict[str, float] = {}
     with JobProcess(job, cwd=folder) as run:
         for fault in FAULTS:
-            run.wait_status(lambda status: sum(w["state"] == "training" for w in status["workers"]) >= 2)
-            time.sleep(0.3)
+            wait_working(run)
             found |= fault(run)
             say(", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items()))
         run.interrupt()
