@@ -67,7 +67,7 @@ def budget(state: State) -> int | None:
     limit, training = state.settings.max_steps, state.training
     if limit is None or training is None:
         return None
-    return limit - training.done_steps - training.outstanding_steps()
+    return limit - training.done_steps - training.outstanding_steps
 
 
 def serving(state: State) -> bool:

@@ -80,6 +80,8 @@ class Ledger:
     done_records: int = 0
     done_steps: int = 0
     quarantined: list[Work] = field(default_factory=list)
+    outstanding_steps: int = 0
+    """Steps that are leased and not done; kept, because every question for work asks for it when steps are limited."""
 
     def __post_init__(self) -> None:
         if not self.plan.count:
@@ -103,10 +105,6 @@ class Ledger:
     def lowest(self) -> int | None:
         """The oldest lease; they are granted in the order of their numbers, and a dict keeps that order."""
         return next(iter(self.leases), None)
-
-    def outstanding_steps(self) -> int:
-        """Steps that are leased and not done."""
-        return sum(lease.steps - lease.through for lease in self.leases.values())
 
     def next(self, max_steps: int | None = None) -> Work | None:
         """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing."""
@@ -136,6 +134,7 @@ class Ledger:
         if rest.records:
             self.returned.appendleft(rest)
         lease = self.leases[number] = Lease(number, work, self.minibatch, worker)
+        self.outstanding_steps += lease.steps
         return lease
 
     def _advance(self) -> None:
@@ -150,6 +149,7 @@ class Ledger:
         added = lease.position(through) - lease.position(lease.through)
         self.done_records += added
         self.done_steps += through - lease.through
+        self.outstanding_steps -= through - lease.through
         lease.through = through
         return added
 
@@ -166,6 +166,7 @@ class Ledger:
         """
         self.progress(number, through)
         lease = self.leases.pop(number)
+        self.outstanding_steps -= lease.steps - lease.through
         rest = lease.work.split(lease.position(lease.through))[1]
         if quarantine:
             bad, rest = rest.split(min(rest.end, rest.start + quarantine))
@@ -209,6 +210,7 @@ class Ledger:
         self.epoch, self.index = state["epoch"], state["index"]
         self.returned = deque(Work(*row) for row in state["returned"])
         self.leases = {n: Lease(n, Work(*row), m, w, t) for n, row, m, w, t in state["leases"]}
+        self.outstanding_steps = sum(lease.steps - lease.through for lease in self.leases.values())
         self.done_records, self.done_steps = state["done_records"], state["done_steps"]
         self.quarantined = [Work(*row) for row in state["quarantined"]]
 

@@ -146,7 +146,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.total == self.total
         assert ledger.waiting == bool(self.todo)
         assert ledger.finished == (not self.todo and not self.leased)
-        assert ledger.outstanding_steps() == sum(x.steps - x.through for x in ledger.leases.values())
+        assert ledger.outstanding_steps == sum(x.steps - x.through for x in ledger.leases.values())
         assert ledger.lowest() == min(self.leased, default=None)
 
     @invariant()

@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from edl.core.pods import Seen, State
+from edl.testing.diagram import mermaid, renewed
+
+DOCUMENT = Path(__file__).parents[3] / "docs/design/0004-pods.md"
+
+
+def test_the_document_shows_the_table_as_it_is() -> None:
+    text = DOCUMENT.read_text()
+    assert renewed(text) == text, f"python -m edl.testing.diagram {DOCUMENT}"
+
+
+def test_what_changes_nothing_is_not_drawn() -> None:
+    drawn = mermaid({State.RUNNING: {Seen.PENDING: State.RUNNING, Seen.GONE: State.DELETED}})
+    assert "running --> deleted: gone" in drawn
+    assert "pending" not in drawn

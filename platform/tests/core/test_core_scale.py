@@ -1,0 +1,89 @@
+"""A million tasks and a thousand workers: what the core does for one event does not grow with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from edl.core import events as ev
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.job import JobState
+from edl.core.state import Settings
+
+TASKS, WORKERS, ROUNDS = 1_000_000, 1_000, 5
+SETTINGS = Settings(minibatch=64, task_records=256, workers=WORKERS, ps=2, checkpoint_steps=5_000, max_steps=10**9)
+
+
+class Crowd:
+    """A job, its workers, and two PS that answer at once."""
+
+    def __init__(self) -> None:
+        self.job = JobState(SETTINGS)
+        self.job.new_incarnation(1)
+        self.now = 0.0
+        self.see(ev.DatasetDescribed(training=(("a", TASKS * 256),)), ev.PodsSynced())
+        for role, count in ((Role.PS, 2), (Role.WORKER, WORKERS)):
+            for index in range(count):
+                self.see(ev.PodChanged(PodSeen(f"{role}-{index}", role, index, Phase.RUNNING)))
+        self.see(*(ev.PsRegistered(f"ps-{i}") for i in range(2)))
+        self.see(ev.ModelDeclared("worker-0"))
+
+    def see(self, *happened: ev.Event) -> list[Any]:
+        """Everything that was decided, also about what the PS answered."""
+        seen, waiting = [], deque(happened)
+        while waiting:
+            self.now += 1e-4
+            commands = self.job.handle(waiting.popleft(), self.now)
+            seen += commands
+            for command in commands:
+                waiting.extend(self._answers(command))
+        return seen
+
+    def _answers(self, command: ev.Command) -> list[ev.Event]:
+        match command:
+            case ev.AttachPs(uid):
+                return [ev.PsAttached(uid, False, 0)]
+            case ev.TakeSnapshot(cut):
+                return [ev.SnapshotTaken(f"ps-{i}", cut, 0, {}) for i in range(2)]
+            case ev.SaveCheckpoint(cut):
+                return [ev.CheckpointSaved(cut)]
+            case ev.RevokeLeases(ps, leases):
+                return [ev.Revoked(ps, dict.fromkeys(leases, 2))]
+        return []
+
+
+def test_a_million_tasks_and_a_thousand_workers() -> None:
+    crowd = Crowd()
+    workers = [f"worker-{i}" for i in range(WORKERS)]
+    for _ in range(ROUNDS):
+        granted = {w: g.lease for w in workers for g in crowd.see(ev.LeaseWanted(w)) if isinstance(g, ev.Granted)}
+        assert granted.keys() == set(workers)
+        for worker, lease in granted.items():
+            crowd.see(ev.Progressed(worker, crowd.job.cut_number, (ev.Steps(lease, 2),)))
+            crowd.job.deadline(crowd.now)
+        for worker, lease in granted.items():
+            crowd.see(ev.TaskReported(worker, lease, ev.Steps(lease, 4), None, crowd.job.cut_number))
+    training = crowd.job.training
+    assert training is not None
+    assert training.done_records == WORKERS * ROUNDS * 256
+    assert training.remaining() == (TASKS - WORKERS * ROUNDS) * 256
+    assert crowd.job.checkpoint is not None
+    assert crowd.job.checkpoint.step >= 15_000
+    assert len(crowd.job.revoked) == 0
+
+
+def test_a_thousand_workers_are_preempted_at_once() -> None:
+    """A service with a higher priority wants its nodes back: every range is at the head of the queue again."""
+    crowd = Crowd()
+    workers = [f"worker-{i}" for i in range(WORKERS)]
+    for worker in workers:
+        crowd.see(ev.LeaseWanted(worker))
+    for index, worker in enumerate(workers):
+        crowd.see(ev.PodChanged(PodSeen(worker, Role.WORKER, index, Phase.FAILED, 143)))
+    training = crowd.job.training
+    assert training is not None
+    assert not training.leases
+    assert len(training.returned) == WORKERS
+    assert training.done_records == WORKERS * 2 * 64
+    assert crowd.job.counters.repeated == WORKERS * 64
+    assert not crowd.job.holders
