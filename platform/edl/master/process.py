@@ -99,6 +99,7 @@ class Master:
         self.shell = Shell(state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell)
         self._servicer = Servicer(self.shell, self._servers, incarnation)
         self._parts = ExitStack()
+        self._closing = threading.Event()
 
     def _replayed(self, holder: str) -> tuple[JobState, Journal]:
         settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader())
@@ -125,6 +126,9 @@ class Master:
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
             self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
+            status = threads.start("status", self._keep_status, self.shell.fail)
+            parts.callback(status.join)
+            parts.callback(self._closing.set)
             self._parts = parts.pop_all()
         return self
 
@@ -146,7 +150,6 @@ class Master:
     def run(self, stopping: threading.Event) -> int:
         """Run until the job is over, this master fails, or it is told to go; returns the exit code."""
         shell = self.shell
-        threads.start("status", lambda: self._keep_status(stopping), shell.fail)
         if not self._already_over():
             self._pods.start(self._seen, shell.fail)
             threads.start("data", self._describe, shell.fail)
@@ -188,8 +191,8 @@ class Master:
             for uid in self._servers.addresses().keys() - live:
                 self._servers.ended(uid)
 
-    def _keep_status(self, stopping: threading.Event) -> None:
-        while not stopping.wait(PERIOD_SECONDS):
+    def _keep_status(self) -> None:
+        while not self._closing.wait(PERIOD_SECONDS):
             with self.shell.lock:
                 status = self._reporter.status()
             self._reporter.write_status(status)

@@ -1,0 +1,278 @@
+"""A whole job in one process and without TensorFlow: a real master on a fake cluster, real parameter servers that get
+pushes by function call, and workers that follow the protocol and compute nothing."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from master.stage import LONG, TOKEN
+
+from edl.core.cluster import PodSeen, Role
+from edl.core.errors import EdlError, RefusedError
+from edl.master.process import Master
+from edl.ps.control_plane import ControlPlane
+from edl.ps.conversation import Stamp
+from edl.ps.declaration import Declaration, DenseVariable
+from edl.ps.leases import Admission
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.registration import keep_registered
+from edl.ps.shard_writer import ShardWriter
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.channels import Channel, Retry, connect, serve
+from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
+from edl.rpc.identity import Identity
+from edl.rpc.methods import Master as Methods
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+from edl.spec.optimizer import OptimizerSpec
+from edl.store.journal import Journal
+from edl.store.rundir import RunDir, read_json
+from edl.testing.clock import VirtualClock
+from edl.testing.cluster import FakeCluster
+
+MODEL = Declaration((DenseVariable("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
+RECORDS, VALIDATION = 40, 12
+
+Results = Mapping[str, Callable[[pb.Task], Any]]
+RESULTS: Results = {
+    "evaluation": lambda task: {"seen": {"additive": True, "states": [task.end - task.start]}},
+    "metrics": lambda task: {"seen": json.loads(task.payload)["seen"]["states"][0]},
+    "export": lambda task: ["/somewhere/export"],
+    "describe": lambda task: {"training": [["own", RECORDS]], "validation": []},
+}
+
+
+class PlayedServer:
+    """One pod of a PS."""
+
+    def __init__(self, job: PlayedJob, pod: PodSeen) -> None:
+        self.uid, self.index = pod.uid, pod.index
+        self.server = ParameterServer(pod.index, ShardWriter(pod.index), patience=0.2)
+        address = f"unix:{job.folder}/{pod.uid[-6:]}"
+        register = partial(add_PsControlServicer_to_server, ControlPlane(self.server, pod.uid))
+        self._control = serve(register, address, TOKEN, 4)
+        self._channel = job.connect()
+        self._ended = threading.Event()
+        member = pb.Member(role="ps", index=pod.index, uid=pod.uid)
+        said = pb.RegisterRequest(member=member, control_address=address, bulk_address=f"{address}.bulk")
+        self._registering = threading.Thread(
+            target=keep_registered, args=(self._channel, said, self._ended), kwargs={"lost_timeout": LONG}
+        )
+        self._registering.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.server.close()
+        self._control.stop(0.0)
+        self._registering.join()
+        self._channel.close()
+
+
+class PlayedWorker:
+    """One pod of a worker."""
+
+    def __init__(self, job: PlayedJob, pod: PodSeen) -> None:
+        self._job, self.uid = job, pod.uid
+        self._member = pb.Member(role="worker", index=pod.index, uid=pod.uid)
+        self._channel = job.connect()
+        self._ended = threading.Event()
+        self._placed: list[str] = []
+        self._cut = self._known = 0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+        self._channel.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._place()
+            self._declare()
+            while not self._ended.is_set():
+                self._turn()
+        except EdlError as error:
+            if not self._ended.is_set():
+                kind = "refused" if isinstance(error, RefusedError) else "crash"
+                self._ask(Methods.Fail, pb.FailRequest(member=self._member, kind=kind, message=str(error)))
+                self._job.cluster.kill(self.uid, 1)
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        reply = self._channel.call(method, request, deadline=10.0, retry=Retry(within=LONG))
+        self._cut = max(self._cut, getattr(reply, "cut", 0))
+        return reply
+
+    def _place(self) -> None:
+        """Learn where the PS are, once all of them are there."""
+        self._placed = []
+        while len(self._placed) < self._job.spec.ps.count and not self._ended.is_set():
+            reply = self._ask(Methods.Register, pb.RegisterRequest(member=self._member))
+            self._placed = [ps.uid for ps in reply.placement.ps]
+
+    def _declare(self) -> None:
+        for uid in self._placed:
+            with suppress(KeyError):  # it ended; the next task will find out
+                self._job.servers[uid].server.declare(MODEL, np.zeros(3, np.float32))
+        self._ask(Methods.Register, pb.RegisterRequest(member=self._member, ready=True))
+
+    def _turn(self) -> None:
+        reply = self._ask(Methods.Lease, pb.LeaseRequest(member=self._member, wait_seconds=0.2))
+        match reply.WhichOneof("answer"):
+            case "task":
+                self._do(reply.task)
+            case "stop":
+                self._job.cluster.kill(self.uid, 0)
+                self._ended.set()
+
+    def _do(self, task: pb.Task) -> None:
+        steps = -(-(task.end - task.start) // task.minibatch)
+        if task.kind == "training" and not all(self._step(task, step) for step in range(steps)):
+            return
+        result = self._job.results.get(task.kind, lambda _: None)(task)
+        data = result if isinstance(result, bytes) else b"" if result is None else json.dumps(result).encode()
+        last = pb.LeaseProgress(lease=task.lease, through=steps, loss_sum=float("nan"), loss_steps=1)
+        request = pb.ReportRequest(member=self._member, lease=task.lease, last=last, result=data, known_cut=self._known)
+        self._ask(Methods.Report, request)
+
+    def _step(self, task: pb.Task, step: int) -> bool:
+        """Whether the step is in, on all PS."""
+        if self._cut > self._known:
+            self._known = self._cut
+        progress = pb.LeaseProgress(lease=task.lease, through=step)
+        request = pb.ProgressRequest(member=self._member, known_cut=self._known, leases=[progress])
+        if task.lease in self._ask(Methods.Progress, request).lost:
+            return False
+        stamp = Stamp(task.lease, step, self._known)
+        pushed = [self._push(index, stamp) for index in range(len(self._placed))]  # to all, whatever one of them says
+        done = all(pushed)
+        if done:
+            self._job.stepped(self)
+        return done
+
+    def _push(self, index: int, stamp: Stamp) -> bool:
+        while not self._ended.is_set():
+            server = self._job.servers.get(self._placed[index])
+            if server is not None:
+                with suppress(EdlError):  # busy, replaced or not restored yet: again
+                    pushed = server.server.push(stamp, server.server.declaration(), None)
+                    self._cut = max(self._cut, pushed.cut)
+                    return pushed.admission is not Admission.REVOKED
+            self._place()
+        return False
+
+
+class PlayedJob:
+    """Run directory, cluster and roles; the masters come and go."""
+
+    def __init__(self, folder: Path, spec: JobSpec, results: Results) -> None:
+        self.folder, self.spec, self.results = folder, spec, {**RESULTS, **results}
+        self.run = RunDir(folder / "r1")
+        self.run.path.mkdir()
+        for part in (self.run.journal, self.run.checkpoints, self.run.logs):
+            part.mkdir()
+        self.cluster = FakeCluster(VirtualClock())
+        self.cluster.subscribe(self._changed)
+        self.servers: dict[str, PlayedServer] = {}
+        self.workers: dict[str, PlayedWorker] = {}
+        self.steps = 0
+        self.at_step: dict[int, Callable[[PlayedWorker], None]] = {}
+        self.stopping = threading.Event()
+        self._address = f"unix:{folder}/master"
+        self._lock = threading.Lock()
+
+    def connect(self) -> Channel:
+        return connect(self._address, TOKEN)
+
+    def _changed(self, pod: PodSeen) -> None:
+        pods: dict[str, Any] = self.servers if pod.role is Role.PS else self.workers
+        if pod.ended:
+            ended = pods.pop(pod.uid, None)
+            if ended is not None:
+                threading.Thread(target=ended.end).start()
+        elif pod.phase == "Running" and pod.uid not in pods:
+            pods[pod.uid] = (PlayedServer if pod.role is Role.PS else PlayedWorker)(self, pod)
+
+    def stepped(self, worker: PlayedWorker) -> None:
+        with self._lock:
+            self.steps += 1
+            act = self.at_step.pop(self.steps, None)
+        if act is not None:
+            act(worker)
+
+    def kill_all(self) -> None:
+        for pod in self.cluster.pods():
+            self.cluster.kill(pod.uid)
+
+    def master(self) -> Master:
+        identity = Identity(self.run.path, Role.MASTER, 0, "master-0-a", TOKEN, self.folder, self._address)
+        return Master(identity, self.spec, self.cluster.connect())
+
+    def run_master(self) -> int:
+        self.stopping.clear()
+        with self.master() as master:
+            return master.run(self.stopping)
+
+    # ------------------------------------------------------------------ what it left behind
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self.run.events.read_text().splitlines()]
+        return [line for line in lines if line["event"] == kind]
+
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        journal, replay = Journal.open(self.run.journal, holder="the test")
+        journal.close()
+        return [dict(entry) for entry in replay.entries if entry["kind"] == kind]
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = read_json(self.run.path / "summary.json")
+        return found
+
+    def failure(self) -> dict[str, Any]:
+        found: dict[str, Any] = read_json(self.run.path / "failure.json")
+        return found
+
+    def close(self) -> None:
+        self.kill_all()
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon and "_run" in thread.name:
+                thread.join(LONG)
+
+
+@contextmanager
+def played_job(
+    results: Results | None = None, module: str = "def custom_model(): ...\n", **changes: Any
+) -> Iterator[PlayedJob]:
+    """A job over one CSV file of records; ``changes`` replace sections of the spec."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, records in (("train.csv", RECORDS), ("validation.csv", VALIDATION), ("empty.csv", 0)):
+            (folder / file).write_text("x,y\n" + "".join(f"{i},{i}\n" for i in range(records)))
+        (folder / "zoo").mkdir()
+        (folder / "zoo" / "m.py").write_text(module)
+        document: dict[str, Any] = {
+            "apiVersion": "edl.dev/v1",
+            "name": "played",
+            "model": {"definition": "m.custom_model"},
+            "data": {"training": "train.csv"},
+            "train": {"minibatch_size": 2, "minibatches_per_task": 4},
+            "checkpoint": {"every_steps": 5, "keep": 2},
+            **changes,
+        }
+        document["model"] |= {"zoo": str(folder / "zoo")}
+        document["data"] = {part: str(folder / file) for part, file in document["data"].items()}
+        (folder / "job.json").write_text(json.dumps(document))
+        job = PlayedJob(folder, load(folder / "job.json"), results or {})
+        try:
+            yield job
+        finally:
+            job.close()

@@ -1,0 +1,195 @@
+"""The master from end to end: a real one on a fake cluster, with roles that follow the protocol and compute nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from master.played_job import RECORDS, VALIDATION, played_job
+
+from edl.core.errors import RefusedError, StorageError
+from edl.store.rundir import read_json
+from edl.store.segment_chain import SegmentChain
+
+
+def test_a_job_trains_evaluates_and_exports() -> None:
+    changes = {"data": {"training": "train.csv", "validation": "validation.csv"}, "export": {}, "ps": {"count": 2}}
+    with played_job(**changes) as job:
+        assert job.run_master() == 0
+        summary = job.summary()
+        assert (summary["records_total"], summary["records_done"], summary["records_lost"]) == (RECORDS, RECORDS, 0)
+        assert (summary["records_repeated"], summary["records_rolled_back"], summary["workers_lost"]) == (0, 0, 0)
+        assert summary["metrics"] == {"seen": VALIDATION}
+        assert summary["export"] == "/somewhere/export"
+        assert read_json(job.run.status)["phase"] == "Done"
+        assert [event["phase"] for event in job.events("job_ended")] == ["Done"]
+        assert len(job.entries("saved")) >= 4  # the first, every 5 of 20 steps, the last
+        assert len(list(job.run.checkpoints.glob("*/manifest.json"))) <= 3
+
+
+def test_workers_describe_the_data_of_a_users_own_reader() -> None:
+    with played_job(module="def custom_model(): ...\ndef custom_data_reader(): ...\n") as job:
+        assert job.run_master() == 0
+        assert job.summary()["records_done"] == RECORDS
+        assert [entry["training"] for entry in job.entries("dataset")] == [[["own", RECORDS]]]
+
+
+def test_a_master_that_is_told_to_go_leaves_the_job_to_the_next_one() -> None:
+    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 3}) as job:
+        job.at_step[7] = lambda worker: job.stopping.set()
+        assert job.run_master() == 143
+        assert all(not pod.ended for pod in job.cluster.pods())
+        assert job.summary()["records_lost"] == 0  # for whoever ends the run in its place
+        assert job.events("job_ended") == []
+        assert job.run_master() == 0
+        summary = job.summary()
+        assert (summary["records_done"], summary["records_lost"]) == (3 * RECORDS, 0)
+        assert (summary["records_repeated"], summary["records_rolled_back"], summary["workers_lost"]) == (0, 0, 0)
+        assert [entry["number"] for entry in job.entries("incarnation")] == [1, 2]
+
+
+def test_after_everything_was_killed_the_job_goes_on_from_the_newest_checkpoint() -> None:
+    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 2}) as job:
+        job.at_step[18] = lambda worker: job.stopping.set()
+        assert job.run_master() == 143
+        job.kill_all()
+        assert job.run_master() == 0
+        back = job.events("rolled_back")
+        assert len(back) == 1
+        summary = job.summary()
+        assert summary["records_rolled_back"] == back[0]["records"]
+        assert 0 <= back[0]["records"] <= (5 + 2 * 4) * 2  # an interval, and what was on its way beside it
+        assert (summary["records_done"], summary["records_lost"]) == (2 * RECORDS, 0)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
+    with played_job() as job:
+        job.at_step[6] = lambda worker: job.cluster.kill(worker.uid)
+        assert job.run_master() == 0
+        summary = job.summary()
+        assert (summary["records_done"], summary["records_lost"], summary["workers_lost"]) == (RECORDS, 0, 1)
+        assert summary["records_repeated"] <= 2
+        assert len(job.events("role_ended")) >= 1
+
+
+def test_the_only_ps_is_killed_and_the_job_rolls_back() -> None:
+    with played_job() as job:
+        job.at_step[12] = lambda worker: job.cluster.kill(next(iter(job.servers)))
+        assert job.run_master() == 0
+        assert len(job.events("rolled_back")) == 1
+        assert job.summary()["records_done"] == RECORDS
+        assert job.summary()["records_lost"] == 0
+
+
+# ---------------------------------------------------------------------------------------------- clear failures
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"data": {"training": "nothing-here"}}, "nothing-here"),
+        ({"data": {"training": "empty.csv"}}, "no records"),
+        ({"model": {"definition": "missing.custom_model"}}, "missing"),
+        ({"model": {"definition": "m.other_model"}}, "other_model"),
+    ],
+)
+def test_bad_input_ends_the_job_and_says_why(changes: dict[str, Any], why: str) -> None:
+    with played_job(**changes) as job:
+        assert job.run_master() == 0
+        assert job.failure()["kind"] == "input"
+        assert why in job.failure()["reason"]
+        assert [event["phase"] for event in job.events("job_ended")] == ["Failed"]
+
+
+def test_a_data_set_without_records_ends_the_job() -> None:
+    module = "def custom_model(): ...\ndef custom_data_reader(): ...\n"
+    with played_job({"describe": lambda task: {"training": [], "validation": []}}, module) as job:
+        assert job.run_master() == 0
+        assert job.failure()["kind"] == "input"
+        assert "no records" in job.failure()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (b"{", "not JSON"),
+        ([1, 2], "one entry a metric"),
+        ({"seen": {"additive": True, "states": ["many"]}}, "'seen'"),
+        (b'"' + b"x" * (4 << 20) + b'"', "larger than max"),
+    ],
+)
+def test_a_result_that_cannot_be_entered_ends_the_job_and_not_the_master(result: Any, why: str) -> None:
+    data = {"training": "train.csv", "validation": "validation.csv"}
+    with played_job({"evaluation": lambda task: result}, data=data) as job:
+        assert job.run_master() == 0
+        assert job.failure()["kind"] == "refused"
+        assert why in job.failure()["reason"]
+        assert len(job.entries("incarnation")) == 1
+
+
+def test_a_disk_that_is_full_ends_the_job_and_the_checkpoint_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = StorageError("no space left on device", where="the journal", hint="free some space")
+    with played_job() as job:
+
+        def fill(worker: Any) -> None:
+            def refuse(self: Any, group: bytes) -> float:
+                raise full
+
+            monkeypatch.setattr(SegmentChain, "append", refuse)
+
+        job.at_step[12] = fill
+        assert job.run_master() == 0
+        monkeypatch.undo()
+        assert job.failure()["kind"] == "storage"
+        assert "no space left" in job.failure()["reason"]
+        assert [event["phase"] for event in job.events("job_ended")] == ["Failed"]
+        assert read_json(job.run.status)["phase"] == "Failed"
+        job.kill_all()
+        assert job.run_master() == 0  # there is room again: as after a power cut
+        assert job.summary()["records_done"] == RECORDS
+        assert job.summary()["records_lost"] == 0
+
+
+def test_a_checkpoint_that_cannot_be_read_ends_the_job() -> None:
+    with played_job() as job:
+
+        def damage(worker: Any) -> None:
+            for shard in job.run.checkpoints.rglob("*.safetensors"):
+                shard.write_bytes(b"damaged")
+            job.cluster.kill(next(iter(job.servers)))
+
+        job.at_step[12] = damage
+        assert job.run_master() == 0
+        assert job.failure()["kind"] == "storage"
+        assert "safetensors" in job.failure()["reason"] or "cut-" in job.failure()["reason"]
+
+
+def test_a_master_that_fails_by_itself_says_so_and_another_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from edl.core.job import JobState
+
+    with played_job() as job:
+
+        def break_it(worker: Any) -> None:
+            monkeypatch.setattr(JobState, "handle", lambda *_: 1 / 0)
+
+        job.at_step[6] = break_it
+        assert job.run_master() == 1
+        assert "ZeroDivisionError" in caplog.text
+        monkeypatch.undo()
+        assert job.run_master() == 0
+        assert job.summary()["records_lost"] == 0
+
+
+def test_a_second_master_is_refused_while_the_first_one_lives() -> None:
+    with played_job() as job, job.master(), pytest.raises(RefusedError):
+        job.master()
+
+
+def test_a_job_that_had_ended_is_told_again_by_the_next_master() -> None:
+    with played_job() as job:
+        assert job.run_master() == 0
+        job.run.events.unlink()
+        assert job.run_master() == 0
+        assert [event["phase"] for event in job.events("job_ended")] == ["Done"]
