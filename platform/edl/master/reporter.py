@@ -162,6 +162,13 @@ def began(run: RunDir) -> float:
     with suppress(FileNotFoundError), run.events.open("rb") as lines:
         for line in lines:
             if b'"run_started"' in line:
-                with suppress(ValueError, KeyError, TypeError):  # a torn line, or not such an event after all
-                    started = float(json.loads(line)["time"])
+                started = _started(line) or started
     return started or time.time()
+
+
+def _started(line: bytes) -> float | None:
+    try:
+        event = json.loads(line)
+    except ValueError:  # cut off by a crash
+        return None
+    return float(event["time"]) if event.get("event") == "run_started" else None

@@ -1,0 +1,174 @@
+"""What people read: rates, events, status and summary."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from master.stage import Parts
+
+from edl.core.events import CheckpointSaved, Granted, LeaseWanted, Progressed, SnapshotTaken, Steps, Tell, Tick
+from edl.master.rate import WINDOW_SECONDS, Rate
+from edl.master.reporter import Reporter, began
+from edl.spec.event import EVENTS, RoleStarted, parse
+from edl.store.rundir import RunDir, append_line, read_json
+
+# ---------------------------------------------------------------------------------------------- rates
+
+
+def test_the_rate_is_that_of_the_last_seconds_and_overall_from_the_first_record() -> None:
+    rate = Rate()
+    for now, done in ((0.0, 0), (10.0, 0), (11.0, 10), (12.0, 20), (30.0, 20)):
+        rate.observe(now, done)
+    assert rate.lately == 0.0
+    assert rate.overall == 10.0
+
+
+def test_after_a_rollback_the_rate_begins_anew() -> None:
+    rate = Rate()
+    for now, done in ((0.0, 0), (1.0, 100), (2.0, 40), (3.0, 50)):
+        rate.observe(now, done)
+    assert rate.lately == 10.0
+    assert rate.overall == 10.0
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 2 * WINDOW_SECONDS), st.integers(0, 1000)), min_size=1))
+def test_no_history_makes_a_rate_negative_or_infinite(history: list[tuple[float, int]]) -> None:
+    rate, now = Rate(), 0.0
+    for passed, done in history:
+        now += passed
+        rate.observe(now, done)
+        assert 0.0 <= rate.lately < math.inf
+        assert 0.0 <= rate.overall < math.inf
+
+
+# ---------------------------------------------------------------------------------------------- a reporter
+
+
+class Stage:
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder / "r1")
+        self.run.path.mkdir()
+        self.parts = Parts()
+        self.shell = self.parts.shell
+        self.failures: list[Exception] = []
+        self.reporter = Reporter(self.run, "digits", self.shell.state, self.failures.append)
+
+    def train(self) -> Granted:
+        self.parts.populate()
+        for event in (Tick(), SnapshotTaken("ps-0", 1, 0, {}), CheckpointSaved(1)):
+            self.shell.handle(event)
+        answer = self.shell.handle(LeaseWanted("worker-0"))
+        assert isinstance(answer, Granted)
+        return answer
+
+    def lines(self) -> list[str]:
+        self.reporter.close()
+        return self.run.events.read_text().splitlines()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    yield stage
+    stage.reporter.close()
+    assert not stage.failures
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "role_started": {"role": "worker", "index": 0, "pid": 7, "uid": "worker-0"},
+    "role_ended": {"role": "ps", "index": 0, "pid": None, "uid": "ps-0", "reason": "Killed", "exit_code": 137},
+    "lease_revoked": {"epoch": 0, "source": "s", "start": 0, "end": 4, "worker": "worker-0", "lease": 7, "reason": "x"},
+    "records_returned": {"epoch": 0, "source": "s", "start": 0, "end": 4, "worker": "gone", "reason": "x"},
+    "evaluation_started": {"step": 3, "final": False},
+    "evaluation_ended": {"step": 3, "metrics": {"accuracy": 0.5, "loss": None}},
+    "checkpoint_saved": {"cut": 1, "step": 3, "pause_seconds": 0.01},
+    "rolled_back": {"records": 4, "updates": 0, "to_cut": 1, "reason": "ps-0: Killed"},
+    "quarantined": {"epoch": 0, "source": "s", "start": 0, "end": 4, "reason": "x"},
+    "warning": {"message": "cut 3 is off"},
+    "exported": {"path": "/somewhere"},
+}
+"""Every event that the core tells, with the fields it gives."""
+
+
+def test_whatever_the_core_tells_is_an_event_that_can_be_read_back(stage: Stage) -> None:
+    stage.parts.populate()
+    for event, given_fields in WORDS.items():
+        stage.reporter.tell(Tell(event, given_fields))
+    events = [parse(line) for line in stage.lines()]
+    assert [event.kind for event in events] == list(WORDS)
+    assert set(WORDS) | {"run_started", "job_ended"} == set(EVENTS)
+
+
+def test_workers_are_named_by_index_and_unknown_ones_are_nobody(stage: Stage) -> None:
+    stage.parts.populate()
+    for event in ("lease_revoked", "records_returned"):
+        stage.reporter.tell(Tell(event, WORDS[event]))
+    assert [json.loads(line)["worker"] for line in stage.lines()] == [0, None]
+
+
+def test_what_is_not_for_people_goes_to_the_log(stage: Stage, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    stage.reporter.tell(Tell("phase", {"phase": "Training", "reason": "the first checkpoint is on disk"}))
+    assert stage.lines() if stage.run.events.exists() else True
+    assert "the first checkpoint is on disk" in caplog.text
+
+
+def test_a_disk_that_is_full_loses_a_line_and_not_the_master(stage: Stage, caplog: Any) -> None:
+    stage.run.events.mkdir()
+    stage.reporter.put(RoleStarted(time=1.0, role="master", index=0, pid=1))
+    stage.reporter.close()
+    assert "events.jsonl" in caplog.text
+    stage.run.events.rmdir()
+
+
+def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
+    lease = stage.train()
+    stage.shell.handle(Progressed("worker-0", 1, (Steps(lease.lease, 1, 3.0, 2),)))
+    status, summary = stage.reporter.status(), stage.reporter.summary()
+    assert (status.records_total, status.records_done, status.step, status.loss) == (8, 2, 1, 1.5)
+    assert (status.epoch, status.epochs, status.phase) == (1, 1, "Training")
+    assert [(worker.index, worker.state) for worker in status.workers] == [(0, "training")]
+    assert [(ps.index, ps.state) for ps in status.ps] == [(0, "serving")]
+    assert (summary.records_total, summary.records_done, summary.records_lost) == (8, 2, 0)
+    stage.reporter.write_status(status)
+    assert read_json(stage.run.status) == status.to_json()
+
+
+def test_records_that_are_planned_leased_returned_or_done_are_not_lost(stage: Stage) -> None:
+    lease = stage.train()
+    assert stage.reporter.summary().records_lost == 0
+    stage.shell.state.training.give_back(lease.lease, 1)  # type: ignore[union-attr]
+    assert stage.reporter.summary().records_lost == 0
+    assert stage.reporter.summary().records_done == 2
+
+
+def test_what_is_put_aside_is_skipped_and_not_lost(stage: Stage) -> None:
+    lease = stage.train()
+    stage.shell.state.training.give_back(lease.lease, 1, quarantine=2)  # type: ignore[union-attr]
+    summary = stage.reporter.summary()
+    assert (summary.records_lost, summary.records_skipped) == (0, 2)
+
+
+def test_before_anything_is_known_there_is_a_status(stage: Stage) -> None:
+    status, summary = stage.reporter.status(), stage.reporter.summary()
+    assert (status.phase, status.records_total, status.seconds_left) == ("Starting", 0, None)
+    assert (summary.records_total, summary.records_lost) == (0, 0)
+
+
+def test_time_is_counted_from_the_last_start_of_the_run_whoever_was_master(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for at in (100.0, 200.0):
+        append_line(run.events, {"event": "run_started", "time": at, "run": "r1", "run_dir": "/r1"})
+        append_line(run.events, {"event": "warning", "time": at + 1, "message": "run_started"})
+    with run.events.open("a") as file:
+        file.write('{"event":"run_started","ti')
+    assert began(run) == 200.0
+    run.events.unlink()
+    assert began(run) > 200.0

@@ -1,0 +1,76 @@
+"""From the JobSpec to what decisions are made of, and from files to record counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.errors import BadInputError
+from edl.master.dataset import describe
+from edl.master.settings import defines_reader, settings_of
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+
+
+def spec_of(folder: Path, **sections: Any) -> JobSpec:
+    document: dict[str, Any] = {"apiVersion": "edl.dev/v1", "name": "played", "model": {"definition": "m.f"}}
+    document |= {"data": {"training": "a.csv", "prediction": "a.csv"}, **sections}
+    (folder / "job.json").write_text(json.dumps(document))
+    return load(folder / "job.json")
+
+
+def test_settings_are_the_spec_in_records_and_steps(tmp_path: Path) -> None:
+    spec = spec_of(
+        tmp_path,
+        train={"minibatch_size": 8, "minibatches_per_task": 4, "epochs": 3, "seed": 5, "max_steps": 100},
+        checkpoint={"every_steps": 7},
+        export={},
+        ps={"count": 2},
+        workers={"min": 1, "max": 3},
+    )
+    settings = settings_of(spec, predict=False, describe=True)
+    assert (settings.minibatch, settings.task_records, settings.epochs) == (8, 32, 3)
+    assert (settings.seed, settings.max_steps, settings.checkpoint_steps) == (5, 100, 7)
+    assert (settings.ps, settings.workers, settings.export, settings.describe) == (2, 3, True, True)
+
+
+def test_predicting_needs_no_parameter_servers_and_exports_nothing(tmp_path: Path) -> None:
+    settings = settings_of(spec_of(tmp_path, export={}, ps={"count": 2}), predict=True, describe=False)
+    assert (settings.ps, settings.export, settings.predict) == (0, False, True)
+
+
+@pytest.mark.parametrize(("code", "found"), [("def custom_data_reader(): ...", True), ("", False)])
+def test_a_reader_of_the_users_own_is_found_without_running_the_module(
+    tmp_path: Path, code: str, *, found: bool
+) -> None:
+    (tmp_path / "m.py").write_text(f"def f(): ...\n{code}\nraise SystemExit\n")
+    assert defines_reader(spec_of(tmp_path, model={"definition": "m.f", "zoo": str(tmp_path)})) is found
+
+
+def test_each_part_of_the_data_is_counted_by_source(tmp_path: Path) -> None:
+    for name, rows in (("a", 3), ("b", 2)):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "1,2\n" * rows)
+    a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+    spec = spec_of(tmp_path, data={"training": [a, b], "validation": b, "prediction": a})
+    trained, predicted = describe(spec, predict=False), describe(spec, predict=True)
+    assert [records for _, records in trained.training] == [3, 2]
+    assert [records for _, records in trained.validation] == [2]
+    assert (trained.prediction, [records for _, records in predicted.prediction]) == ((), [3])
+    assert predicted.training == ()
+
+
+def test_data_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="nowhere"):
+        describe(spec_of(tmp_path, data={"training": str(tmp_path / "nowhere")}), predict=False)
+
+
+def test_a_master_starts_without_tensorflow_numpy_and_what_only_the_command_line_needs() -> None:
+    heavy = ("tensorflow", "keras", "numpy", "safetensors", "rich", "typer", "kubernetes", "jsonschema", "yaml")
+    code = f"import sys, edl.master.process; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
