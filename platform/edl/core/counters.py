@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Counters:
-    """What the summary says besides the ledger."""
+    """What the summary says besides the ledger.
+
+    Attributes:
+        skipped: corrupt records that were left out, counted every time.
+        corrupt: of them, by pass over a data set: what ``data.max_corrupt_records`` limits.
+    """
 
     repeated: int = 0
     partial: int = 0
@@ -17,4 +22,5 @@ class Counters:
     workers_lost: int = 0
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    corrupt: dict[str, int] = field(default_factory=dict)
     exported: list[str] = field(default_factory=list)

@@ -11,7 +11,7 @@ from edl.core.evaluation import Round
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.revocations import Revocation
 from edl.core.shards import Plan, Source
-from edl.core.tasks import Ledger, Work
+from edl.core.tasks import Lease, Ledger, Work
 
 if TYPE_CHECKING:
     from edl.core.state import State
@@ -43,8 +43,8 @@ def _leased(state: State, entry: Mapping[str, Any]) -> None:
 def _progress(state: State, entry: Mapping[str, Any]) -> None:
     found = state.find(entry["lease"])
     if found:
+        _told(state, entry, *found)
         state.ledgers[found[0]].progress(entry["lease"], entry["through"])
-        _told(state, entry)
 
 
 def _done(state: State, entry: Mapping[str, Any]) -> None:
@@ -52,16 +52,20 @@ def _done(state: State, entry: Mapping[str, Any]) -> None:
     if not found:
         return
     kind = found[0]
+    _told(state, entry, *found)
     state.ledgers[kind].done(entry["lease"])
-    _told(state, entry)
     if kind == EVALUATION and state.round:
         state.round.states = evaluation.add(state.round.states, entry["result"])
     if kind == EXPORT:
         state.counters.exported = list(entry["result"])
 
 
-def _told(state: State, entry: Mapping[str, Any]) -> None:
-    state.counters.skipped += entry.get("skipped", 0)
+def _told(state: State, entry: Mapping[str, Any], kind: str, lease: Lease) -> None:
+    skipped = entry.get("skipped", 0)
+    if skipped:
+        state.counters.skipped += skipped
+        one_pass = f"{kind} {lease.work.epoch}"
+        state.counters.corrupt[one_pass] = state.counters.corrupt.get(one_pass, 0) + skipped
     if entry.get("loss") is not None:
         state.counters.loss = entry["loss"]
 
@@ -85,8 +89,8 @@ def _returned(state: State, entry: Mapping[str, Any]) -> None:
     state.counters.partial += entry["partial"]
     if found[0] == TRAINING:
         state.revoked.add(number)
-        floor = state.floor()
-        state.revoked = {other for other in state.revoked if other >= floor}
+        oldest = state.oldest()
+        state.revoked = {other for other in state.revoked if other >= oldest}
         leases = state.ledgers[TRAINING].leases
         state.revocations = [x for x in state.revocations if any(lease in leases for lease in x.leases)]
 
@@ -104,6 +108,7 @@ def _evaluation(state: State, entry: Mapping[str, Any]) -> None:
     plan = Plan(state.validation, state.settings.task_records)
     ledger = Ledger(plan, 1, state.settings.minibatch)
     state.round = Round(entry["pin"], entry["step"], entry["final"], ledger)
+    state.counters.corrupt.pop(f"{EVALUATION} 0", None)
     state.ledgers[EVALUATION] = ledger
     state.ledgers.pop(METRICS, None)
     state.last_evaluation = entry["step"]
@@ -139,6 +144,7 @@ def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
         training = state.ledgers[TRAINING]
         training.restore(entry["ledger"])
         state.counters.rolled_back += entry["records"]
+        state.counters.corrupt.clear()  # they are read, and counted, again
         state.last_checkpoint = state.last_evaluation = training.done_steps
         state.revoked.clear()
         state.revocations.clear()

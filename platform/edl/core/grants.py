@@ -146,6 +146,7 @@ def advance_lease(state: State, worker: str, steps: Steps, now: float) -> None:
         if made > 0:
             _worked(state, worker, steps.lease, made, now)
             state.record({"kind": "progress", "lease": steps.lease, "through": steps.through, **_told(steps)})
+            _limit_corrupt(state)
     elif holder is not None and steps.through > holder.through.get(steps.lease, 0):
         # Only the whole task has a result; a worker that is lost leaves none of it.
         made = steps.through - holder.through.get(steps.lease, 0)
@@ -196,8 +197,22 @@ def reported(state: State, event: TaskReported, now: float) -> None:
         state.record({"kind": "done", "lease": event.lease, **_told(steps)})
     else:
         _result(state, kind, event)
+    _limit_corrupt(state)
     reclaim.closed(state, event.worker, event.lease, now)
     state.do(Acknowledged())
+
+
+def _limit_corrupt(state: State) -> None:
+    """No worker alone may have met more corrupt records than the job allows, and yet all together have."""
+    for one_pass, found in state.counters.corrupt.items():
+        if found > state.settings.max_corrupt and not state.ended:
+            kind, _, epoch = one_pass.partition(" ")
+            where = f"epoch {int(epoch) + 1}" if kind == TRAINING else kind
+            limit = state.settings.max_corrupt
+            message = (
+                f"{found} corrupt records in {where}, data.max_corrupt_records allows {limit}: see the workers' logs"
+            )
+            state.end("Failed", message, kind="input")
 
 
 def _result(state: State, kind: str, event: TaskReported) -> None:

@@ -13,6 +13,7 @@ class Settings:
         task_records: records a lease.
         evaluation_steps, checkpoint_steps: None switches the periodic one off.
         describe: the data set is described by a worker (a user's own reader).
+        max_corrupt: corrupt records that one pass over a data set may skip, by all workers together.
         skip_crashing: a range that makes workers crash is skipped instead of failing the job.
     """
 
@@ -27,6 +28,7 @@ class Settings:
     predict: bool = False
     describe: bool = False
     skip_crashing: bool = False
+    max_corrupt: int = 0
     ps: int = 1
     workers: int = 1
     grace: float = 5.0

@@ -1,0 +1,52 @@
+"""What plain Keras makes of a trained model: no EDL from the arrays on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+QUIET = "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+"""Keras 3.15 with NumPy 2."""
+
+
+def checkpoint_arrays(folder: Path) -> dict[str, Any]:
+    """Every array of a checkpoint by name, of all parameter servers."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118  not a mapping
+                parts = found.setdefault(name, [])
+                parts.append(file.get_tensor(name))
+    return {name: np.concatenate(parts) if name.startswith("rows/") else parts[0] for name, parts in found.items()}
+
+
+def assign(model: Any, arrays: dict[str, Any]) -> Any:
+    """Give a Keras model the dense values of a checkpoint, by name."""
+    for weight in model.weights:
+        if weight.dtype == "float32":
+            weight.assign(arrays[f"dense/{weight.path}"])
+    return model
+
+
+def keras_metrics(model: Any, images: Any, labels: Any) -> dict[str, float]:
+    """Loss and accuracy of a classifier over all records at once."""
+    import keras
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])
+    found = model.evaluate(images, labels, batch_size=len(labels), verbose=0, return_dict=True)
+    return {name: float(value) for name, value in found.items()}
+
+
+def without_edl(code: str, *arguments: Any, cwd: Path) -> None:
+    """Run a program in which EDL cannot be imported."""
+    refuse = 'import sys\nfor name in ("edl", "model_zoo"):\n    sys.modules[name] = None\n'
+    command = [sys.executable, "-c", refuse + dedent(code), *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
