@@ -316,12 +316,13 @@ def figures(rounds: Sequence[Round], told: dict[str, float]) -> tuple[Figure, ..
     def middle(target: str, name: str) -> float:
         return median(getattr(r, name) for r in rounds if r.target == target)
 
-    ours, bare = (middle(target, "requests_per_second") for target in ("master", "echo"))
+    ours, bare = ([r.requests_per_second for r in rounds if r.target == target] for target in ("master", "echo"))
+    ratio = median(a / b for a, b in zip(ours, bare, strict=True))  # neighbours: a slow minute is slow for both
     return (
-        Figure("control plane: requests/s, of a bare gRPC echo server's", ours / bare, "x", limit=0.5, at_least=True),
+        Figure("control plane: requests/s, of a bare gRPC echo server's", ratio, "x", limit=0.5, at_least=True),
         Figure("control plane: p99", 1e3 * middle("master", "p99"), "ms", limit=25),
-        Figure("control plane: requests/s", ours, "1/s"),
-        Figure("bare echo: requests/s", bare, "1/s"),
+        Figure("control plane: requests/s", median(ours), "1/s"),
+        Figure("bare echo: requests/s", median(bare), "1/s"),
         Figure("bare echo: p99", 1e3 * middle("echo", "p99"), "ms"),
         Figure("journal: fdatasync, median", 1e3 * told["fsync_median"], "ms"),
         Figure("journal: fdatasync, p99", 1e3 * told["fsync_p99"], "ms"),
@@ -334,4 +335,4 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, measure, rounds=3, options=options)
+    main(__doc__, measure, rounds=6, options=options)

@@ -48,8 +48,8 @@ SCRIPTS = (
     Script("memory", 180, ("--rounds", "1", "--seconds", "2")),
     Script("recovery", 240, ("--rounds", "1")),
     Script("control_plane", 240, ("--rounds", "1", "--seconds", "5")),
-    Script("throughput", 420, ("--rounds", "1", "--epochs", "8")),
-    Script("accuracy", 300, ("--rounds", "1", "--epochs", "1")),
+    Script("throughput", 600, ("--rounds", "1", "--epochs", "8")),
+    Script("accuracy", 400, ("--rounds", "1", "--epochs", "1")),
     Script("cut_pause", 180, ("--rounds", "2")),
     Script("bulk_plane", 90, ("--seconds", "0.2")),
 )

@@ -41,7 +41,8 @@ def edl_rate(place: Workplace, epochs: int) -> tuple[float, dict[str, Any]]:
             time.sleep(POLL_SECONDS)
         summary = run.summary()
     total = summary["records_total"]
-    return steady_rate([sample for sample in samples if sample[1] <= END * total], int(BEGIN * total)), dict(summary)
+    kept = {name: summary[name] for name in ("records_total", "records_repeated", "samples_per_second", "seconds")}
+    return steady_rate([sample for sample in samples if sample[1] <= END * total], int(BEGIN * total)), kept
 
 
 def keras_rates(place: Workplace, epochs: int) -> dict[str, float]:
