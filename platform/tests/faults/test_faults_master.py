@@ -29,12 +29,8 @@ def test_the_master_is_killed_again_and_again(linear: Make, measure: Measure) ->
             run.wait_status(lambda status, first=first: status["step"] > first)
             measure("master SIGKILL to the next step", time.time() - at)
         _, found = finished(job, run)
-        workers = [
-            line
-            for line in run.events("role_ended")
-            if line["role"] in ("worker", "ps") and line["reason"] != "Deleted"
-        ]
-    assert workers == [], "workers and PS wait for their master and go on"
+        ends = {line["reason"] for line in run.events("role_ended") if line["role"] != "master"}
+    assert ends <= {"Completed", "Deleted"}, "workers and PS wait for their master and go on"
     assert found.repeated == 0
 
 
@@ -61,7 +57,7 @@ def test_everything_is_killed_and_resumed(linear: Make) -> None:
         assert again.run_dir == run_dir
         back = again.wait_event("rolled_back")
         assert back["to_cut"] >= saved["cut"]
-        summary, found = done(job, again)
+        summary, found = done(job, again, lost=job.workers)
         job.check_checkpoints(run_dir, found)
     assert 0 < summary["records_rolled_back"] <= job.interval * job.minibatch
     assert summary["updates_rolled_back"] == 0
