@@ -155,10 +155,14 @@ class State:
         """The number that the next lease gets."""
         return (self.incarnation << INCARNATION_SHIFT) + self.lease_counter + 1
 
+    def oldest(self) -> int:
+        """The oldest training lease, or the number of the next one."""
+        lowest = self.training.lowest() if self.training else None
+        return self.next_number() if lowest is None else lowest
+
     def floor(self) -> int:
         """Every lease below is closed. Leases of a snapshot on its way stay open: the PS still have to name them."""
-        lowest = self.training.lowest() if self.training else None
-        floor = self.next_number() if lowest is None else lowest
+        floor = self.oldest()
         if self.cut is not None and self.cut.stage is Stage.SNAPSHOT:
             floor = min([floor, *(row[0] for row in self.frozen["leases"][:1])])
         return floor
