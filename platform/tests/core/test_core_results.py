@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.core.evaluation import Round, add
@@ -29,6 +29,7 @@ def state(*states: Any, additive: bool = True) -> dict[str, Any]:
     return {"additive": additive, "states": list(states)}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(KINDS), json_values)
 def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, result: Any) -> None:
     assert isinstance(refusal(kind, LEASE, None, result, at(acc=state([1.0, 2.0]))), str)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from master.played_job import RECORDS, VALIDATION, played_job
+from master.played_job import RECORDS, VALIDATION, PlayedJob, played_job
+from master.stage import TOKEN
 
 from edl.core.errors import RefusedError, StorageError
-from edl.store.rundir import read_json
+from edl.core.job import JobState
+from edl.local.client import LocalCluster
+from edl.master.process import main
+from edl.spec.load import dump
+from edl.store.rundir import read_json, write_json
 from edl.store.segment_chain import SegmentChain
 
 
@@ -167,8 +177,6 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_job() -> None:
 def test_a_master_that_fails_by_itself_says_so_and_another_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from edl.core.job import JobState
-
     with played_job() as job:
 
         def break_it(worker: Any) -> None:
@@ -193,3 +201,51 @@ def test_a_job_that_had_ended_is_told_again_by_the_next_master() -> None:
         job.run.events.unlink()
         assert job.run_master() == 0
         assert [event["phase"] for event in job.events("job_ended")] == ["Done"]
+
+
+# ---------------------------------------------------------------------------------------------- as a process
+
+
+@pytest.fixture
+def as_process() -> Iterator[None]:
+    """What ``main`` changes about its process, put back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    interval = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(interval)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, job: PlayedJob) -> None:
+    token = job.folder / "token"
+    token.write_text(TOKEN)
+    write_json(job.run.spec, dump(job.spec))
+    given = {"RUN_DIR": job.run.path, "ROLE": "master", "INDEX": 0, "UID": "master-0-a", "TOKEN_FILE": token}
+    given |= {"RUNTIME_DIR": job.folder, "MASTER_ADDRESS": f"unix:{job.folder}/master"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"EDL_{name}", str(value))
+    monkeypatch.setattr(LocalCluster, "from_environment", lambda token: job.cluster.connect())
+
+
+@pytest.mark.usefixtures("as_process")
+def test_sigterm_means_leaving_with_143_and_the_job_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with played_job() as job:
+        environment(monkeypatch, job)
+        job.at_step[4] = lambda worker: os.kill(os.getpid(), signal.SIGTERM)
+        assert main() == 143
+        assert all(not pod.ended for pod in job.cluster.pods())
+        assert main() == 0
+        assert job.summary()["records_done"] == RECORDS
+
+
+@pytest.mark.usefixtures("as_process")
+def test_a_master_that_cannot_begin_says_why_and_leaves_with_1(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with played_job() as job:
+        environment(monkeypatch, job)
+        job.run.journal.rmdir()
+        Path(job.run.journal).write_text("in the way")
+        assert main() == 1
+        assert str(job.run.journal) in caplog.text

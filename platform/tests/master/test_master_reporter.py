@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import Parts
 
@@ -38,6 +38,7 @@ def test_after_a_rollback_the_rate_begins_anew() -> None:
     assert rate.overall == 10.0
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.floats(0.001, 2 * WINDOW_SECONDS), st.integers(0, 1000)), min_size=1))
 def test_no_history_makes_a_rate_negative_or_infinite(history: list[tuple[float, int]]) -> None:
     rate, now = Rate(), 0.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import Parts
 
@@ -182,6 +182,7 @@ def test_what_cannot_be_meant_is_refused_and_the_master_goes_on(call: Any) -> No
     assert stage.lease().HasField("task")
 
 
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.floats(), st.integers(0, 2**63 - 1))
 def test_no_number_of_a_worker_ends_the_master(lease: int, through: int, loss: float, skipped: int) -> None:
     stage = Stage().train()
@@ -192,6 +193,7 @@ def test_no_number_of_a_worker_ends_the_master(lease: int, through: int, loss: f
         )
         stage.service.Progress(pb.ProgressRequest(member=WORKER, leases=[steps]), CONTEXT)
     json.dumps(stage.parts.journal.entries, allow_nan=False)
+    stage.shell.close()
 
 
 def test_a_loss_that_is_not_finite_says_nothing() -> None:
