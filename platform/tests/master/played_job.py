@@ -68,6 +68,10 @@ class PlayedServer:
         )
         self._registering.start()
 
+    def fall_silent(self) -> None:
+        """Answer the master no more."""
+        self._control.stop(0.0)
+
     def end(self) -> None:
         self._ended.set()
         self.server.close()

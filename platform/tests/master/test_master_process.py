@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from master.stage import TOKEN
 from edl.core.errors import RefusedError, StorageError
 from edl.core.job import JobState
 from edl.local.client import LocalCluster
+from edl.master import process
+from edl.master.parameter_servers import ParameterServers
 from edl.master.process import main
 from edl.spec.load import dump
 from edl.store.rundir import read_json, write_json
@@ -89,6 +92,16 @@ def test_the_only_ps_is_killed_and_the_job_rolls_back() -> None:
         assert len(job.events("rolled_back")) == 1
         assert job.summary()["records_done"] == RECORDS
         assert job.summary()["records_lost"] == 0
+
+
+def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "ParameterServers", partial(ParameterServers, patience=0.0))
+    with played_job() as job:
+        job.at_step[8] = lambda worker: next(iter(job.servers.values())).fall_silent()
+        assert job.run_master() == 0
+        assert "it is replaced" in " ".join(event["message"] for event in job.events("warning"))
+        assert len(job.events("rolled_back")) == 1
+        assert (job.summary()["records_done"], job.summary()["records_lost"]) == (RECORDS, 0)
 
 
 # ---------------------------------------------------------------------------------------------- clear failures
