@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edl.testing.roster import Roster
+from edl.testing.roster import Roster, is_alive
 
 Line = Mapping[str, Any]
 
@@ -223,7 +223,7 @@ class JobProcess:
 
     def alive(self) -> list[int]:
         """Pids that the lines told of and that are still processes of this job (not zombies, not others by now)."""
-        return [pid for pid in sorted(self._seen) if _is_role(pid, self.began)]
+        return [pid for pid in sorted(self._seen) if is_alive(pid, self.began)]
 
     def wait_gone(self, timeout: float) -> float:
         """Seconds until no process of the job is left.
@@ -253,17 +253,6 @@ class JobProcess:
 
 def _training(status: Line) -> dict[int, int]:
     return {worker["index"]: worker["pid"] for worker in status["workers"] if worker["state"] == "training"}
-
-
-def _is_role(pid: int, since: float) -> bool:
-    """Whether the pid is a process that was started after ``since`` and has not ended."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return bool(process.create_time() > since - 1.0 and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def edl(*arguments: str, cwd: Path, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:

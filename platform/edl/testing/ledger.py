@@ -13,69 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edl.testing.counted_steps import CountedStep, LeasedRange, PartRollback, Steps
 from edl.testing.journal_bytes import read_entries
-
-Steps = frozenset["CountedStep"]
 
 
 class LedgerError(Exception):
     """The journal's entries contradict each other."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class CountedStep:
-    """The ``step``-th minibatch of a lease: records ``[start, end)`` of a source in an epoch."""
-
-    lease: int
-    step: int
-    epoch: int
-    source: str
-    start: int
-    end: int
-
-    @property
-    def records(self) -> int:
-        """How many records it covers."""
-        return self.end - self.start
-
-
-@dataclass(slots=True)
-class LeasedRange:
-    """A lease as the journal tells of it. ``order``: number of the entry that granted it."""
-
-    number: int
-    order: int
-    worker: str
-    work: tuple[int, str, int, int]
-    minibatch: int
-    through: int = 0
-    closed: bool = False
-
-    @property
-    def count(self) -> int:
-        """Steps in the range."""
-        return -(-(self.work[3] - self.work[2]) // self.minibatch)
-
-    def steps(self, through: int) -> list[CountedStep]:
-        """The first ``through`` steps."""
-        epoch, source, start, end = self.work
-        edges = [(k, start + k * self.minibatch) for k in range(through)]
-        return [CountedStep(self.number, k, epoch, source, a, min(a + self.minibatch, end)) for k, a in edges]
-
-
-@dataclass(frozen=True, slots=True)
-class PartRollback:
-    """One of several PS went back to a cut.
-
-    Attributes:
-        before: steps that counted when it was entered.
-        live: leases that were held then: of these, steps may have been in that were not entered yet.
-    """
-
-    ps: int
-    cut: int
-    before: Steps
-    live: tuple[int, ...]
 
 
 @dataclass(slots=True)

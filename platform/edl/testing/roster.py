@@ -36,3 +36,14 @@ class Roster:
 
     def __contains__(self, pid: object) -> bool:
         return pid in self._pids.values()
+
+
+def is_alive(pid: int, since: float) -> bool:
+    """Whether the pid is a process that was started after ``since`` and has not ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return bool(process.create_time() > since - 1.0 and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

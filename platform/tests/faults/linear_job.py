@@ -20,8 +20,9 @@ from safetensors import safe_open
 
 from edl.data.example import serialize_example
 from edl.data.recordio.writer import Writer
+from edl.testing.counted_steps import CountedStep
 from edl.testing.jobs import JobProcess
-from edl.testing.ledger import CountedStep, Recount, problems, recount
+from edl.testing.ledger import Recount, problems, recount
 
 WIDTH = 6
 ROWS, DIM, IDS = 64, 4, 3

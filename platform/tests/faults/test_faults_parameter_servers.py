@@ -12,7 +12,8 @@ from faults.linear_job import LinearJob, cut_of, parameters
 from faults.verdict import done
 from numpy.typing import NDArray
 
-from edl.testing.ledger import CountedStep, PartRollback, Recount
+from edl.testing.counted_steps import CountedStep, PartRollback
+from edl.testing.ledger import Recount
 
 pytestmark = pytest.mark.faults
 

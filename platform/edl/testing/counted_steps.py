@@ -1,0 +1,64 @@
+"""What the second count of a ledger counts: steps, the leases they are of, and what took some of them back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CountedStep:
+    """The ``step``-th minibatch of a lease: records ``[start, end)`` of a source in an epoch."""
+
+    lease: int
+    step: int
+    epoch: int
+    source: str
+    start: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        """How many records it covers."""
+        return self.end - self.start
+
+
+@dataclass(slots=True)
+class LeasedRange:
+    """A lease as the journal tells of it. ``order``: number of the entry that granted it."""
+
+    number: int
+    order: int
+    worker: str
+    work: tuple[int, str, int, int]
+    minibatch: int
+    through: int = 0
+    closed: bool = False
+
+    @property
+    def count(self) -> int:
+        """Steps in the range."""
+        return -(-(self.work[3] - self.work[2]) // self.minibatch)
+
+    def steps(self, through: int) -> list[CountedStep]:
+        """The first ``through`` steps."""
+        epoch, source, start, end = self.work
+        edges = [(k, start + k * self.minibatch) for k in range(through)]
+        return [CountedStep(self.number, k, epoch, source, a, min(a + self.minibatch, end)) for k, a in edges]
+
+
+Steps = frozenset[CountedStep]
+
+
+@dataclass(frozen=True, slots=True)
+class PartRollback:
+    """One of several PS went back to a cut.
+
+    Attributes:
+        before: steps that counted when it was entered.
+        live: leases that were held then: of these, steps may have been in that were not entered yet.
+    """
+
+    ps: int
+    cut: int
+    before: Steps
+    live: tuple[int, ...]
