@@ -25,7 +25,7 @@ def _dataset(state: State, entry: Mapping[str, Any]) -> None:
     state.ledgers.pop(DESCRIBE, None)
     for kind, epochs, seed in ((TRAINING, s.epochs, s.seed), (PREDICTION, 1, None)):
         sources = _filled(entry.get(kind))
-        if sources:
+        if sources and (kind == PREDICTION) == s.predict:  # a worker describes whatever the job names
             state.ledgers[kind] = Ledger(Plan(sources, s.task_records, seed), epochs, s.minibatch)
     state.validation = _filled(entry.get("validation"))
 

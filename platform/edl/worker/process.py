@@ -113,5 +113,7 @@ def _prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callab
 
 def _describe(c: Coordination, task: Leased) -> None:
     from edl.worker.readers import describe
+    from edl.worker.weights import PredictRun
 
-    c.progress.finish(task.lease, describe(c.spec.data, c.reader))
+    predict = PredictRun.of(c.identity.run_dir) is not None
+    c.progress.finish(task.lease, describe(c.spec.data, c.reader, predict=predict))

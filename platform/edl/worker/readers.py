@@ -74,11 +74,12 @@ class GuardedReader:
             return self._reader.read(source, start, end, **extra)
 
 
-def describe(data: Data, open_named: Callable[[str], Reader]) -> bytes:
-    """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that the job has."""
+def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool) -> bytes:
+    """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that this run uses."""
+    used = ("prediction",) if predict else ("training", "validation")
     sets = {
         name: [[source.name, source.records] for source in open_named(name).sources()]
-        for name in SETS.values()
+        for name in used
         if paths_of(data, name)
     }
     return json.dumps(sets).encode()

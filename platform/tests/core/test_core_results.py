@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from core.masters import Masters
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.core.evaluation import Round, add
-from edl.core.events import Steps
+from edl.core.events import DatasetDescribed, Steps
 from edl.core.results import refusal
 from edl.core.state import unit
 from edl.core.tasks import Lease, Work
@@ -81,3 +82,9 @@ def test_a_training_task_is_over_only_after_its_last_step() -> None:
 def test_a_sum_with_a_number_that_is_not_finite_is_not_finite() -> None:
     total = add({"acc": state([1.0, None, 2])}, {"acc": state([None, 1.0, 3])})
     assert total == {"acc": state([None, None, 5])}
+
+
+def test_a_job_that_trains_leases_no_records_to_predict() -> None:
+    masters = Masters()
+    masters.see(DatasetDescribed(training=(("a", 640),), prediction=(("b", 64),)))
+    assert set(masters.state.ledgers) == {"training"}
