@@ -81,16 +81,17 @@ class Cut:
     def steps(self, born: Mapping[str, int]) -> Decision[dict[int, int] | None]:
         """Steps of each live lease that the cut holds; None when two PS disagree, which the protocol rules out.
 
-        A PS that was restored after a lease was granted may know less of it: it has no say.
+        A PS that was restored after a lease was granted may know less of it, but never more.
         """
         agreed: dict[int, int] = {}
+        later: dict[int, int] = {}
         for ps, applied in self.applied.items():
             for lease, through in applied.items():
                 if born.get(ps, 0) > lease:
-                    continue
-                if agreed.setdefault(lease, through) != through:
+                    later[lease] = max(later.get(lease, 0), through)
+                elif agreed.setdefault(lease, through) != through:
                     return Decision(None, f"{ps} holds {through} steps of lease {lease}, another PS {agreed[lease]}")
-        return Decision(agreed, "all PS agree")
+        return Decision({**later, **agreed}, "all PS agree")
 
 
 def begin(

@@ -91,8 +91,9 @@ def _returned(state: State, entry: Mapping[str, Any]) -> None:
         state.revoked.add(number)
         oldest = state.oldest()
         state.revoked = {other for other in state.revoked if other >= oldest}
-        leases = state.ledgers[TRAINING].leases
-        state.revocations = [x for x in state.revocations if any(lease in leases for lease in x.leases)]
+        for revocation in state.revocations:
+            revocation.leases = tuple(other for other in revocation.leases if other != number)
+        state.revocations = [x for x in state.revocations if x.leases]
 
 
 def _cut(state: State, entry: Mapping[str, Any]) -> None:

@@ -118,7 +118,7 @@ def settle_revocations(state: State, now: float) -> None:
     if state.ended or not state.synced:
         return
     for revocation in [x for x in state.revocations if not x.waiting]:
-        settlements = settle(revocation, state.ledgers[TRAINING].leases, state.fleet.born)
+        settlements = settle(revocation, state.ledgers[TRAINING].leases)
         quarantine = _crashing(state, revocation, settlements)
         for s in reversed(settlements):
             _return(state, revocation, s, quarantine.get(s.lease, 0))

@@ -64,17 +64,17 @@ class Settlement:
     repeated: int
 
 
-def settle(revocation: Revocation, leases: Mapping[int, Lease], born: Mapping[str, int]) -> list[Settlement]:
+def settle(revocation: Revocation, leases: Mapping[int, Lease]) -> list[Settlement]:
     """Decide about every lease of a revocation that nobody is waited for any more, oldest lease first.
 
-    A PS that was restored after a lease was granted and knows no more of it than the ledger does has no say: what it
-    lacks was rolled back with it, not left undone.
+    What was reported was in on all PS: one that knows less has gone back to a checkpoint since. What was not reported
+    counts as done only if all PS, also such a one, have applied it.
     """
     settlements = []
     in_flight = revocation.in_flight
     for number in sorted(revocation.leases):
         lease = leases[number]
-        through = _applied(lease, revocation.answers, born)
+        through = [max(applied[number], lease.through) for applied in revocation.answers.values()] or [lease.through]
         low, high = min(through), max(through)
         repeated = 0
         if low < lease.steps and (in_flight or high > low):
@@ -82,13 +82,3 @@ def settle(revocation: Revocation, leases: Mapping[int, Lease], born: Mapping[st
             in_flight = False
         settlements.append(Settlement(number, low, high - low, repeated))
     return settlements
-
-
-def _applied(lease: Lease, answers: Mapping[str, Mapping[int, int]], born: Mapping[str, int]) -> list[int]:
-    through = []
-    for uid, applied in answers.items():
-        steps = applied[lease.number]
-        if born.get(uid, 0) > lease.number and steps <= lease.through:
-            continue
-        through.append(max(steps, lease.through))
-    return through or [lease.through]

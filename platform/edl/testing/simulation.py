@@ -85,6 +85,7 @@ class World:
         self.copies: dict[int, dict[int, Copy]] = {}
         self.checkpoints: dict[int, dict[int, Copy]] = {}
         self.evaluations: list[tuple[int, Any]] = []
+        self.gone: dict[int, set[Minibatch]] = {}
         self.told: list[ev.Tell] = []
         self.twice: set[Minibatch] = set()
         self.settled: list[Mapping[str, Any]] = []
@@ -204,6 +205,8 @@ class World:
 
     def _record(self, entry: Mapping[str, Any]) -> None:
         line = json.dumps(entry)
+        if entry["kind"] == "rolled_back" and entry["ledger"] is not None:
+            self.gone.clear()
         if entry["kind"] == "returned":
             self.settled.append(entry)
             found = self.shadow.find(entry["lease"])
@@ -240,7 +243,7 @@ class World:
                 ps.incarnation = incarnation
                 ps.leases.attach(incarnation, low, revoked, live)
                 if restore is not None:
-                    ps.restore(restore, self.checkpoints[restore][ps.index], self._everything())
+                    ps.restore(restore, self.checkpoints[restore][ps.index], self._everything(ps.index))
                 ps.cuts.passed(cut)
                 return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
             case ev.RevokeLeases(uid, leases, low):
@@ -305,7 +308,9 @@ class World:
         if uid in self.workers:
             self.workers[uid].alive = False
         else:
-            self.servers[uid].alive = False
+            ps = self.servers[uid]
+            ps.alive = False
+            self.gone.setdefault(ps.index, set()).update(ps.applied.keys() | ps.lacking)
             self.links.pop(uid, None)
         self.clock.after(self.latency(), lambda: self.post(ev.PodChanged(self.pods[uid])) if uid in self.pods else None)
 
@@ -406,10 +411,10 @@ class World:
         if missing or extra or often:
             raise BrokenPromiseError(f"{who}: missing {missing}, not done {extra}, applied twice {often}")
 
-    def _everything(self) -> set[Minibatch]:
-        """What is in the parameters now, as far as the journal or a live PS knows."""
+    def _everything(self, index: int) -> set[Minibatch]:
+        """What was in the parameters, as far as the journal, a live PS or a lost one of this index knows."""
         applied = {what for ps in self.alive_servers() for what in ps.applied.keys() | ps.lacking}
-        return applied | set(done_minibatches(self.shadow.ledgers[TRAINING]))
+        return applied | self.gone.get(index, set()) | set(done_minibatches(self.shadow.ledgers[TRAINING]))
 
     def check_end(self) -> None:
         """What must hold when the job is done."""

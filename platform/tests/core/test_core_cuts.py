@@ -59,6 +59,12 @@ def test_a_ps_that_came_later_has_no_say_about_older_leases() -> None:
     assert coming.steps({"ps-1": 4}).value == {1: 3, 5: 2}
 
 
+def test_if_every_ps_came_later_the_one_that_knows_most_is_right() -> None:
+    coming = cut()
+    coming.applied = {"ps-0": {1: 3}, "ps-1": {1: 2}}
+    assert coming.steps({"ps-0": 4, "ps-1": 6}).value == {1: 3}
+
+
 @given(st.integers(0, 100), st.integers(0, 100), st.none() | st.integers(1, 50))
 def test_a_cut_is_due_when_enough_steps_have_passed(step: int, last: int, every: int | None) -> None:
     assert due(step, last, every) == (every is not None and step >= last + every)
