@@ -21,6 +21,7 @@ from edl.spec.status import Status
 from edl.store.rundir import JobLock, RunDir
 from edl.worker import failures
 from edl.worker.local_report import LocalReport
+from edl.worker.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from edl.worker.contract import ModelModule
@@ -70,6 +71,7 @@ def _detail(error: EdlError) -> str:
 
 
 def _training(spec: JobSpec, run: RunDir, report: LocalReport) -> LocalTraining:
+    import_tensorflow()
     from edl.worker import callbacks, contract
     from edl.worker.corruption import CorruptRecords
     from edl.worker.local_model import LocalModel

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from edl.rpc.identity import Identity
 from edl.worker.departure import Departure
 from edl.worker.gate import LeavingError
+from edl.worker.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from edl.worker.contract import ModelModule
@@ -30,8 +31,7 @@ def run(identity: Identity, departure: Departure) -> int:
         EdlError: the job cannot be read, or the master is lost.
     """
     starting = _beside(partial(_coordination, identity, departure))
-    import tensorflow as tf  # noqa: F401  the longest part of a start, hence first
-
+    import_tensorflow()
     coordination = starting.result()
     set_threads(workers=coordination.spec.workers.max)
     try:

@@ -1,0 +1,52 @@
+"""What a worker's process imports, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from textwrap import dedent
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *(arguments or ("-c", dedent(code)))]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_tensorflow_comes_without_scikit_learn_and_a_model_may_import_it() -> None:
+    done = python(
+        """
+        import sys
+        from edl.worker.tensorflow_import import import_tensorflow
+        tensorflow = import_tensorflow()
+        import keras
+        assert tensorflow.keras.Model is keras.Model
+        assert not {"sklearn", "scipy.stats"} & sys.modules.keys()
+        from sklearn.datasets import load_iris
+        assert len(load_iris().data) == 150
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_that_is_done_runs_every_exit_hook_and_none_of_tensorflows_teardown() -> None:
+    done = python(
+        """
+        import atexit, runpy, sys
+        import edl.worker.local
+        def work(environment):
+            class Last:
+                def __del__(self):
+                    print("the interpreter was taken apart")
+            sys.last = Last()
+            atexit.register(print, "a hook of the user", end="")
+            print("worked")
+            return 7
+        edl.worker.local.main = work
+        runpy.run_module("edl.worker", run_name="__main__", alter_sys=True)
+        """
+    )
+    assert (done.returncode, done.stdout) == (7, "worked\na hook of the user"), done.stderr
