@@ -10,6 +10,7 @@ class Counters:
     """What the summary says besides the ledger.
 
     Attributes:
+        updates_of: of ``updates_rolled_back``, those of each PS, by its index in decimal: JSON has no other keys.
         skipped: corrupt records that were left out, counted every time.
         corrupt: of them, by pass over a data set: what ``data.max_corrupt_records`` limits.
     """
@@ -19,6 +20,7 @@ class Counters:
     skipped: int = 0
     rolled_back: int = 0
     updates_rolled_back: int = 0
+    updates_of: dict[str, int] = field(default_factory=dict)
     workers_lost: int = 0
     loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)

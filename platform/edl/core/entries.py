@@ -141,6 +141,8 @@ def _holds(state: State, entry: Mapping[str, Any]) -> None:
 def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
     if entry["ledger"] is None:
         state.fleet.holding.pop(entry["ps"], None)
+        of = state.counters.updates_of
+        of[str(entry["ps"])] = of.get(str(entry["ps"]), 0) + entry["updates"]
     else:
         training = state.ledgers[TRAINING]
         training.restore(entry["ledger"])

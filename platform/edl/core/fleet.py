@@ -18,7 +18,7 @@ class Pod:
 
     Attributes:
         attached: a PS that listens to this incarnation of the master.
-        initialized: a PS that holds variables.
+        initialized: a PS that holds variables; a worker that has built its model.
         version: pushes that a PS had applied when it was last heard of.
         asked: when a PS was last asked to listen.
         loading: a PS that was told to load a checkpoint.

@@ -86,7 +86,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.PsSilent: parameters.silent,
     events.PsRefused: parameters.refused,
     events.DatasetDescribed: _dataset,
-    events.ModelDeclared: lambda state, event, now: parameters.declared(state, now),
+    events.ModelDeclared: lambda state, event, now: parameters.declared(state, event.worker, now),
     events.LeaseWanted: grants.wanted,
     events.Progressed: grants.progressed,
     events.TaskReported: grants.reported,

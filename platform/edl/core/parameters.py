@@ -52,7 +52,9 @@ def attached(state: State, event: PsAttached, now: float) -> None:
         return
     if pod.stale:
         pod.loading = False
-    if state.checkpoint is not None and (pod.stale or not event.initialized):
+    # One that loaded for a master that never took its answer may lack a rollback since: nothing is in there yet.
+    trusted = pod.loading or state.fleet.holding.get(pod.index) == pod.uid
+    if state.checkpoint is not None and (pod.stale or not event.initialized or not trusted):
         _load(state, pod, state.checkpoint.cut, now)
         return
     if pod.stale:
@@ -77,8 +79,10 @@ def _load(state: State, pod: Pod, cut: int, now: float) -> None:
         _attach(state, pod, cut, now)
 
 
-def declared(state: State, now: float) -> None:
-    """A worker told every PS what the variables are."""
+def declared(state: State, worker: str, now: float) -> None:
+    """A worker told every PS what the variables are: it has built its model."""
+    if worker in state.fleet.pods:
+        state.fleet.pods[worker].initialized = True
     for pod in state.fleet.live(Role.PS):
         if pod.attached or state.checkpoint is None:
             pod.initialized = True

@@ -16,10 +16,14 @@ from edl.core.errors import StorageError
 from edl.core.events import Tell
 from edl.core.fleet import Pod
 from edl.core.job import JobState
+from edl.core.state import TRAINING
+from edl.core.tasks import Ledger
 from edl.master import threads
 from edl.master.rate import Rate
 from edl.spec.event import EVENTS, Event
 from edl.spec.status import RoleStatus, Status, Summary
+from edl.store.contents import variables_in
+from edl.store.manifest import cut_directory
 from edl.store.rundir import RunDir, append_line, write_json
 
 log = logging.getLogger(__name__)
@@ -100,7 +104,7 @@ class Reporter:
             updated=time.time(),
             incarnation=state.incarnation,
             reason=state.reason,
-            epoch=min(main.epoch + 1, main.epochs) if main else 0,
+            epoch=epoch_of(main) if main else 0,
             epochs=main.epochs if main else 0,
             step=state.step,
             records_total=total,
@@ -129,6 +133,7 @@ class Reporter:
             records_rolled_back=counters.rolled_back,
             records_skipped=counters.skipped + quarantined,
             updates_rolled_back=counters.updates_rolled_back,
+            updates_rolled_back_of=self._updates_of(),
             samples_per_second=self._rate.overall,
             seconds=max(0.0, time.time() - self._began),
             workers_lost=counters.workers_lost,
@@ -136,6 +141,14 @@ class Reporter:
             export=counters.exported[0] if counters.exported else None,
             logs=str(self._run.logs),
         )
+
+    def _updates_of(self) -> dict[str, int]:
+        """Updates that went back, by variable: a PS owns the same ones for the whole run, and its shards name them."""
+        checkpoint, updates = self._state.checkpoint, self._state.counters.updates_of
+        if checkpoint is None:
+            return {}
+        directory = cut_directory(self._run.checkpoints, checkpoint.cut)
+        return {name: count for ps, count in updates.items() for name in variables_in(directory, int(ps))}
 
 
 def records_total(state: JobState) -> int:
@@ -146,11 +159,19 @@ def records_total(state: JobState) -> int:
     return main.total if limit is None or state.settings.predict else min(main.total, limit * main.minibatch)
 
 
+def epoch_of(ledger: Ledger) -> int:
+    """The epoch, from 1, that the records done so far reach into; what is planned is ahead of that."""
+    records = ledger.plan.records
+    return min(ledger.done_records // records + 1, ledger.epochs) if records else ledger.epochs
+
+
 def describe_pod(state: JobState, pod: Pod) -> str:
     """What a pod is doing, in a word."""
     if pod.role is Role.PS:
         return "serving" if pod.attached and pod.initialized else "starting"
     kinds = [kind for kind, _ in state.leases_of(pod.uid)]
+    if kinds and kinds[0] == TRAINING and not pod.initialized:
+        return "starting"  # it leases while it still imports TensorFlow
     if kinds:
         return {"training": "training", "evaluation": "evaluating", "prediction": "predicting"}.get(kinds[0], kinds[0])
     return "waiting" if pod.uid in state.holders else "starting"

@@ -13,7 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import Parts
 
-from edl.core.events import CheckpointSaved, Granted, LeaseWanted, Progressed, SnapshotTaken, Steps, Tell, Tick
+from edl.core.events import (
+    CheckpointSaved,
+    Granted,
+    LeaseWanted,
+    ModelDeclared,
+    Progressed,
+    SnapshotTaken,
+    Steps,
+    Tell,
+    Tick,
+)
 from edl.master.rate import WINDOW_SECONDS, Rate
 from edl.master.reporter import Reporter, began
 from edl.spec.event import EVENTS, RoleStarted, parse
@@ -135,7 +145,9 @@ def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
     status, summary = stage.reporter.status(), stage.reporter.summary()
     assert (status.records_total, status.records_done, status.step, status.loss) == (8, 2, 1, 1.5)
     assert (status.epoch, status.epochs, status.phase) == (1, 1, "Training")
-    assert [(worker.index, worker.state) for worker in status.workers] == [(0, "training")]
+    assert [(worker.index, worker.state) for worker in status.workers] == [(0, "starting")]  # it has built no model yet
+    stage.shell.handle(ModelDeclared("worker-0"))
+    assert stage.reporter.status().workers[0].state == "training"
     assert [(ps.index, ps.state) for ps in status.ps] == [(0, "serving")]
     assert (summary.records_total, summary.records_done, summary.records_lost) == (8, 2, 0)
     stage.reporter.write_status(status)

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edl.core.errors import StorageError
+from edl.store.checkpoint import write_shard
+from edl.store.contents import variables_in
+
+
+def test_the_names_in_a_shard(tmp_path: Path) -> None:
+    zeros = np.zeros(3, np.float32)
+    names = ["dense/a/kernel", "slot/momentum/a/kernel", "rows/items/ids", "rows/items/values", "rows/items/slot/m", "dense/b"]
+    write_shard(tmp_path, 1, dict.fromkeys(names, zeros))
+    assert variables_in(tmp_path, 1) == ["a/kernel", "b", "items"]
+    assert variables_in(tmp_path, 0) == []
+
+
+def test_a_file_that_is_no_shard_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ps-0.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(StorageError, match="not a safetensors file"):
+        variables_in(tmp_path, 0)
