@@ -82,6 +82,7 @@ class World:
         self.pods: dict[str, PodSeen] = {}
         self.workers: dict[str, SimulatedWorker] = {}
         self.servers: dict[str, SimulatedPs] = {}
+        self.placement: list[SimulatedPs] = []
         self.copies: dict[int, dict[int, Copy]] = {}
         self.checkpoints: dict[int, dict[int, Copy]] = {}
         self.evaluations: list[tuple[int, Any]] = []
@@ -277,6 +278,8 @@ class World:
     # ------------------------------------------------------------------ pods
 
     def _start(self, role: Role, index: int) -> None:
+        if any((pod.role, pod.index) == (role, index) and not pod.ended for pod in self.pods.values()):
+            return  # as the port says: asking again for one that lives starts none
         self._names += 1
         uid = f"{role}-{index}-{self._names}"
         self.pods[uid] = PodSeen(uid, role, index, Phase.RUNNING)
@@ -327,15 +330,14 @@ class World:
     def placed(self) -> list[SimulatedPs]:
         """The parameter servers that a worker may talk to, as the master says."""
         if self.master is None:
-            return []
+            return [ps for ps in self.placement if ps.alive]
         restored = self.master.checkpoint is not None
         pods = [p for p in self.master.fleet.live(Role.PS) if p.attached and (p.initialized or not restored)]
-        return [self.servers[pod.uid] for pod in pods if self.servers[pod.uid].alive]
+        self.placement = [self.servers[pod.uid] for pod in pods]
+        return [ps for ps in self.placement if ps.alive]
 
     def placed_at(self, index: int) -> SimulatedPs | None:
         """Where pushes for a PS go: addresses are known on when no master is there."""
-        if self.master is None:
-            return next((ps for ps in self.alive_servers() if ps.index == index and ps.initialized), None)
         return next((ps for ps in self.placed() if ps.index == index), None)
 
     def readable(self, pin: int) -> bool:

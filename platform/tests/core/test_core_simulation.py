@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -139,6 +140,27 @@ def test_a_lost_master_costs_no_record(job: Settings, bad: list[Fault], seed: in
     counters = world.master.counters
     assert (counters.rolled_back, counters.updates_rolled_back, counters.partial, counters.repeated) == (0, 0, 0, 0)
     assert counters.workers_lost == 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_job_in_a_storm(seed: int) -> None:
+    """Forty faults in as many seconds, a slow network, and a cut every few steps."""
+    chance = Random(seed)
+    kinds = [*["worker killed"] * 3, *["ps killed"] * 2, *WORKER_FAULTS[1:], *MASTER_FAULTS]
+    bad = [
+        Fault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(40)
+    ]
+    job = Settings(
+        minibatch=4,
+        task_records=16,
+        epochs=2,
+        evaluation_steps=chance.choice([None, 5]),
+        checkpoint_steps=chance.choice([2, 4]),
+        ps=chance.choice([1, 2, 2, 3]),
+        workers=6,
+    )
+    network = Network(longest=chance.choice([0.05, 0.3, 0.6]), repeated=0.05, lost=0.02)
+    Run(job, bad, seed, forgets=chance.random() < 0.5, network=network).to_end()
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
