@@ -23,7 +23,8 @@ from edl.core.errors import StorageError
 from edl.spec.initializer import initial_rows
 from edl.store.durable import storage_error, sync_directory, sync_file
 from edl.worker.embedding import TableSpec
-from edl.worker.network import Network, new_model
+from edl.worker.fresh_model import new_model
+from edl.worker.network import Network
 from edl.worker.slab import Floats, Ids
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables

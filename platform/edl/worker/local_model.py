@@ -14,8 +14,8 @@ import tensorflow as tf
 from edl.core import evaluation
 from edl.core.errors import BadInputError
 from edl.worker.contract import ModelModule
+from edl.worker.fresh_model import new_model
 from edl.worker.metrics import Metrics
-from edl.worker.network import new_model
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables
 

@@ -1,52 +1,21 @@
-"""The parameters, as a worker sees them: client of all parameter servers at once.
-
-A request goes to every PS before the first answer is waited for, so that they work at the same time. A PS that is away
-costs no step: the placement is asked for again, and the same request is repeated to those that did not answer (a PS
-answers a push that it has applied before with DUPLICATE). docs/design/0002-record-accounting.md has the rules.
-"""
+"""The parameters, as a worker sees them: client of all parameter servers at once."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.errors import JobFailedError, RetryableError
 from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import BulkClient, BulkRefused, Frame, Kind
-from edl.worker.placement import Placement
+from edl.rpc.bulk import BulkClient, Kind
+from edl.worker.exchange import Directory, Exchange, Request
 from edl.worker.slab import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
 
-_LOG = logging.getLogger(__name__)
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3
 _SCAN_BYTES = 4 << 20
-_TRY_AGAIN = frozenset({"uninitialized", "incarnation", "busy"})
-
 _REVOKED = pb.Pushed.REVOKED
-
-
-class Directory(Protocol):
-    """Who knows where the PS are and which master leads: the session."""
-
-    @property
-    def incarnation(self) -> int:
-        """Of the master that leads."""
-
-    @property
-    def placement(self) -> Placement:
-        """The newest that is known."""
-
-    def register(self) -> Placement:
-        """Ask the master for the newest placement."""
-
-    def announce(self, cut: int) -> None:
-        """A PS spoke of a cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +50,6 @@ class PushResult:
     cut: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A frame for one PS; ``meta`` is made anew for each try, because the leading master may change in between."""
-
-    kind: Kind
-    meta: Callable[[], bytes]
-    buffers: Sequence[memoryview] = ()
-    into: memoryview | None = None
-
-
 class Parameters:
     """All parameter servers; used by one thread.
 
@@ -116,14 +75,9 @@ class Parameters:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory = directory
-        self._connect = connect
         self._layout = layout
         self._worker = worker
-        self._patience = patience
-        self._clock = clock
-        self._pause = pause
-        self._clients: dict[int, tuple[str, BulkClient]] = {}
-        self._undeclared: set[int] = set()
+        self._exchange = Exchange(directory, connect, self._declaration, patience=patience, clock=clock, pause=pause)
         self._slabs = SlabPair(layout)
         self.version = 0
 
@@ -150,7 +104,7 @@ class Parameters:
     def _pull_into(self, slab: Floats, pin: int) -> list[int]:
         meta = pb.Pull(pin=pin).SerializeToString()
         answers = self._exchange(
-            {part: _Request(Kind.PULL, lambda: meta, into=self._layout.view(slab, part)) for part in self._layout.parts}
+            {part: Request(Kind.PULL, lambda: meta, into=self._layout.view(slab, part)) for part in self._layout.parts}
         )
         for part, frame in answers.items():
             self._layout.take(slab, part, frame.body)
@@ -160,7 +114,7 @@ class Parameters:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
         routes = self._routes(ids)
         requests = {
-            part: _Request(
+            part: Request(
                 Kind.PULL_ROWS,
                 pb.PullRows(pin=pin, tables=_counts(ids, where)).SerializeToString,
                 [np.ascontiguousarray(ids[table][index]).data for table, index in where.items()],
@@ -216,7 +170,7 @@ class Parameters:
 
     def _push_request(
         self, push: Push, part: int, where: Mapping[str, npt.NDArray[np.int64]], following: Floats
-    ) -> _Request:
+    ) -> Request:
         head = pb.Push(
             worker=self._worker,
             lease=push.lease,
@@ -239,7 +193,7 @@ class Parameters:
             head.incarnation = self._directory.incarnation
             return head.SerializeToString()
 
-        return _Request(Kind.PUSH, meta, buffers, self._layout.view(following, part))
+        return Request(Kind.PUSH, meta, buffers, self._layout.view(following, part))
 
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
@@ -249,7 +203,7 @@ class Parameters:
             cursor = 0
             while cursor != -1:
                 meta = pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit).SerializeToString()
-                frame = self._exchange({part: _Request(Kind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
+                frame = self._exchange({part: Request(Kind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
                 head = pb.ScannedRows.FromString(frame.meta)
                 cursor, split = head.cursor, head.count * 8
                 if head.count:
@@ -258,87 +212,11 @@ class Parameters:
 
     def close(self) -> None:
         """Close all connections."""
-        for part in list(self._clients):
-            self._forget(part)
+        self._exchange.close()
 
-    def _declaration(self, part: int) -> _Request:
+    def _declaration(self, part: int) -> Request:
         meta, initial = self._layout.declaration(part)
-        return _Request(Kind.DECLARE, lambda: meta, [initial.data])
-
-    def _exchange(self, requests: Mapping[int, _Request]) -> dict[int, Frame]:
-        """Send to all, receive from all; repeat to those that did not answer. Bodies live until the next exchange."""
-        answers: dict[int, Frame] = {}
-        since, pause = self._clock(), _FIRST_PAUSE
-        while problem := self._round({p: r for p, r in requests.items() if p not in answers}, answers):
-            if self._clock() - since >= self._patience:
-                raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
-            if pause == _FIRST_PAUSE:
-                _LOG.info("a parameter server does not answer (%s): trying again", problem.message)
-            self._pause(pause)
-            pause = min(_LONGEST_PAUSE, pause * 2)
-            self._follow(self._directory.register())
-        return answers
-
-    def _round(self, requests: Mapping[int, _Request], answers: dict[int, Frame]) -> RetryableError | None:
-        """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
-        problem: RetryableError | None = None
-        refusal: BulkRefused | None = None
-        for step in (self._send, self._receive):
-            for part, request in list(requests.items()):
-                try:
-                    step(part, request, answers)
-                except RetryableError as error:
-                    self._forget(part)
-                    requests, problem = _without(requests, part), error
-                except BulkRefused as error:
-                    requests = _without(requests, part)
-                    if error.kind not in _TRY_AGAIN:
-                        refusal = error
-                    else:
-                        problem = RetryableError(error.message, where=error.where)
-                        if error.kind == "uninitialized":
-                            self._undeclared.add(part)
-        if refusal is not None:
-            raise refusal
-        return problem
-
-    def _send(self, part: int, request: _Request, _: dict[int, Frame]) -> None:
-        client = self._client(part)
-        if part in self._undeclared and request.kind is not Kind.DECLARE:
-            declaration = self._declaration(part)
-            client.request(declaration.kind, declaration.meta(), declaration.buffers)
-            self._undeclared.discard(part)
-        client.send(request.kind, request.meta(), request.buffers)
-
-    def _receive(self, part: int, request: _Request, answers: dict[int, Frame]) -> None:
-        answers[part] = self._client(part).receive(request.into)
-
-    def _client(self, part: int) -> BulkClient:
-        known = self._clients.get(part)
-        if known is not None:
-            return known[1]
-        placement = self._directory.placement
-        address = placement.addresses.get(part)
-        if not address:
-            raise RetryableError(f"parameter server {part} has no address yet")
-        client = self._connect(address)
-        self._clients[part] = (placement.uids.get(part, ""), client)
-        return client
-
-    def _follow(self, placement: Placement) -> None:
-        """Give up connections to processes that were replaced."""
-        for part, (uid, _) in list(self._clients.items()):
-            if placement.uids.get(part, "") != uid:
-                self._forget(part)
-
-    def _forget(self, part: int) -> None:
-        known = self._clients.pop(part, None)
-        if known is not None:
-            known[1].close()
-
-
-def _without(requests: Mapping[int, _Request], part: int) -> dict[int, _Request]:
-    return {other: request for other, request in requests.items() if other != part}
+        return Request(Kind.DECLARE, lambda: meta, [initial.data])
 
 
 def _counts(ids: Mapping[str, Ids], where: Mapping[str, npt.NDArray[np.int64]]) -> list[pb.TableRows]:

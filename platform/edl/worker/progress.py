@@ -10,51 +10,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from edl.core.errors import EdlError
 from edl.rpc import edl_pb2 as pb
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased
 from edl.worker.session import Session
+from edl.worker.tally import Report, Tally
 
 _LOG = logging.getLogger(__name__)
 
 INTERVAL = 0.1
 """Seconds between two messages at least: a report costs the master an fsync."""
-
-
-@dataclass(slots=True)
-class _Held:
-    """What is known of one lease; sums are of the steps since the last message."""
-
-    expires_seconds: float
-    through: int = 0
-    told: int = 0
-    loss_sum: float = 0.0
-    loss_steps: int = 0
-    skipped: int = 0
-
-    def message(self, lease: int) -> pb.LeaseProgress:
-        return pb.LeaseProgress(
-            lease=lease,
-            through=self.through,
-            loss_sum=self.loss_sum,
-            loss_steps=self.loss_steps,
-            skipped_records=self.skipped,
-        )
-
-    def take(self, lease: int) -> pb.LeaseProgress:
-        """The message, and begin the next sums: the session asks until the master has it."""
-        message = self.message(lease)
-        self.loss_sum, self.loss_steps, self.skipped, self.told = 0.0, 0, 0, self.through
-        return message
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    last: pb.LeaseProgress
-    result: bytes
 
 
 class Progress:
@@ -84,8 +51,8 @@ class Progress:
         self._clock = clock
         self._changed = threading.Condition()
         self._wire = threading.Lock()
-        self._held: dict[int, _Held] = {}
-        self._reports: deque[_Report] = deque()
+        self._held: dict[int, Tally] = {}
+        self._reports: deque[Report] = deque()
         self._known_cut = 0
         self._told_cut = 0
         self._sent_at = clock()
@@ -100,7 +67,7 @@ class Progress:
     def hold(self, task: Leased) -> None:
         """A lease was granted: keep it alive."""
         with self._changed:
-            self._held[task.lease] = _Held(task.expires_seconds)
+            self._held[task.lease] = Tally(task.expires_seconds)
 
     def stepped(self, lease: int, through: int, *, loss: float | None, skipped: int = 0) -> None:
         """Steps ``0 .. through - 1`` of a lease are in, on all PS.
@@ -127,7 +94,7 @@ class Progress:
         with self._changed:
             held = self._held.pop(lease, None)
             if held is not None:
-                self._reports.append(_Report(held.message(lease), result))
+                self._reports.append(Report(held.message(lease), result))
             self._changed.notify_all()
 
     def drop(self, lease: int) -> None:
@@ -176,7 +143,7 @@ class Progress:
         self._told(cut)
         self._forget(reply.lost)
 
-    def _send_report(self, report: _Report) -> None:
+    def _send_report(self, report: Report) -> None:
         cut = self._known_cut
         reply = self._session.report(report.last, report.result, cut)
         self._told(cut)

@@ -1,8 +1,8 @@
 """Importing TensorFlow, the longest part of a worker's start, without what no worker needs.
 
 Keras imports scikit-learn, and with it most of SciPy, where they are installed: for ``keras.wrappers``, which make a
-scikit-learn estimator of a model. They are about a tenth of the whole import, so they are kept out of it. A model's module
-may import scikit-learn itself; only ``keras.wrappers`` says that it is not installed.
+scikit-learn estimator of a model. They are about a tenth of the whole import, so they are kept out of it. A model's
+module may import scikit-learn itself; only ``keras.wrappers`` says that it is not installed.
 """
 
 from __future__ import annotations
