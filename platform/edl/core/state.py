@@ -58,7 +58,7 @@ class State:
         held_cuts: no cut is begun before.
         pins: the cuts that each PS keeps, by uid.
         registered: uids of PS that said where they listen before the cluster showed them.
-        asked_again: until when ``deadline`` need not look at every holder, and what it said.
+        next_look: until then ``deadline`` need not look at every holder.
     """
 
     settings: Settings
