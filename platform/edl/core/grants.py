@@ -45,10 +45,21 @@ def _answer(state: State, worker: str, now: float) -> Command:
         return StopWork("this worker has said goodbye")
     heard(state, worker, now)
     for kind in _ORDER:
-        work = _next(state, kind)
+        work = _next(state, kind) if _may_do(state, worker, kind) else None
         if work is not None:
             return _grant(state, worker, kind, work, now)
     return WaitForWork(idle_reason(state))
+
+
+def _may_do(state: State, worker: str, kind: str) -> bool:
+    """A worker that has not built its model yet gets one range to begin with, and nothing that others could do now.
+
+    It holds what it gets for seconds, until TensorFlow is imported: an evaluation, or the end of an epoch, would wait.
+    """
+    fleet = state.fleet
+    if fleet.pods[worker].initialized or not any(pod.initialized for pod in fleet.live(Role.WORKER)):
+        return True
+    return kind == TRAINING and not state.leases_of(worker)
 
 
 def _next(state: State, kind: str) -> Work | None:

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.events import (
+    CheckpointSaved,
+    DatasetDescribed,
+    Granted,
+    LeaseWanted,
+    ModelDeclared,
+    PodChanged,
+    PodsSynced,
+    PsAttached,
+    SnapshotTaken,
+    WaitForWork,
+)
+from edl.core.job import JobState
+from edl.core.state import Settings
+
+
+def job() -> JobState:
+    """One PS, worker-0 has built its model, worker-1 has just started; the first checkpoint is on disk."""
+    state = JobState(Settings(minibatch=1, task_records=2, workers=2))
+    for event in (
+        DatasetDescribed(training=(("a", 100),)),
+        PodsSynced(),
+        *(PodChanged(PodSeen(uid, role, int(uid[-1]), Phase.RUNNING)) for uid, role in PODS),
+        PsAttached("ps-0", initialized=False, version=0),
+        ModelDeclared("worker-0"),
+        SnapshotTaken("ps-0", 1, 0, {}),
+        CheckpointSaved(1),
+    ):
+        state.handle(event, 0.0)
+    return state
+
+
+PODS = (("ps-0", Role.PS), ("worker-0", Role.WORKER), ("worker-1", Role.WORKER))
+
+
+def answer(state: JobState, worker: str) -> type:
+    return next(type(c) for c in state.handle(LeaseWanted(worker), 1.0) if isinstance(c, Granted | WaitForWork))
+
+
+def test_a_worker_that_still_builds_its_model_gets_one_range_and_those_that_train_get_more() -> None:
+    state = job()
+    assert [answer(state, "worker-1") for _ in range(2)] == [Granted, WaitForWork]
+    assert [answer(state, "worker-0") for _ in range(2)] == [Granted, Granted]
+    state.handle(ModelDeclared("worker-1"), 1.0)
+    assert answer(state, "worker-1") is Granted
+
+
+def test_when_nobody_has_built_a_model_yet_everybody_reads_ahead() -> None:
+    state = job()
+    state.handle(PodChanged(PodSeen("worker-0", Role.WORKER, 0, Phase.FAILED, exit_code=137)), 1.0)
+    assert [answer(state, "worker-1") for _ in range(2)] == [Granted, Granted]
