@@ -18,6 +18,6 @@ def custom_model(filters=16, dropout=0.25):
 
 
 def optimizer(learning_rate=0.05):
-    # No momentum: asynchronous workers bring their own (Mitliagkas et al., Asynchrony begets Momentum, 2016), and 0.9 on
-    # top of it diverges with two of them.
+    # No momentum: asynchronous workers bring their own (Mitliagkas et al., Asynchrony begets Momentum, 2016), and 0.9
+    # on top of it diverges with two of them.
     return keras.optimizers.SGD(learning_rate)

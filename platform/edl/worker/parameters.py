@@ -16,6 +16,9 @@ from edl.worker.slab import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
 
 _SCAN_BYTES = 4 << 20
 _REVOKED = pb.Pushed.REVOKED
+STALE_SECONDS = 0.05
+"""Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
+waited for records or traced the model): a gradient at values that others have left far behind does harm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Parameters:
         self._worker = worker
         self._exchange = Exchange(directory, connect, self._declaration, patience=patience, clock=clock, pause=pause)
         self._slabs = SlabPair(layout)
+        self._clock = clock
+        self._arrived = clock()
         self.version = 0
 
     def declare(self) -> None:
@@ -87,7 +92,7 @@ class Parameters:
 
     def slab(self) -> Floats:
         """The newest dense values; valid until the push after the next."""
-        if not self._slabs.fresh:
+        if not self._slabs.fresh or self._clock() - self._arrived > STALE_SECONDS:
             self._pull_live()
         return self._slabs.current
 
@@ -99,7 +104,11 @@ class Parameters:
 
     def _pull_live(self) -> None:
         self.version = max(self._pull_into(self._slabs.next(), 0))
-        self._slabs.swap(complete=True)
+        self._swap(complete=True)
+
+    def _swap(self, *, complete: bool) -> None:
+        self._slabs.swap(complete=complete)
+        self._arrived = self._clock()
 
     def _pull_into(self, slab: Floats, pin: int) -> list[int]:
         meta = pb.Pull(pin=pin).SerializeToString()
@@ -159,7 +168,7 @@ class Parameters:
         complete = True
         for part, frame in answers.items():
             complete &= self._layout.take(following, part, frame.body)
-        self._slabs.swap(complete=complete)
+        self._swap(complete=complete)
         return self._push_result([pb.Pushed.FromString(frame.meta) for frame in answers.values()])
 
     def _push_result(self, replies: Sequence[pb.Pushed]) -> PushResult:

@@ -62,6 +62,7 @@ class Trainer:
         self._skip_nan = skip_nan
         self._watcher = watcher
         self._not_finite = 0
+        self._traced = False
 
     def run(self, task: Leased) -> None:
         """All steps of a range, then the report; what is left of a lease that was lost is dropped.
@@ -99,14 +100,21 @@ class Trainer:
         if loaded.minibatch is None:
             return None
         minibatch: Minibatch = loaded.minibatch
-        slab = self._parameters.slab()
-        rows = rows_of(self._network, self._parameters, minibatch.features)
-        result = self._network.train(slab, rows, minibatch.features, minibatch.labels)
+        result, rows = self._gradients(minibatch)
+        if not self._traced:
+            # Tracing takes seconds, in which other workers go on: these gradients are of values long gone.
+            self._traced = True
+            result, rows = self._gradients(minibatch)
         if is_finite(result):
             return result, {table: Rows(rows[table].ids, values) for table, values in result.rows.items()}
         self._not_finite += 1
         report_not_finite(task, loaded.step, result.loss, self._not_finite, skip=self._skip_nan)
         return None
+
+    def _gradients(self, minibatch: Minibatch) -> tuple[Step, RowsByTable]:
+        slab = self._parameters.slab()
+        rows = rows_of(self._network, self._parameters, minibatch.features)
+        return self._network.train(slab, rows, minibatch.features, minibatch.labels), rows
 
     def _push(self, task: Leased, loaded: Loaded, result: tuple[Step, RowsByTable] | None) -> Push:
         cut = self._progress.acknowledge()

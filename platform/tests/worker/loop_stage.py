@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -304,14 +305,18 @@ class Stage:
         if leased.kind in self.streams:
             self.streams[leased.kind].add(leased)
 
-    def parameters(self, network: LinearNetwork, *, pause: Callable[[float], None] | None = None) -> Parameters:
+    def parameters(
+        self,
+        network: LinearNetwork,
+        *,
+        pause: Callable[[float], None] = lambda seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Parameters:
         optimizer = json.dumps({"name": "sgd", "hyperparameters": {}})
         layout = Layout(
             network.variables, network.slices, network.tables, network.fingerprint, network.initial(), optimizer
         )
-        parameters = Parameters(
-            self.session, connect, layout, worker=0, patience=10, pause=pause or (lambda seconds: None)
-        )
+        parameters = Parameters(self.session, connect, layout, worker=0, patience=10, pause=pause, clock=clock)
         self._closing.callback(parameters.close)
         parameters.declare()
         return parameters

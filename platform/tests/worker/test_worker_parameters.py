@@ -10,7 +10,7 @@ from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
 
 from edl.core.errors import JobFailedError, RefusedError
 from edl.ps.parameter_server import Attachment
-from edl.worker.parameters import Push
+from edl.worker.parameters import STALE_SECONDS, Push
 from edl.worker.slab import Rows
 
 
@@ -62,6 +62,18 @@ def test_values_of_one_step_survive_the_push_of_it(stage: Stage) -> None:
     np.testing.assert_array_equal(held, kept)
 
 
+def test_values_that_lay_unused_for_long_are_pulled_anew(stage: Stage) -> None:
+    """Another worker trains while this one evaluates: its next gradient is of the values as they are then."""
+    now = [0.0]
+    network = LinearNetwork(len(stage.servers.servers))
+    one, other = (stage.parameters(network, clock=lambda: now[0]) for _ in range(2))
+    one.slab()
+    other.push(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=gradients(network)))
+    np.testing.assert_array_equal(one.slab(), 0 * gradients(network))
+    now[0] += 2 * STALE_SECONDS
+    np.testing.assert_array_equal(one.slab(), -gradients(network))
+
+
 def test_one_server_that_revoked_the_lease_is_enough(stage: Stage) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network)
@@ -96,13 +108,11 @@ def test_a_killed_server_is_followed_to_its_successor(stage: Stage) -> None:
 def test_a_server_that_nobody_replaces_ends_the_patience() -> None:
     stage = Stage()
     now = [0.0]
-    parameters = stage.parameters(LinearNetwork())
-    parameters._clock = lambda: now[0]
 
     def wait(seconds: float) -> None:
         now[0] += 3
 
-    parameters._pause = wait
+    parameters = stage.parameters(LinearNetwork(), pause=wait, clock=lambda: now[0])
     stage.servers.kill(0)
     with pytest.raises(JobFailedError, match="does not answer"):
         parameters.push(Push(LEASE, 0, 0, slab=np.zeros(FEATURES, np.float32)))
