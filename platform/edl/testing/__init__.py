@@ -1,2 +1,1 @@
-"""Virtual clock, fake cluster, fault injector: what tests and simulations stand on.
-"""
+"""Virtual clock, fake cluster, fault injector: what tests and simulations stand on."""
