@@ -104,6 +104,6 @@ _AFTERWARDS: Mapping[type, Callable[[State, Any], Command]] = {
     events.Progressed: lambda state, event: events.Acknowledged(tuple(steps.lease for steps in event.steps)),
     events.TaskReported: lambda state, event: events.Acknowledged((event.lease,)),
     events.WorkerLeft: lambda state, event: events.Acknowledged(),
-    events.WorkerFailed: lambda state, event: events.Acknowledged(),
+    events.WorkerFailed: lambda state, event: events.Acknowledged(fatal=True),
 }
 """What workers hear once the job has ended; nothing changes any more."""

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.core.evaluation import Round, add
-from edl.core.events import DatasetDescribed, Steps
+from edl.core.events import Acknowledged, DatasetDescribed, Steps, WorkerFailed
 from edl.core.results import refusal
 from edl.core.state import unit
 from edl.core.tasks import Lease, Work
@@ -88,3 +88,10 @@ def test_a_job_that_trains_leases_no_records_to_predict() -> None:
     masters = Masters()
     masters.see(DatasetDescribed(training=(("a", 640),), prediction=(("b", 64),)))
     assert set(masters.state.ledgers) == {"training"}
+
+
+def test_every_worker_that_finds_the_same_bad_input_ends() -> None:
+    masters = Masters()
+    masters.train()
+    answers = [masters.see(WorkerFailed(worker, "input", "no such column")) for worker in ("worker-0", "worker-1")]
+    assert [x.fatal for answer in answers for x in answer if isinstance(x, Acknowledged)] == [True, True]

@@ -16,7 +16,7 @@ import pytest
 from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_examples, write_module
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
 
-pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 
 USERS, ITEMS, DIM = 3000, 20, 8
 RATINGS, ASKED = 400, 60
@@ -91,13 +91,6 @@ class Diary(keras.callbacks.Callback):
 def callbacks():
     return [Diary()]
 """
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The zoos of these tests import from the project's."""
-    path = [str(MODEL_ZOO.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
 
 def ratings(count: int, seed: int, users: int) -> list[dict[str, Any]]:
@@ -232,7 +225,7 @@ def iris(folder: Path, **fields: Any) -> Place:
 
 
 def test_csv_rows_distributed_and_local_give_the_same_summary(tmp_path: Path) -> None:
-    with iris(tmp_path / "distributed", workers={"max": 2}).run() as run:
+    with iris(tmp_path / "distributed").run() as run:
         distributed = run.summary()
     place = iris(tmp_path / "local", strategy={"name": "Local"})
     with place.run() as run:

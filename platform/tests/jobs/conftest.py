@@ -1,0 +1,15 @@
+"""What the tests of whole jobs share."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from jobs.places import MODEL_ZOO
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The zoos of these tests import from the project's."""
+    path = [str(MODEL_ZOO.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
