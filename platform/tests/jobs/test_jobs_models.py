@@ -16,6 +16,8 @@ import pytest
 from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_examples, write_module
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
 
+from edl.data.reader import open_reader
+
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 
 USERS, ITEMS, DIM = 3000, 20, 8
@@ -97,6 +99,13 @@ def ratings(count: int, seed: int, users: int) -> list[dict[str, Any]]:
     random = np.random.default_rng(seed)
     pairs = zip(random.integers(0, users, count).tolist(), random.integers(0, ITEMS, count).tolist(), strict=True)
     return [{"user": user, "item": item, "liked": float((user + item) % 2)} for user, item in pairs]
+
+
+def test_the_zoos_ratings_can_be_written(tmp_path: Path) -> None:
+    script = MODEL_ZOO / "recommender" / "synthesize.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path), "50"], check=True, timeout=60)
+    assert [source.records for source in open_reader(tmp_path / "train").sources()] == [50]
+    assert [source.records for source in open_reader(tmp_path / "test").sources()] == [5]
 
 
 def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
