@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 DEMO ?= demo-data
 WORKERS ?= 2
 
-.PHONY: help setup demo test check lint types layers unit faults bench proto schema constraints clean
+.PHONY: help setup demo test check lint types layers unit jobs faults bench proto schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -31,7 +31,7 @@ demo: $(STAMP) ## train MNIST-format digits on this machine while a worker is ki
 	@$(BIN)/python -m edl.testing.faults worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
-check: lint types layers unit faults
+check: lint types layers unit jobs faults
 
 lint: $(STAMP) ## formatting and lint (ruff)
 	$(BIN)/ruff format --check .
@@ -43,10 +43,13 @@ types: $(STAMP) ## types (mypy --strict)
 layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
-unit: $(STAMP) ## tests but for those that kill processes of a whole job
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults"
+unit: $(STAMP) ## tests but for those of whole jobs
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs"
 
-faults: $(STAMP) ## whole jobs on real processes, with real signals
+jobs: $(STAMP) ## whole jobs on real processes: every feature that a user sees
+	$(BIN)/pytest -q -n 2 --dist loadfile -m jobs
+
+faults: $(STAMP) ## the same with real signals: every process is killed at several steps
 	$(BIN)/pytest -q -m faults
 
 bench: $(STAMP) ## measure; results go to bench/results and docs/benchmarks.md

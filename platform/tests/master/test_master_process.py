@@ -14,6 +14,7 @@ import pytest
 from master.played_job import RECORDS, VALIDATION, PlayedJob, played_job
 from master.stage import TOKEN
 
+from edl.core import leases
 from edl.core.errors import RefusedError, StorageError
 from edl.core.job import JobState
 from edl.local.client import LocalCluster
@@ -96,6 +97,7 @@ def test_the_only_ps_is_killed_and_the_job_rolls_back() -> None:
 
 def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "ParameterServers", partial(ParameterServers, patience=0.0))
+    monkeypatch.setattr(leases, "STUCK_FLOOR", 1.0)  # the silence is noticed when the stuck leases are asked back
     with played_job() as job:
         job.at_step[8] = lambda worker: next(iter(job.servers.values())).fall_silent()
         assert job.run_master() == 0
