@@ -102,9 +102,14 @@ class ModelDeclared:
 
 @dataclass(frozen=True, slots=True)
 class LeaseWanted:
-    """A worker asks for work."""
+    """A worker asks for work.
+
+    Attributes:
+        held: the leases that it knows of; None if it does not say.
+    """
 
     worker: str
+    held: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ _ORDER = (DESCRIBE, METRICS, EXPORT, EVALUATION, PREDICTION, TRAINING)
 
 def wanted(state: State, event: LeaseWanted, now: float) -> None:
     """Answer a worker that asks for work."""
-    state.do(_answer(state, event.worker, now))
+    state.do(_answer(state, event.worker, event.held, now))
 
 
-def _answer(state: State, worker: str, now: float) -> Command:
+def _answer(state: State, worker: str, held: frozenset[int] | None, now: float) -> Command:
     if state.ended:
         return StopWork(f"the job is {state.phase.lower()}")
     if not state.synced:
@@ -44,11 +44,24 @@ def _answer(state: State, worker: str, now: float) -> Command:
     if state.fleet.pods[worker].left:
         return StopWork("this worker has said goodbye")
     heard(state, worker, now)
+    lost = _lost_grant(state, worker, held)
+    if lost is not None:
+        return lost
     for kind in _ORDER:
         work = _next(state, kind) if _may_do(state, worker, kind) else None
         if work is not None:
             return _grant(state, worker, kind, work, now)
     return WaitForWork(idle_reason(state))
+
+
+def _lost_grant(state: State, worker: str, held: frozenset[int] | None) -> Granted | None:
+    """A lease that the worker was granted and does not know of, because the answer was lost: the same one again."""
+    if held is None:
+        return None
+    for kind, lease in state.leases_of(worker):
+        if lease.number not in held and not lease.through:
+            return _granted(state, kind, lease)
+    return None
 
 
 def _may_do(state: State, worker: str, kind: str) -> bool:
@@ -111,8 +124,12 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
     }
     state.record(entry)
     state.holders[worker].hold(number, now)
+    return _granted(state, kind, ledger.leases[number])
+
+
+def _granted(state: State, kind: str, lease: Lease) -> Granted:
     pin, step, payload = _extras(state, kind)
-    return Granted(number, kind, work, ledger.minibatch, state.patience.silence, pin, step, payload)
+    return Granted(lease.number, kind, lease.work, lease.minibatch, state.patience.silence, pin, step, payload)
 
 
 def _extras(state: State, kind: str) -> tuple[int, int, Any]:

@@ -57,7 +57,7 @@ class Servicer(edl_pb2_grpc.MasterServicer):
     def Lease(self, request: pb.LeaseRequest, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
         """Ask for work."""
         seconds = min(request.wait_seconds, LONGEST_WAIT) if request.wait_seconds > 0 else 0.0
-        answer = self._shell.lease(uid_of(request.member), seconds)
+        answer = self._shell.lease(uid_of(request.member), seconds, frozenset(request.held))
         reply = pb.LeaseReply(
             incarnation=self._incarnation, cut=self._shell.announced, placement_version=self._placement_version()
         )

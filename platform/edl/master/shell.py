@@ -208,12 +208,12 @@ class Shell:
 
     # ------------------------------------------------------------------ waiting
 
-    def lease(self, worker: str, seconds: float) -> Answer:
+    def lease(self, worker: str, seconds: float, held: frozenset[int] | None = None) -> Answer:
         """Work for a worker; when there is none, the question waits here up to ``seconds`` for a change."""
         until = self.clock() + seconds
         while True:
             generation = self._generation
-            answer = self.handle(LeaseWanted(worker))
+            answer = self.handle(LeaseWanted(worker, held))
             assert answer is not None
             if not isinstance(answer, WaitForWork) or not self._wait(generation, until):
                 return answer

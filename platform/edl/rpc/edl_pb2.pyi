@@ -70,14 +70,16 @@ class PsAddress(_message.Message):
     def __init__(self, index: _Optional[int] = ..., uid: _Optional[str] = ..., bulk_address: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("member", "wait_seconds", "known_incarnation")
+    __slots__ = ("member", "wait_seconds", "known_incarnation", "held")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     member: Member
     wait_seconds: float
     known_incarnation: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., known_incarnation: _Optional[int] = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., known_incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("incarnation", "cut", "placement_version", "task", "wait", "stop")

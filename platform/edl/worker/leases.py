@@ -72,12 +72,21 @@ class Leases:
     Args:
         session: the master.
         held: is told of every task the moment it is leased, on the asking thread; may start to read its records.
+        known: the leases that are not over, those whose report is under way included.
         wait_seconds: how long the master may keep a question waiting when there is no work.
     """
 
-    def __init__(self, session: Session, held: Callable[[Leased], None], *, wait_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        session: Session,
+        held: Callable[[Leased], None],
+        known: Callable[[], Iterable[int]],
+        *,
+        wait_seconds: float = 5.0,
+    ) -> None:
         self._session = session
         self._held = held
+        self._known = known
         self._wait_seconds = wait_seconds
         self._room = threading.Semaphore(1 + AHEAD)
         self._tasks: queue.SimpleQueue[Leased | EdlError | None] = queue.SimpleQueue()
@@ -96,7 +105,7 @@ class Leases:
 
     def _ask(self) -> bool:
         """Ask once; False after Stop."""
-        reply = self._session.lease(self._wait_seconds)
+        reply = self._session.lease(self._wait_seconds, self._known)
         answer = reply.WhichOneof("answer")
         if answer == "task":
             task = Leased.from_message(reply.task)

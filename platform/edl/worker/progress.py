@@ -118,6 +118,11 @@ class Progress:
             held = [held.message(lease) for lease, held in self._held.items()]
             return held + [report.last for report in self._reports]
 
+    def known(self) -> list[int]:
+        """The leases that the master may believe to be this worker's."""
+        with self._changed:
+            return [*self._held, *(report.last.lease for report in self._reports)]
+
     def pending_reports(self) -> int:
         """Reports that the master has not answered yet."""
         with self._changed:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from edl.core.errors import JobFailedError, RetryableError
@@ -108,11 +108,20 @@ class Session:
         self._ask("Register", self._registration)
         return self._placement
 
-    def lease(self, wait_seconds: float) -> pb.LeaseReply:
-        """Ask for a task; the master may keep the question for ``wait_seconds``."""
+    def lease(self, wait_seconds: float, held: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
+        """Ask for a task; the master may keep the question for ``wait_seconds``.
+
+        Args:
+            held: the leases that this worker knows, looked at for every try: a grant may get lost with its master.
+        """
 
         def request() -> pb.LeaseRequest:
-            return pb.LeaseRequest(member=self._member, wait_seconds=wait_seconds, known_incarnation=self._incarnation)
+            return pb.LeaseRequest(
+                member=self._member,
+                wait_seconds=wait_seconds,
+                known_incarnation=self._incarnation,
+                held=held(),
+            )
 
         reply: pb.LeaseReply = self._ask("Lease", request, deadline=_DEADLINE + wait_seconds)
         return reply

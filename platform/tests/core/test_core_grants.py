@@ -52,3 +52,17 @@ def test_when_nobody_has_built_a_model_yet_everybody_reads_ahead() -> None:
     state = job()
     state.handle(PodChanged(PodSeen("worker-0", Role.WORKER, 0, Phase.FAILED, exit_code=137)), 1.0)
     assert [answer(state, "worker-1") for _ in range(2)] == [Granted, Granted]
+
+
+def test_a_lease_whose_grant_got_lost_is_granted_again_to_a_worker_that_does_not_know_of_it() -> None:
+    """A master that dies between the journal and the answer leaves a lease that nobody works on."""
+    state = job()
+    first, second = (granted(state, frozenset()) for _ in range(2))
+    assert first == second
+    third = granted(state, frozenset({first}))
+    assert third > first
+    assert granted(state, frozenset({first, third})) > third
+
+
+def granted(state: JobState, held: frozenset[int]) -> int:
+    return next(c.lease for c in state.handle(LeaseWanted("worker-0", held), 1.0) if isinstance(c, Granted))

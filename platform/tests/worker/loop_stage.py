@@ -292,7 +292,7 @@ class Stage:
         self.gate = Gate()
         self.session = Session(MEMBER, self.master, lost_timeout=5, pause=lambda seconds: None)
         self.reader = MemoryReader(records, corrupt)
-        self.leases = Leases(self.session, self.held, wait_seconds=0)
+        self.leases = Leases(self.session, self.held, lambda: self.progress.known(), wait_seconds=0)
         self.progress = Progress(self.session, self.gate, self.leases.lose)
         self.streams = {
             kind: RecordStream(lambda: self.reader, CorruptRecords(allowed), pipeline, self.leases.alive)

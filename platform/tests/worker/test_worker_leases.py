@@ -31,7 +31,7 @@ def test_one_lease_is_held_ahead_and_the_next_question_waits_for_room() -> None:
         held.append(leased.lease - LEASE)
         {2: two, 3: three}.get(len(held), threading.Event()).set()
 
-    leases = Leases(session(master), hold, wait_seconds=0)
+    leases = Leases(session(master), hold, tuple, wait_seconds=0)
     asking = threading.Thread(target=leases.run)
     asking.start()
     assert two.wait(5)
@@ -53,7 +53,7 @@ def test_waiting_is_asked_again() -> None:
     master = ScriptedMaster()
     master.answers.extend([pb.LeaseReply(incarnation=1, wait=pb.Wait(reason="no work"))] * 3)
     master.stop()
-    leases = Leases(session(master), lambda leased: None, wait_seconds=0)
+    leases = Leases(session(master), lambda leased: None, tuple, wait_seconds=0)
     leases.run()
     assert leases.take() is None
     assert len(master.requests("Lease")) == 4
@@ -62,7 +62,7 @@ def test_waiting_is_asked_again() -> None:
 def test_a_lost_master_comes_out_where_tasks_are_taken() -> None:
     master = ScriptedMaster()
     master.away = 10
-    leases = Leases(session(master), lambda leased: None)
+    leases = Leases(session(master), lambda leased: None, tuple)
     leases.run()
     with pytest.raises(MasterLostError):
         leases.take()
