@@ -103,5 +103,8 @@ def begin(
 
 
 def due(step: int, last: int, every: int | None) -> bool:
-    """Whether ``every`` steps have passed since the last cut for that purpose."""
-    return bool(every) and step - last >= (every or 0)
+    """Whether a multiple of ``every`` steps was passed since the last cut for that purpose.
+
+    Multiples, because a cut comes some steps after it is due: counted from the last one, they would drift apart.
+    """
+    return bool(every) and step // (every or 1) > last // (every or 1)
