@@ -6,6 +6,7 @@ written beside their place and renamed: at every moment the place holds a comple
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -19,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from edl.core.errors import StorageError
 from edl.spec.initializer import initial_rows
 from edl.store.durable import storage_error, sync_directory, sync_file
 from edl.worker.embedding import TableSpec
@@ -125,14 +125,12 @@ def _writing(path: Path) -> Iterator[Path]:
         beside.replace(path)
         _remove(earlier)
         sync_directory(path.parent)
-    except OSError as error:
-        raise storage_error(error, path, "export the model") from error
-    except (tf.errors.OpError, RuntimeError) as error:  # TensorFlow and HDF5 have their own ways to report a full disk
-        if "No space left" not in str(error):
-            raise
-        raise StorageError(
-            f"cannot export the model: {error}", where=str(path), hint="free some space; what was there is still valid"
-        ) from error
+    except (OSError, RuntimeError, tf.errors.OpError) as error:
+        if "No space left" in str(error):  # TensorFlow and HDF5 say it in ways, and at a length, of their own
+            raise storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path, "export the model") from error
+        if isinstance(error, OSError):
+            raise storage_error(error, path, "export the model") from error
+        raise
     finally:
         _remove(beside)
 

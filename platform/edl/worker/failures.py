@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from edl.core.errors import BadInputError, EdlError, RefusedError
+from edl.core.errors import BadInputError, EdlError, RefusedError, StorageError
 from edl.worker.training import NotFiniteError
 
 
@@ -14,9 +14,10 @@ class Failure:
     """The content of ``Fail`` and the exit code that goes with it.
 
     Attributes:
-        kind: ``input``, ``nan``, ``refused`` or ``crash``.
-        message: the first line, for people.
-        detail: the traceback; of the user's own frames first where the user's code raised.
+        kind: ``input``, ``nan``, ``refused``, ``storage`` or ``crash``; all but the last end the job.
+        message: for people: what, where, and what to do about it.
+        detail: a traceback, where it tells people more than the message: the user's own frames where the user's code
+            raised, all frames of an error that nobody foresaw.
         exit_code: of the worker if the master says that it should end.
     """
 
@@ -28,17 +29,14 @@ class Failure:
 
 def describe(error: BaseException) -> Failure:
     """What an error means."""
-    # ModuleError, the error of the user's code, has its own detail; found by attribute: it is not imported for this.
-    detail = getattr(error, "detail", "") or "".join(traceback.format_exception(error))
     if isinstance(error, EdlError):
-        return Failure(_kind(error), str(error), detail, error.exit_code)
+        # ModuleError, the error of the user's code, has a detail; found by attribute: it is not imported for this.
+        return Failure(_kind(error), str(error), getattr(error, "detail", ""), error.exit_code)
+    detail = "".join(traceback.format_exception(error))
     first = (str(error).strip().splitlines() or [""])[0]
     return Failure("crash", f"{type(error).__name__}: {first}", detail, 1)
 
 
 def _kind(error: EdlError) -> str:
-    if isinstance(error, NotFiniteError):
-        return "nan"
-    if isinstance(error, BadInputError):
-        return "input"
-    return "refused" if isinstance(error, RefusedError) else "crash"
+    kinds = {NotFiniteError: "nan", BadInputError: "input", StorageError: "storage", RefusedError: "refused"}
+    return next((kind for of, kind in kinds.items() if isinstance(error, of)), "crash")

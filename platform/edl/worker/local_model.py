@@ -55,7 +55,7 @@ class LocalModel:
             keep_if_not_finite: put statistics back to what they were before a step that is not applied.
         """
         before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
-        with user_code(self.module.zoo, "the model or its loss"):
+        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss):
             loss, finite, gradients = self._gradients(features, labels)
             if bool(finite):
                 self._apply(gradients)
@@ -89,7 +89,7 @@ class LocalModel:
 
     def evaluate(self, features: Any, labels: Any) -> None:
         """Update loss and metrics with a minibatch."""
-        with user_code(self.module.zoo, "the model or its metrics"):
+        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss):
             if not self._metrics.trusted:
                 self._metrics.trust(labels, self._predict(features))
             self._evaluate(features, labels)

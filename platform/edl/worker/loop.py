@@ -86,7 +86,7 @@ class Loop:
     def fail(self, error: BaseException, lease: int = 0) -> int | None:
         """Tell the master; None if this worker should drop the task and go on."""
         failure = failures.describe(error)
-        _LOG.error("%s", failure.detail or failure.message)
+        _LOG.error("%s", failure.message, exc_info=error)
         self._progress.drop(lease)
         fatal = self._session.fail(failure.kind, failure.message, failure.detail, lease)
         return failure.exit_code if fatal or failure.kind == "crash" else None

@@ -191,7 +191,7 @@ class Network:
         Raises:
             ModuleError: model or loss raised.
         """
-        with user_code(self.module.zoo, "the model or its loss"):
+        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss):
             loss, gradients, row_gradients = self._train(slab, self._lent(rows), features, labels)
         found = zip(self.tables, row_gradients, strict=True)
         step = Step(float(loss), _array(gradients), {table.name: _array(gradient) for table, gradient in found})
@@ -206,7 +206,7 @@ class Network:
             BadInputError: a metric's states do not add up, and it cannot merge them.
             ModuleError: model, loss or a metric raised.
         """
-        with user_code(self.module.zoo, "the model or its metrics"):
+        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss):
             if not self._metrics.trusted:
                 self._metrics.trust(labels, self._predict(slab, self._lent(rows), features))
             self._evaluate(slab, self._lent(rows), features, labels)

@@ -154,7 +154,7 @@ class Feeder:
 
     def _call(self, window: Window) -> Any:
         try:
-            with user_code(self._zoo, "feed()"):
+            with user_code(self._zoo, "feed()", of=self._feed):
                 records = tf.convert_to_tensor(window)
                 if self._function is None:
                     self._function = self._trace(records)

@@ -1,26 +1,36 @@
 """The border between EDL and the user's model module: what raises in there is the user's to repair.
 
-The user's own frames come first in the report; those of Keras, TensorFlow and EDL follow for whoever needs them.
+People are shown the user's frames and the error. What the frames of Keras, TensorFlow and EDL could add is in the log,
+through the error's cause.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from edl.core.errors import BadInputError, EdlError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_GRAPH = "Graph execution error:"
+"""What an error starts with that TensorFlow raised in a traced function; the cause comes some lines later."""
+_GRAPH_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
+_OPERATION = re.compile(r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+")
+_GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+
+Frames = list[traceback.FrameSummary]
 
 
 class ModuleError(BadInputError):
     """The user's model module raised, or does what it must not.
 
     Attributes:
-        detail: the traceback for people: the user's frames and the error, then all frames.
+        detail: the traceback for people: the user's frames and the error.
     """
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None, detail: str = "") -> None:
@@ -29,12 +39,13 @@ class ModuleError(BadInputError):
 
 
 @contextmanager
-def user_code(zoo: Path, doing: str) -> Iterator[None]:
+def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) -> Iterator[None]:
     """Translate whatever the user's code raises into a :class:`ModuleError`.
 
     Args:
         zoo: the model zoo: frames of files below it are the user's.
         doing: what was going on, to stand before the error: ``custom_model()``.
+        of: a function of the user's, whose file is named where the error tells no line of the user's.
 
     Raises:
         ModuleError: for every exception but EDL's own and KeyboardInterrupt. SystemExit counts as an error: a model
@@ -45,32 +56,55 @@ def user_code(zoo: Path, doing: str) -> Iterator[None]:
     except EdlError:
         raise
     except (Exception, SystemExit) as error:
-        raise _translated(error, zoo, doing) from error
+        raise _translated(error, zoo, doing, of) from error
 
 
-def _translated(error: BaseException, zoo: Path, doing: str) -> ModuleError:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(zoo)]
-    where = f"{own[-1].filename}:{own[-1].lineno}" if own else None
-    if isinstance(error, SyntaxError) and error.filename:
-        where = f"{error.filename}:{error.lineno}"
-    first = _headline(str(error))
+def _translated(error: BaseException, zoo: Path, doing: str, of: Callable[..., Any] | None) -> ModuleError:
+    text = _COLOUR.sub("", str(error))
+    own = _below(zoo, traceback.extract_tb(error.__traceback__))
+    traced = [] if own else _below(zoo, _graph_frames(text))
     return ModuleError(
-        f"{doing} raised {type(error).__name__}: {first}", where=where, detail=_detail(error, own, frames)
+        f"{doing} raised {type(error).__name__}: {_headline(text)}",
+        where=_where(error, own or traced, of),
+        detail=_detail(error, text, own, traced),
     )
 
 
+def _below(zoo: Path, frames: Frames) -> Frames:
+    return [frame for frame in frames if Path(frame.filename).is_relative_to(zoo)]
+
+
+def _graph_frames(text: str) -> Frames:
+    """Where the operation that failed was made, as far as TensorFlow says it."""
+    found = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH) else ()
+    return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in found]
+
+
+def _where(error: BaseException, own: Frames, of: Callable[..., Any] | None) -> str | None:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    if own:
+        return f"{own[-1].filename}:{own[-1].lineno}"
+    return None if of is None else inspect.getfile(inspect.unwrap(of))
+
+
 def _headline(text: str) -> str:
-    """What went wrong in one line; Keras puts its own line before and colours around."""
-    lines = [line for line in _COLOUR.sub("", text).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
+    """What went wrong in one line; Keras and TensorFlow put lines of their own before it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if text.startswith(_GRAPH):
+        lines = [line for line in lines if not _GRAPH_NOISE.match(line)] or lines
+    elif len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
         del lines[0]
-    return lines[0].strip() if lines else ""
+    return _OPERATION.sub("", lines[0].strip()) if lines else ""
 
 
-def _detail(error: BaseException, own: list[traceback.FrameSummary], frames: traceback.StackSummary) -> str:
+def _detail(error: BaseException, text: str, own: Frames, traced: Frames) -> str:
+    heading = "No line of your code was running when this was raised:\n"
+    if own:
+        heading = "Traceback (most recent call last), your code:\n"
+    elif traced:
+        heading = "Raised by an operation that was made here (most recent call last), your code:\n"
     raised = "".join(traceback.format_exception_only(error))
-    lines = ["Traceback (most recent call last), your code:\n", *traceback.format_list(own or frames), raised]
-    if own and len(own) < len(frames):
-        lines += ["\nAll frames:\n", *traceback.format_list(frames)]
-    return _COLOUR.sub("", "".join(lines))
+    if text.startswith(_GRAPH):  # dozens of lines of TensorFlow's own
+        raised = f"{type(error).__name__}: {_headline(text)}\n"
+    return heading + "".join(traceback.format_list(own or traced)) + _COLOUR.sub("", raised)

@@ -471,14 +471,21 @@ def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, mo
     network, slab, _ = trained(MNIST[0])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
+    told = iter(
+        [
+            tf.errors.ResourceExhaustedError(None, None, "variables.data; No space left on device [Op:SaveV2]"),
+            OSError("Can't write data (file write failed: errno = 28, error message = 'No space left on device')"),
+        ]
+    )
+
     def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+        raise next(told)
 
     for method in ("export", "save"):
         with monkeypatch.context() as patch:
             patch.setattr(keras.Model, method, full)
             patch.setattr(keras.Sequential, method, full, raising=False)
-            with pytest.raises(StorageError, match="No space left"):
+            with pytest.raises(StorageError, match="cannot export the model: No space left on device\n"):
                 export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
     assert (tmp_path / "model.keras").read_bytes() == before[tmp_path / "model.keras"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -1,0 +1,111 @@
+"""What the user's errors look like to the user: their file, their lines, the cause; nothing of EDL."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.errors import EdlError, JobFailedError, StorageError
+from edl.worker import failures
+from edl.worker.user_code import ModuleError, user_code
+
+GRAPH = """Graph execution error:
+
+Detected at node ParseExample defined at (most recent call last):
+{frames}
+Error in user-defined function passed to MapDataset:1 transformation with iterator: Iterator::BatchV2::Map: \
+Key: image.  Can't parse serialized Example.
+\t [[{{{{node ParseExample}}}}]]
+\t [[DatasetToSingleElement]] [Op:__inference__window_31]"""
+CAUSE = "Key: image.  Can't parse serialized Example."
+
+
+class InvalidArgumentError(Exception):
+    pass
+
+
+@pytest.fixture
+def feed(tmp_path: Path) -> Callable[..., Any]:
+    file = tmp_path / "module.py"
+    file.write_text("def feed(error):\n    raise error\n")
+    spec = importlib.util.spec_from_file_location("user_module", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.feed  # type: ignore[no-any-return]
+
+
+def throw(error: Exception) -> None:
+    raise error
+
+
+def raised(zoo: Path, error: Exception, *, of: Callable[..., Any] | None = None, by: Any = throw) -> ModuleError:
+    with pytest.raises(ModuleError) as caught, user_code(zoo, "feed()", of=of):
+        by(error)
+    return caught.value
+
+
+def test_the_users_frames_and_the_error_are_all_there_is(tmp_path: Path, feed: Callable[..., Any]) -> None:
+    error = raised(tmp_path, KeyError("lable"), by=feed)
+    file = tmp_path / "module.py"
+    assert str(error) == f"{file}:2: feed() raised KeyError: 'lable'"
+    assert error.detail == (
+        "Traceback (most recent call last), your code:\n"
+        f'  File "{file}", line 2, in feed\n    raise error\n'
+        "KeyError: 'lable'\n"
+    )
+
+
+def test_an_error_of_a_graph_names_its_cause_and_the_users_file(tmp_path: Path, feed: Callable[..., Any]) -> None:
+    error = raised(tmp_path, InvalidArgumentError(GRAPH.format(frames="<stack traces unavailable>")), of=feed)
+    assert str(error) == f"{tmp_path / 'module.py'}: feed() raised InvalidArgumentError: {CAUSE}"
+    assert error.detail == (f"No line of your code was running when this was raised:\nInvalidArgumentError: {CAUSE}\n")
+
+
+def test_an_error_of_a_graph_names_the_line_where_the_operation_was_made(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    frames = f'  File "/edl/worker/loop.py", line 7, in run\n\n  File "{file}", line 2, in feed\n'
+    error = raised(tmp_path, InvalidArgumentError(GRAPH.format(frames=frames)))
+    assert str(error) == f"{file}:2: feed() raised InvalidArgumentError: {CAUSE}"
+    heading, frame, *_ = error.detail.splitlines()
+    assert heading == "Raised by an operation that was made here (most recent call last), your code:"
+    assert frame == f'  File "{file}", line 2, in feed'
+    assert "loop.py" not in error.detail
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("{{function_node __inference_f_45}} indices[0] = 9 is not in [0, 2)\n [[{{node Gather}}]]", "indices[0] = 9"),
+        ("Exception encountered when calling Dense.call().\n\n\x1b[1mInput 0 is bad\x1b[0m", "Input 0 is bad"),
+        ("Graph execution error:", "Graph execution error:"),
+        ("", ""),
+    ],
+)
+def test_the_headline_is_the_cause(tmp_path: Path, text: str, cause: str) -> None:
+    assert raised(tmp_path, ValueError(text)).message.startswith(f"feed() raised ValueError: {cause}")
+
+
+def test_errors_of_edl_pass(tmp_path: Path) -> None:
+    with pytest.raises(StorageError), user_code(tmp_path, "export"):
+        raise StorageError("full")
+
+
+@pytest.mark.parametrize(("error", "kind"), [(StorageError("full"), "storage"), (JobFailedError("over"), "crash")])
+def test_an_error_that_says_all_has_no_traceback(error: EdlError, kind: str) -> None:
+    told = failures.describe(error)
+    assert (told.kind, told.message, told.detail, told.exit_code) == (kind, error.message, "", 1)
+
+
+def test_an_error_that_nobody_foresaw_has_one() -> None:
+    try:
+        raise ZeroDivisionError("by zero")
+    except ZeroDivisionError as error:
+        told = failures.describe(error)
+    assert (told.kind, told.message) == ("crash", "ZeroDivisionError: by zero")
+    assert "Traceback" in told.detail
