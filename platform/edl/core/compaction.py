@@ -38,6 +38,7 @@ def snapshot(state: State) -> dict[str, Any]:
         "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],
         "marks": [getattr(state, name) for name in _MARKS],
         "fleet": [fleet.next_worker, dict(fleet.born), dict(fleet.workers), sorted(fleet.holding.items())],
+        "dismissed": sorted(fleet.dismissed),
         "revoked": sorted(state.revoked),
         "revocations": [revocation.row() for revocation in state.revocations],
     }
@@ -57,6 +58,7 @@ def restore(state: State, was: Mapping[str, Any]) -> None:
         setattr(state, name, value)
     state.fleet.next_worker, state.fleet.born, state.fleet.workers, holding = was["fleet"]
     state.fleet.holding = dict(holding)
+    state.fleet.dismissed = set(was.get("dismissed", ()))
     state.revoked = set(was["revoked"])
     state.revocations = [Revocation.of(row) for row in was["revocations"]]
     for revocation in state.revocations:

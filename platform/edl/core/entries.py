@@ -166,7 +166,8 @@ def _worker(state: State, entry: Mapping[str, Any]) -> None:
     fleet.next_worker = max(fleet.next_worker, entry["index"] + 1)
     if entry.get("lost"):
         fleet.workers.pop(uid, None)
-        state.counters.workers_lost += 1
+        state.counters.workers_lost += uid not in fleet.dismissed
+        fleet.dismissed.discard(uid)
     elif uid:
         fleet.workers[uid] = entry["index"]
 
@@ -177,6 +178,7 @@ def _phase(state: State, entry: Mapping[str, Any]) -> None:
 
 def _resumed(state: State, entry: Mapping[str, Any]) -> None:
     state.phase, state.reason = "Starting", "resumed"
+    state.fleet.dismissed = set(state.fleet.workers)
 
 
 def _incarnation(state: State, entry: Mapping[str, Any]) -> None:

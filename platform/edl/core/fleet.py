@@ -54,6 +54,7 @@ class Fleet:
     Attributes:
         next_worker: index of the next worker; survives the master.
         workers: index of every worker that ran and whose end is not entered yet, by uid; survives the master.
+        dismissed: of them, those that ended with the run before it was resumed: they are not lost; survives the master.
         holding: uid of the PS that holds the parameters of each index; survives the master.
         asked: (role, index) asked for and not yet seen.
         not_before: when a role may be asked for again.
@@ -65,6 +66,7 @@ class Fleet:
     ps: int
     next_worker: int = 0
     workers: dict[str, int] = field(default_factory=dict)
+    dismissed: set[str] = field(default_factory=set)
     holding: dict[int, str] = field(default_factory=dict)
     born: dict[str, int] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)

@@ -125,7 +125,7 @@ def lost(state: State, pod: Pod, reason: str, now: float) -> None:
         snapshots.call_off(state, f"ps-{pod.index} was lost", now)
     for revocation in state.revocations:
         revocation.lost(pod.uid)
-    check(state, f"ps-{pod.index}: {reason}")
+    check(state, reason)
 
 
 def check(state: State, reason: str) -> None:
@@ -134,13 +134,14 @@ def check(state: State, reason: str) -> None:
     gone = sorted(index for index, uid in holding.items() if not state.fleet.is_live(uid))
     if not gone or state.training is None or state.ended:
         return
+    told = f"{', '.join(f'ps-{index}' for index in gone)}: {reason}"
     if state.round is not None:
-        state.record({"kind": "evaluation_off", "reason": reason})
+        state.record({"kind": "evaluation_off", "reason": told})
     if len(gone) == len(holding):
-        roll_back(state, reason)
+        roll_back(state, told)
         return
     for index in gone:
-        _part_back(state, index, reason)
+        _part_back(state, index, f"ps-{index}: {reason}")
 
 
 def _part_back(state: State, index: int, reason: str) -> None:

@@ -14,6 +14,8 @@ from edl.core.pods import State as PodState
 from edl.core.reclaim import ask, let_go, take_back
 from edl.core.state import State
 
+_GONE = "gone when the master came back"
+
 
 def pod_changed(state: State, what: PodSeen, now: float) -> None:
     """The cluster says something about a pod."""
@@ -62,7 +64,7 @@ def _ended(state: State, pod: Pod, now: float) -> None:
 def _worker_lost(state: State, pod: Pod, reason: str, now: float) -> None:
     state.record({"kind": "worker", "index": pod.index, "uid": pod.uid, "lost": 1})
     crashed = pod.state is PodState.CRASHED
-    take_back(state, pod.uid, f"worker-{pod.index}: {reason}", now, crashed=crashed)
+    take_back(state, pod.uid, reason, now, crashed=crashed)
     let_go(state, pod.uid)
     state.holders.pop(pod.uid, None)
 
@@ -85,15 +87,22 @@ def synced(state: State, now: float) -> None:
     for uid, index in list(state.fleet.workers.items()):
         if not state.fleet.is_live(uid):
             _gone(state, uid, index, now)
-    parameters.check(state, "it was gone when the master came back")
+    parameters.check(state, _GONE)
 
 
 def _gone(state: State, uid: str, index: int, now: float) -> None:
-    """A worker ended while no master was there; the cluster may still know how."""
+    """A worker ended while no master was there; the cluster may still know how.
+
+    One that ended with its run, before that was resumed, was told to go: people need not hear of it.
+    """
     pod = state.fleet.pods.get(uid)
     if pod is None:
-        pod = Pod(uid, Role.WORKER, index, PodState.DELETED, reason="gone when the master came back")
-    _ended(state, pod, now)
+        # Events name it by its index, which is looked up here.
+        pod = state.fleet.pods[uid] = Pod(uid, Role.WORKER, index, PodState.DELETED, reason=_GONE)
+    if uid in state.fleet.dismissed:
+        _worker_lost(state, pod, "its run was ended", now)
+    else:
+        _ended(state, pod, now)
 
 
 # ------------------------------------------------------------------------------------------------ what workers say

@@ -20,8 +20,10 @@ from edl.core.events import (
     Revoked,
     RevokeLeases,
     Steps,
+    StopWanted,
     WorkerLeft,
 )
+from edl.core.job import JobState
 
 
 def test_a_lease_of_a_worker_that_ended_meanwhile_waits_for_the_parameter_servers() -> None:
@@ -57,6 +59,39 @@ def test_a_worker_is_lost_once(restarts: int) -> None:
         masters.see(killed(Role.WORKER, 0), alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced())
     assert masters.state.counters.workers_lost == 1
     assert [tell.fields["uid"] for tell in masters.told if tell.event == "role_ended"] == ["worker-0"]
+
+
+def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> None:
+    masters = Masters()
+    lease = masters.train()
+    masters.see(StopWanted("Ctrl-C"), killed(Role.WORKER, 0), killed(Role.WORKER, 1), killed(Role.PS, 0))
+    masters.journal.append({"kind": "resumed"})
+    masters.restart()
+    masters.see(PodsSynced())
+    assert masters.state.counters.workers_lost == 0
+    assert masters.state.find(lease) is None, "its records are there to be leased again"
+    masters.see(alive(Role.WORKER, 2), killed(Role.WORKER, 2))
+    assert masters.state.counters.workers_lost == 1
+
+
+def test_who_was_dismissed_survives_a_compaction() -> None:
+    masters = Masters()
+    masters.train()
+    masters.state.apply({"kind": "resumed"})
+    again = JobState(masters.settings)
+    again.replay(masters.state.snapshot(), [])
+    assert again.fleet.dismissed == {"worker-0", "worker-1"}
+
+
+def test_who_was_gone_when_the_master_came_back_is_named() -> None:
+    masters = Masters()
+    masters.train()
+    masters.restart()
+    masters.see(PodsSynced())
+    (back,) = [tell for tell in masters.told if tell.event == "rolled_back"]
+    assert back.fields["reason"] == "ps-0: gone when the master came back"
+    revoked = [tell for tell in masters.told if tell.event == "lease_revoked"]
+    assert [masters.state.fleet.pods[tell.fields["worker"]].index for tell in revoked] == [0]
 
 
 def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
