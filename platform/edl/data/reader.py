@@ -53,6 +53,8 @@ class CorruptRange:
         chunk: number of the chunk within the file, from 0; None in formats without chunks.
         offset: byte offset of the chunk, or of the record in formats without chunks, within the file.
         reason: what is wrong, in one clause.
+        whole: ``[start, end)`` of all records that are damaged with these, whether or not they were asked for: those
+            of the chunk. None means that there are no others.
     """
 
     source: str
@@ -61,24 +63,37 @@ class CorruptRange:
     chunk: int | None
     offset: int
     reason: str
+    whole: tuple[int, int] | None = None
 
     @property
     def records(self) -> int:
         """How many records are lost with this range."""
         return self.end - self.start
 
+    @property
+    def damaged(self) -> range:
+        """All records that cannot be read for this reason."""
+        return range(*(self.whole or (self.start, self.end)))
+
 
 class CorruptRecordError(BadInputError):
-    """A record cannot be read and the caller did not ask to skip. ``corrupt`` says which."""
+    """A record cannot be read and the caller did not ask to skip. ``corrupt`` says which.
 
-    def __init__(self, corrupt: CorruptRange) -> None:
-        which = f"record {corrupt.start}" if corrupt.records == 1 else f"records {corrupt.start} to {corrupt.end - 1}"
+    Args:
+        corrupt: the range that cannot be read.
+        others: corrupt records outside of its chunk that are known of.
+    """
+
+    def __init__(self, corrupt: CorruptRange, *, others: int = 0) -> None:
+        damaged = corrupt.damaged
+        which = f"record {damaged[0]}" if len(damaged) == 1 else f"records {damaged[0]} to {damaged[-1]}"
         place = "byte" if corrupt.chunk is None else f"chunk {corrupt.chunk} at byte"
+        found = ", as far as was read" if others else ""
         super().__init__(
             f"{which} cannot be read: {corrupt.reason}",
             where=f"{corrupt.source}, {place} {corrupt.offset}",
             hint="restore the file, or allow data.max_corrupt_records of at least "
-            f"{corrupt.records} to skip and count them",
+            f"{others + len(damaged)}{found} to skip and count them",
         )
         self.corrupt = corrupt
 

@@ -63,4 +63,5 @@ class CorruptRecords:
                 self._limit,
             )
         if len(self._seen) > self._limit:
-            raise CorruptRecordError(corrupt)
+            chunk = {(corrupt.source, index) for index in corrupt.damaged}
+            raise CorruptRecordError(corrupt, others=len(self._seen - chunk))

@@ -134,6 +134,15 @@ def test_a_truncated_payload_is_counted_and_reading_it_is_an_error(tmp_path: Pat
     assert f"{file.path}, chunk 2 at byte 76: records 4 to 8" in str(caught.value)
 
 
+def test_the_whole_chunk_is_damaged_whichever_part_of_it_is_read(tmp_path: Path) -> None:
+    file = file_of(tmp_path, TWO_CHUNKS + PLAIN[:-10])
+    with pytest.raises(CorruptRecordError) as caught:
+        file.read(5, 7)
+    assert (caught.value.corrupt.start, caught.value.corrupt.end) == (5, 7)
+    assert "records 4 to 8 cannot be read" in str(caught.value)
+    assert "at least 5 to skip" in str(caught.value)
+
+
 def test_a_wrong_checksum_is_an_error_or_a_counted_skip(tmp_path: Path) -> None:
     damaged = bytearray(PLAIN + TWO_CHUNKS + PLAIN)
     damaged[len(PLAIN) + 30] ^= 1  # in the payload of the second chunk, records 5 to 7

@@ -60,7 +60,8 @@ class RecordFile:
         return found
 
     def _report(self, number: int, begin: int, finish: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
-        corrupt = CorruptRange(str(self.path), begin, finish, number, self.index.offsets[number], reason)
+        whole = (self.index.firsts[number], self.index.firsts[number + 1])
+        corrupt = CorruptRange(str(self.path), begin, finish, number, self.index.offsets[number], reason, whole)
         if on_corrupt is None:
             raise CorruptRecordError(corrupt)
         on_corrupt(corrupt)
