@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Annotated
 
@@ -58,13 +59,10 @@ def weights_of(folder: Path, source: str | None) -> Path:
         source: a run's id or a file; None means the newest run that trained something.
 
     Raises:
-        BadInputError: no such run or file, or the run has nothing to predict with.
+        BadInputError: no such run or file, the file is not what its name says, or the run has nothing to predict with.
     """
     if source is not None and source.endswith(".keras"):
-        file = Path(source).absolute()
-        if not file.is_file():
-            raise BadInputError("no such file", where=source)
-        return file
+        return _keras_file(source)
     candidates = training_runs(folder) if source is None else [resolve(folder, source)]
     for run in reversed(candidates):
         found = _newest_checkpoint(run) or _exported(run)
@@ -72,6 +70,16 @@ def weights_of(folder: Path, source: str | None) -> Path:
             return found
     where = f"run {source}" if source else f"the runs of this job, {folder},"
     raise BadInputError(f"{where} left neither a checkpoint nor an export", hint="Train with edl run, or give --from.")
+
+
+def _keras_file(source: str) -> Path:
+    """The file, which is a zip archive; Keras, in a worker, finds out about the rest."""
+    file = Path(source).absolute()
+    if not file.is_file():
+        raise BadInputError("no such file", where=source)
+    if not zipfile.is_zipfile(file):
+        raise BadInputError("is not a .keras file, or not a complete one", where=source, hint="Export the model again.")
+    return file
 
 
 def _newest_checkpoint(run: RunDir) -> Path | None:

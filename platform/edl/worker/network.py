@@ -162,7 +162,7 @@ class Network:
         try:
             self.model.load_weights(path)
             return self._variables.values()
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # Keras, HDF5 and zipfile raise what they like, and it is always the file
             raise BadInputError(f"the weights cannot be loaded into the model: {error}", where=str(path)) from error
         finally:
             self._variables.assign(self._initial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ def export(run: RunDir) -> Path:
     return run.export / "model.keras"
 
 
+def keras_file(path: Path) -> Path:
+    """A file that Keras might have written, as far as can be seen without Keras."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", "{}")
+    return path
+
+
 def test_the_newest_committed_checkpoint_of_the_newest_run_that_has_one(tmp_path: Path) -> None:
     old, new, empty = create(tmp_path), create(tmp_path), create(tmp_path)
     export(new)
@@ -51,13 +59,23 @@ def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInputError, match="no such file"):
         weights_of(tmp_path, "model.keras")
-    Path("model.keras").touch()
+    keras_file(tmp_path / "model.keras")
     assert weights_of(tmp_path, "model.keras") == tmp_path / "model.keras"
 
 
+def test_a_file_that_is_no_model_is_found_before_a_process_starts(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = keras_file(stage.folder / "model.keras").read_bytes()
+    for content in (b"", b"junk", whole[:-30]):
+        (stage.folder / "junk.keras").write_bytes(content)
+        assert stage.edl("predict", "job.yaml", "--from", "junk.keras", "--output", "out") == 2
+        assert "junk.keras: is not a .keras file" in capsys.readouterr().err
+        assert not stage.run_dir().exists()
+
+
 def test_the_master_is_told_weights_and_output(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = stage.folder / "model.keras"
-    weights.touch()
+    weights = keras_file(stage.folder / "model.keras")
     assert stage.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", "--workers", "3") == 0
     told = json.loads((stage.run_dir() / "predict.json").read_text())
     assert told == {"from": str(weights), "output": str(stage.folder / "out")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
@@ -491,6 +492,18 @@ def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, mo
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
     np.testing.assert_allclose(network.load(tmp_path / "model.keras"), slab * 2)
+
+
+def test_a_file_that_is_no_model_is_bad_input(trained: Any, tmp_path: Path) -> None:
+    network, *_ = trained(MNIST[0])
+    empty, junk, gone = tmp_path / "empty.keras", tmp_path / "junk.keras", tmp_path / "gone.keras"
+    with zipfile.ZipFile(empty, "w") as archive:
+        archive.writestr("metadata.json", "{}")
+    junk.write_bytes(b"junk")
+    for file in (empty, junk, gone):
+        with pytest.raises(BadInputError, match="cannot be loaded into the model") as caught:
+            network.load(file)
+        assert caught.value.where == str(file)
 
 
 def test_training_goes_on_after_an_export(trained: Any) -> None:
