@@ -196,6 +196,7 @@ APPLY: Mapping[str, Callable[[State, Mapping[str, Any]], None]] = {
     "cut_taken": _cut,
     "cut_off": _cut,
     "saved": _saved,
+    "checkpoint_back": _saved,
     "evaluation": _evaluation,
     "evaluated": _evaluated,
     "evaluation_off": _evaluation_off,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.core.cluster import PodSeen, Role
+from edl.core.cuts import Checkpoint
 from edl.core.tasks import Work
 
 # ------------------------------------------------------------------------------------------------ events
@@ -91,6 +92,23 @@ class PsRefused:
     kind: str
     message: str
     cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRefused:
+    """A PS cannot read the checkpoint that it was told to load.
+
+    Attributes:
+        cut: of the checkpoint.
+        older: the newest one before it of which every byte is intact; None when there is none.
+        skipped: those in between, or all, and why they cannot be used; for people.
+    """
+
+    uid: str
+    cut: int
+    message: str
+    older: Checkpoint | None = None
+    skipped: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +228,7 @@ Event = (
     | PsAttached
     | PsSilent
     | PsRefused
+    | CheckpointRefused
     | ModelDeclared
     | LeaseWanted
     | Progressed

@@ -85,6 +85,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.PsAttached: parameters.attached,
     events.PsSilent: parameters.silent,
     events.PsRefused: parameters.refused,
+    events.CheckpointRefused: parameters.unreadable,
     events.DatasetDescribed: _dataset,
     events.ModelDeclared: lambda state, event, now: parameters.declared(state, event.worker, now),
     events.LeaseWanted: grants.wanted,

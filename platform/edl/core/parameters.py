@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from edl.core import snapshots
 from edl.core.cluster import Role
-from edl.core.events import AttachPs, DeletePod, PsAttached, PsRefused, PsSilent, RevokeLeases
+from edl.core.cuts import Checkpoint
+from edl.core.events import AttachPs, CheckpointRefused, DeletePod, PsAttached, PsRefused, PsSilent, RevokeLeases
 from edl.core.fleet import Pod
 from edl.core.kinds import TRAINING
 from edl.core.state import State
@@ -115,6 +116,39 @@ def refused(state: State, event: PsRefused, now: float) -> None:
         snapshots.call_off(state, event.message, now)
 
 
+# ------------------------------------------------------------------------------------ a checkpoint that is damaged
+
+
+def unreadable(state: State, event: CheckpointRefused, now: float) -> None:
+    """A PS cannot read the checkpoint that it was told to load: the newest older one that is intact stands in."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is None or not pod.live or state.ended or state.checkpoint is None:
+        return
+    if state.checkpoint.cut == event.cut:  # else another PS said so before
+        if event.older is None:
+            state.end("Failed", f"{event.message}; {event.skipped}", kind="storage")
+            return
+        _stands_in(state, state.checkpoint, event.older, event.message)
+    pod.loading = False
+    _load(state, pod, state.checkpoint.cut, now)
+
+
+def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) -> None:
+    """All that went back to the newest checkpoint goes back to an older one."""
+    reason = f"checkpoint {newest.cut} cannot be used"
+    entry = {"kind": "checkpoint_back", "cut": older.cut, "step": older.step, "version": older.version}
+    state.record({**entry, "ledger": dict(older.ledger), "reason": why})
+    state.tell("warning", message=f"{reason}, checkpoint {older.cut} stands in: {why}")
+    fleet = state.fleet
+    if not any(fleet.is_live(uid) for uid in fleet.holding.values()):
+        roll_back(state, reason)
+        return
+    for index in sorted(set(range(fleet.ps)) - fleet.holding.keys()):
+        _part_back(state, index, max(0, newest.step - older.step), reason)
+    for pod in fleet.live(Role.PS):
+        pod.stale = pod.loading and fleet.holding.get(pod.index) != pod.uid
+
+
 # ------------------------------------------------------------------------------------------------ what is lost
 
 
@@ -140,14 +174,14 @@ def check(state: State, reason: str) -> None:
     if len(gone) == len(holding):
         roll_back(state, told)
         return
+    updates = state.step - (state.checkpoint.step if state.checkpoint else 0)
     for index in gone:
-        _part_back(state, index, f"ps-{index}: {reason}")
+        _part_back(state, index, max(0, updates), f"ps-{index}: {reason}")
 
 
-def _part_back(state: State, index: int, reason: str) -> None:
+def _part_back(state: State, index: int, updates: int, reason: str) -> None:
     """Others survive: the slots of this PS go back to the newest checkpoint, the ledger stays."""
-    cut, step = (state.checkpoint.cut, state.checkpoint.step) if state.checkpoint else (0, 0)
-    updates = max(0, state.step - step)
+    cut = state.checkpoint.cut if state.checkpoint else 0
     entry = {"kind": "rolled_back", "cut": cut, "records": 0, "ledger": None, "updates": updates, "ps": index}
     state.record({**entry, "reason": reason})
     state.tell("rolled_back", records=0, updates=updates, to_cut=cut, reason=reason)

@@ -1,4 +1,4 @@
-"""Checkpoints, the master's half: waiting for the shards, writing the manifest, removing old ones."""
+"""Checkpoints, the master's half: shards, manifest, removal of old ones, and what stands in for a damaged one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from edl.core.cuts import Checkpoint
 from edl.core.errors import EdlError, RetryableError, StorageError
-from edl.core.events import CheckpointSaved, SaveCheckpoint
+from edl.core.events import CheckpointRefused, CheckpointSaved, SaveCheckpoint
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, Retry
 from edl.rpc.methods import PsControl
 from edl.store.commits import commit, prune
-from edl.store.manifest import Manifest, ShardInfo, cut_directory
+from edl.store.manifest import Manifest, ShardInfo, Skipped, cut_directory
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,27 @@ class Checkpoints:
         if reply.error:
             raise StorageError(reply.error, where=channel.address)
         return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
+
+    def refused(self, uid: str, cut: int, message: str) -> CheckpointRefused:
+        """A PS cannot load a cut: the newest older one that can be used, which takes reading every byte of it.
+
+        Args:
+            uid: of the PS.
+            cut: the cut that it cannot load.
+            message: what it says.
+        """
+        from edl.store import checkpoint  # with NumPy, which a starting master does not wait for
+
+        skipped: list[Skipped] = []
+        try:
+            found = checkpoint.newest(self.directory, skipped.append, below=cut)
+        except StorageError as error:
+            return CheckpointRefused(uid, cut, message, skipped=str(error))
+        told = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
+        if found is None:
+            return CheckpointRefused(uid, cut, message, skipped=told or f"there is no older one in {self.directory}")
+        older = Checkpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
+        return CheckpointRefused(uid, cut, message, older, told)
 
     def _prune(self, newest: int) -> None:
         """What is in use stays until the core has taken note of the newest."""

@@ -121,6 +121,8 @@ class ParameterServers:
         kind, what = kind_of(error), f"ps-{link.index} refuses {question.method.name}: {error}"
         if kind == "incarnation":
             self._failed(error)
+        elif question.restore and kind == "storage":
+            self._handle(self._checkpoints.refused(link.uid, question.restore, what))
         elif question.needed or question.cut:
             self._handle(PsRefused(link.uid, kind, what, question.cut))
         else:

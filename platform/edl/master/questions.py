@@ -44,6 +44,7 @@ class Question:
         deadline: seconds for one try.
         needed: the job cannot go on when the PS refuses.
         cut: the cut that is off when the PS refuses; 0 when none is.
+        restore: the cut that the PS is to load; 0 when none is.
     """
 
     method: Method[Any, Any]
@@ -52,6 +53,7 @@ class Question:
     deadline: float = DEADLINE
     needed: bool = False
     cut: int = 0
+    restore: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Asker:
             return PsAttached(command.uid, reply.initialized, reply.version, tuple(reply.pins))
 
         deadline = DEADLINE if restore is None else RESTORE_DEADLINE
-        return Question(PsControl.Attach, request, event, deadline, needed=True)
+        return Question(PsControl.Attach, request, event, deadline, needed=True, restore=restore or 0)
 
     def _revoke(self, command: RevokeLeases) -> Question:
         request = pb.RevokeRequest(incarnation=self.incarnation, leases=command.leases, floor=command.floor)

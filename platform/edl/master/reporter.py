@@ -148,7 +148,11 @@ class Reporter:
         if checkpoint is None:
             return {}
         directory = cut_directory(self._run.checkpoints, checkpoint.cut)
-        return {name: count for ps, count in updates.items() for name in variables_in(directory, int(ps))}
+        try:
+            return {name: count for ps, count in updates.items() for name in variables_in(directory, int(ps))}
+        except StorageError as error:
+            log.error("which variables went back is not known: %s", error)
+            return {}
 
 
 def records_total(state: JobState) -> int:

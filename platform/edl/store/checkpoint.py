@@ -59,17 +59,20 @@ def write_shard(
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 
-def newest(checkpoints_dir: Path, on_skip: Callable[[Skipped], None] | None = None) -> Manifest | None:
+def newest(
+    checkpoints_dir: Path, on_skip: Callable[[Skipped], None] | None = None, *, below: int | None = None
+) -> Manifest | None:
     """The newest cut of which every byte is intact; None when there is none.
 
     Args:
         checkpoints_dir: the run's ``checkpoints``.
         on_skip: told each newer cut that cannot be used, with the reason.
+        below: only cuts with a lower number are looked at.
 
     Raises:
         StorageError: the folder cannot be read, or a newer EDL wrote the cut.
     """
-    for cut in reversed(cuts_in(checkpoints_dir)):
+    for cut in reversed([cut for cut in cuts_in(checkpoints_dir) if below is None or cut < below]):
         directory = cut_directory(checkpoints_dir, cut)
         found = load_manifest(directory)
         reason = found.reason if isinstance(found, Skipped) else verify(directory, found)

@@ -1,0 +1,85 @@
+"""A parameter server cannot read the checkpoint that it is to load: an older one stands in, or the job ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.masters import Masters, alive, killed
+
+from edl.core.cluster import Role
+from edl.core.cuts import Checkpoint
+from edl.core.events import AttachPs, CheckpointRefused, Progressed, PsAttached, PsRegistered, Steps
+
+BAD = "ps-0.safetensors is damaged"
+
+
+def trained(ps: int = 1) -> tuple[Masters, Checkpoint]:
+    """A job whose newest checkpoint, 9, was taken after 5 steps, and the one before it, of no step at all."""
+    masters = Masters(ps=ps)
+    lease = masters.train()
+    older = masters.state.checkpoint
+    assert older is not None
+    masters.see(Progressed("worker-0", 1, (Steps(lease, 5),)))
+    training = masters.state.training
+    assert training is not None
+    saved = {"kind": "saved", "cut": 9, "step": 5, "version": 5, "ledger": training.position({lease: 5})}
+    masters.state.apply(saved)
+    masters.journal.append(saved)
+    return masters, older
+
+
+def restores(commands: list[Any]) -> list[tuple[str, int]]:
+    return [(x.uid, x.restore) for x in commands if isinstance(x, AttachPs) and x.restore is not None]
+
+
+def test_an_older_checkpoint_stands_in_with_its_ledger() -> None:
+    masters, older = trained()
+    masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "new"), PsRegistered("new"))
+    assert restores(masters.see(PsAttached("new", False, 0))) == [("new", 9)]
+    assert masters.state.step == 5
+    assert restores(masters.see(CheckpointRefused("new", 9, BAD, older))) == [("new", 1)]
+    assert (masters.state.step, masters.state.checkpoint) == (0, older)
+    assert [entry["records"] for entry in masters.entries("rolled_back")] == [0, 40]
+    assert [entry["reason"] for entry in masters.entries("checkpoint_back")] == [BAD]
+    assert BAD in next(tell.fields["message"] for tell in masters.told if tell.event == "warning")
+    masters.see(PsAttached("new", True, 0))
+    assert masters.state.fleet.ps_ready()
+    masters.restart()
+    assert (masters.state.step, masters.state.checkpoint) == (0, older)
+
+
+def test_what_another_parameter_server_found_out_before_is_not_done_again() -> None:
+    masters, older = trained(ps=2)
+    masters.see(killed(Role.PS, 0), killed(Role.PS, 1), alive(Role.PS, 0, "a"), alive(Role.PS, 1, "b"))
+    masters.see(PsRegistered("a"), PsRegistered("b"), PsAttached("a", False, 0), PsAttached("b", False, 0))
+    assert restores(masters.see(CheckpointRefused("a", 9, BAD, older))) == [("a", 1)]
+    assert restores(masters.see(CheckpointRefused("b", 9, BAD, older))) == [("b", 1)]
+    assert len(masters.entries("checkpoint_back")) == 1
+    masters.see(PsAttached("a", True, 0), PsAttached("b", True, 0))
+    assert masters.state.fleet.ps_ready()
+
+
+def test_one_that_could_read_the_damaged_checkpoint_loads_the_older_one_too() -> None:
+    masters, older = trained(ps=2)
+    masters.see(killed(Role.PS, 0), killed(Role.PS, 1), alive(Role.PS, 0, "a"), alive(Role.PS, 1, "b"))
+    masters.see(PsRegistered("a"), PsRegistered("b"), PsAttached("a", False, 0), PsAttached("b", False, 0))
+    masters.see(CheckpointRefused("a", 9, BAD, older))
+    assert restores(masters.see(PsAttached("b", True, 5))) == [("b", 1)]
+
+
+def test_beside_a_parameter_server_that_survived_only_the_lost_parameters_go_further_back() -> None:
+    masters, older = trained(ps=2)
+    masters.see(killed(Role.PS, 1), alive(Role.PS, 1, "b"), PsRegistered("b"), PsAttached("b", False, 0))
+    assert restores(masters.see(CheckpointRefused("b", 9, BAD, older))) == [("b", 1)]
+    assert masters.state.step == 5
+    assert [(entry["ps"], entry["updates"]) for entry in masters.entries("rolled_back")] == [(1, 0), (1, 5)]
+    masters.see(PsAttached("b", True, 0))
+    assert masters.state.fleet.ps_ready()
+
+
+def test_without_an_older_one_the_job_ends_and_names_what_was_looked_at() -> None:
+    masters, _ = trained()
+    masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "new"), PsRegistered("new"), PsAttached("new", False, 0))
+    masters.see(CheckpointRefused("new", 9, BAD, None, "checkpoint 1 cannot be used either: it has no manifest"))
+    assert masters.state.phase == "Failed"
+    assert masters.state.reason == f"{BAD}; checkpoint 1 cannot be used either: it has no manifest"
