@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.progress import Progress
-from edl.cli.wording import clock, duration, measurements, role, sentence
+from edl.cli.wording import clock, measurements, role, sentence
+from edl.spec.closing import duration
 from edl.spec.event import RoleEnded
 
 FRAME_LINES = 8

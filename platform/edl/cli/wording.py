@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from edl.spec.closing import duration, measure, measures
 from edl.spec.event import (
     CheckpointSaved,
     EvaluationEnded,
@@ -92,26 +92,12 @@ def headline(status: Status) -> str:
 def measurements(status: Status) -> list[str]:
     """Loss, metrics, pace and time left, as far as known."""
     parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
-    parts += [f"{name} {_measure(value)}" for name, value in status.metrics.items() if name != "loss"]
+    parts += [f"{name} {measure(value)}" for name, value in status.metrics.items() if name != "loss"]
     if status.samples_per_second and status.phase in _AT_WORK:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
     if status.seconds_left is not None and status.phase in _AT_WORK:
         parts.append(f"{duration(status.seconds_left)} left")
     return parts
-
-
-def measures(values: Mapping[str, float | None]) -> str:
-    """Metrics by name."""
-    return ", ".join(f"{name} {_measure(value)}" for name, value in values.items())
-
-
-def duration(seconds: float) -> str:
-    """A time that people can read: ``8 s``, ``3:05``, ``1:02:03``."""
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def clock(moment: float) -> str:
@@ -127,10 +113,6 @@ def role(name: str, index: int) -> str:
 def workers(count: int) -> str:
     """So many workers."""
     return "1 worker" if count == 1 else f"{count} workers"
-
-
-def _measure(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4g}"
 
 
 def _pid(pid: int | None) -> str:

@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edl.core.errors import EdlError
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.status import Status
@@ -47,6 +46,7 @@ def main(environment: Mapping[str, str]) -> int:
 
 def _finish(spec: JobSpec, run: RunDir, report: LocalReport) -> int:
     """Run, and tell how it ended."""
+    report.started()
     try:
         training = _training(spec, run, report)
         training.resume()
@@ -56,18 +56,11 @@ def _finish(spec: JobSpec, run: RunDir, report: LocalReport) -> int:
         return INTERRUPTED
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
         failure = failures.describe(error)
-        shown = failure.detail if failure.kind == "crash" or not isinstance(error, EdlError) else _detail(error)
-        print(f"{shown}{failure.message}", file=sys.stderr, flush=True)
+        print(f"{failure.detail}{failure.message}", file=sys.stderr, flush=True)
         report.ended("Failed", failure.message, failure.exit_code)
         return failure.exit_code
-    report.ended("Done", "all records are done", 0, export=exported, records_skipped=training.skipped)
+    report.ended("Done", training.why_over, 0, export=exported, records_skipped=training.skipped)
     return 0
-
-
-def _detail(error: EdlError) -> str:
-    """The user's own traceback, where the user's code raised."""
-    detail: str = getattr(error, "detail", "")
-    return f"{detail.rstrip()}\n" if detail else ""
 
 
 def _training(spec: JobSpec, run: RunDir, report: LocalReport) -> LocalTraining:

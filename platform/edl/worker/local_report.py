@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from edl.spec.event import Event, JobEnded
+from edl.spec import closing
+from edl.spec.event import Event, JobEnded, RoleEnded, RoleStarted
 from edl.spec.status import Status, Summary
 from edl.store.rundir import RunDir, append_line, write_json
 
@@ -34,6 +35,10 @@ class LocalReport:
         self._shown = 0.0
         self._written = 0.0
         self._first: tuple[float, int] | None = None
+
+    def started(self) -> None:
+        """This process, the only one, is the run's worker."""
+        self.event(RoleStarted(time.time(), "worker", 0, os.getpid()))
 
     def event(self, event: Event) -> None:
         """Something happened."""
@@ -73,36 +78,37 @@ class LocalReport:
             self._print(json.dumps({"event": "status", **status.to_json()}))
             return
         loss = "" if status.loss is None else f"  loss {status.loss:.4g}"
+        epoch = f"epoch {status.epoch} of {status.epochs}, " if status.epoch else ""
         self._print(
-            f"{status.phase}: {status.records_done:,} of {status.records_total:,} records, epoch {status.epoch} of "
-            f"{status.epochs}, step {status.step:,}{loss}  {status.samples_per_second:,.0f} records/s"
+            f"{status.phase}: {status.records_done:,} of {status.records_total:,} records, {epoch}"
+            f"step {status.step:,}{loss}  {status.samples_per_second:,.0f} records/s"
         )
 
     def ended(self, phase: str, reason: str, exit_code: int, **fields: Any) -> None:
         """The end; the summary comes last."""
-        status = self.status
-        seconds = time.time() - self._began
-        summary = Summary(
-            records_total=status.records_total,
-            records_done=status.records_done,
-            samples_per_second=status.samples_per_second,
-            seconds=seconds,
-            metrics=status.metrics,
-            logs=None,
-            **fields,
-        )
+        summary = self._summary(**fields)
         self.changed(phase=phase, reason=reason, now=True)
+        why = "Error" if exit_code else "Completed"
+        self.event(RoleEnded(time.time(), "worker", 0, os.getpid(), why, exit_code))
         self.event(JobEnded(time.time(), phase, reason, summary))
         if self._as_json:
             end = {"phase": phase, "reason": reason, "exit_code": exit_code}
-            head = {"event": "summary", "job": status.job, "run": status.run}
+            head = {"event": "summary", "job": self.status.job, "run": self.status.run}
             self._print(json.dumps({**head, **end, **summary.to_json()}))
         else:
-            self._print("\n".join([f"{phase}: {reason}", *_lines(summary.to_json())]))
+            self._print("\n".join(closing.block(closing.heading(phase, summary), closing.rows(summary))))
+
+    def _summary(self, **fields: Any) -> Summary:
+        status, logs = self.status, self._run.logs
+        return Summary(
+            records_total=status.records_total,
+            records_done=status.records_done,
+            samples_per_second=status.samples_per_second,
+            seconds=time.time() - self._began,
+            metrics=status.metrics,
+            logs=str(logs) if logs.is_dir() else None,
+            **fields,
+        )
 
     def _print(self, text: str) -> None:
         print(text, file=sys.stdout, flush=True)
-
-
-def _lines(summary: Mapping[str, Any]) -> list[str]:
-    return [f"  {name}: {value}" for name, value in summary.items() if value not in (None, {}, 0)]

@@ -91,12 +91,23 @@ class LocalTraining:
         self._not_finite = 0
         self._saved = 0
         self._evaluated = -1
+        self._all = 0
+        self._stopped = False
         self._windows: dict[int, tuple[int, int]] = {}
 
     @property
     def skipped(self) -> int:
         """Corrupt records that were left out."""
         return self._skipped
+
+    @property
+    def why_over(self) -> str:
+        """Why training ended, in the words of a distributed job."""
+        if self._stopped:
+            return "a callback stopped training"
+        if self._done < self._all:
+            return f"{self._step} steps are done, as many as max_steps asks for"
+        return "every record is done"
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -113,7 +124,9 @@ class LocalTraining:
         """Everything to the end; returns the export's directory."""
         sources = [shards.Source(s.name, s.records) for s in self._readers("training").sources()]
         epochs = self._spec.train.epochs
-        total = epochs * sum(source.records for source in sources)
+        total = self._all = epochs * sum(source.records for source in sources)
+        if (limit := self._spec.train.max_steps) is not None:
+            total = min(total, limit * self._spec.train.minibatch_size)
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
         self._train(sources)
         self._watcher.end()
@@ -135,7 +148,7 @@ class LocalTraining:
             if train.evaluation_steps and self._step % train.evaluation_steps == 0:
                 self._evaluate(final=False)
             if getattr(self._model.model, "stop_training", False):
-                self._report.event(Warned(time.time(), "a callback stopped training"))
+                self._stopped = True
                 break
 
     def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, Any]]:

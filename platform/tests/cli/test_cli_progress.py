@@ -10,7 +10,8 @@ from edl.cli import jsonlines, lines
 from edl.cli.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
 from edl.cli.plan import steps_of
 from edl.cli.progress import RECENT_EVENTS, Progress
-from edl.cli.wording import duration, headline, sentence
+from edl.cli.wording import headline, sentence
+from edl.spec.closing import duration
 from edl.spec.event import (
     CheckpointSaved,
     Event,

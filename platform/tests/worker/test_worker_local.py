@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ def feed(dataset, mode, metadata):
 class Local:
     def __init__(self, folder: Path, model: str = MODEL, bad_rows: tuple[int, ...] = ()) -> None:
         self.folder = folder
-        (folder / "zoo").mkdir()
+        (folder / "zoo").mkdir(exist_ok=True)
         (folder / "zoo" / "small.py").write_text(model)
         x = np.random.default_rng(0).normal(size=(50, 2))
         lines = [f"{a:.4f},{b:.4f},{a - b:.4f}" for a, b in x]
@@ -59,7 +61,7 @@ class Local:
         (folder / "data.csv").write_text("\n".join(lines) + "\n")
 
     def run(
-        self, run: RunDir | None = None, *, export: dict[str, Any] | None = None, **train: Any
+        self, run: RunDir | None = None, *, export: dict[str, Any] | None = None, plain: bool = False, **train: Any
     ) -> tuple[RunDir, int]:
         from edl.worker.local import main
 
@@ -78,7 +80,7 @@ class Local:
         path = self.folder / "job.json"
         path.write_text(json.dumps(spec))
         run.spec.write_text(json.dumps(dump(load(path))))
-        return run, main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "1"})
+        return run, main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "0" if plain else "1"})
 
 
 @pytest.fixture
@@ -115,6 +117,41 @@ def test_a_run_trains_evaluates_keeps_checkpoints_and_exports(
     assert [e.step for e in events(run) if e.kind == "checkpoint_saved"] == [7, 14, 21, 26]
     assert json.loads(run.status.read_text())["phase"] == "Done"
     assert Path(summary["export"], "model.keras").exists()
+
+
+def test_the_process_is_the_runs_only_worker(local: Callable[..., Local]) -> None:
+    run, _ = local().run(max_steps=2)
+    first, *_, ended, last = events(run)
+    assert (first.kind, first.role, first.index, first.pid) == ("role_started", "worker", 0, os.getpid())
+    assert (ended.kind, ended.role, ended.pid, ended.reason) == ("role_ended", "worker", os.getpid(), "Completed")
+    assert last.kind == "job_ended"
+
+
+def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, code = local().run(max_steps=11)
+    assert code == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["reason"] == "11 steps are done, as many as max_steps asks for"
+    assert (summary["records_done"], summary["records_total"]) == (42, 44), "a task ends with a short step"
+    assert summary["logs"] == str(run.logs)
+    run, _ = local().run(max_steps=1000)
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (summary["reason"], summary["records_total"]) == ("every record is done", 100)
+
+
+def test_people_read_the_same_end_as_of_a_distributed_run(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = local().run(plain=True)
+    told = capsys.readouterr().out.splitlines()
+    assert not [line for line in told if "epoch 0" in line]
+    heading, records, metrics, logs = told[-4:]
+    assert re.match(r"Done after \d+ s: 100 of 100 records", heading)
+    assert records == "  records   0 lost, 0 repeated, 0 rolled back"
+    assert re.match(r"  metrics   .*mae [0-9.]+", metrics)
+    assert logs == f"  logs      {run.logs}"
 
 
 def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(local: Callable[..., Local]) -> None:
@@ -176,6 +213,7 @@ def test_the_users_error_is_shown_with_the_users_lines(
     shown = capsys.readouterr().err
     assert "small.py" in shown
     assert 'raise KeyError("lable")' in shown
+    assert "platform/edl" not in shown
 
 
 def test_an_interrupt_ends_with_130(local: Callable[..., Local], capsys: pytest.CaptureFixture[str]) -> None:
