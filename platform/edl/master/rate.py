@@ -8,25 +8,37 @@ WINDOW_SECONDS = 5.0
 
 
 class Rate:
-    """Records a second: lately, and over all the time in which records were done."""
+    """Records a second: lately, and over all the time in which records were done.
 
-    def __init__(self) -> None:
+    Args:
+        records: done in that time before, when another master counted.
+        seconds: that time.
+
+    Attributes:
+        records: that were done while this looked, those that went back later included.
+        seconds: from the first of them to the last.
+    """
+
+    def __init__(self, records: int = 0, seconds: float = 0.0) -> None:
+        self.records, self.seconds = records, seconds
         self._seen: deque[tuple[float, int]] = deque()
-        self._first: tuple[float, int] | None = None
-        self._last: tuple[float, int] = (0.0, 0)
+        self._counted: float | None = None
 
     def observe(self, now: float, done: int) -> None:
         """So many records are done now; fewer than before after a rollback."""
+        if self._seen:
+            self._count(now, done, *self._seen[-1])
         if self._seen and done < self._seen[-1][1]:
             self._seen.clear()
-            self._first = None
-        if not self._seen or done != self._seen[-1][1]:
-            self._last = (now, done)
-        if self._seen and self._first is None and done > self._seen[0][1]:
-            self._first = self._seen[-1]
         self._seen.append((now, done))
         while now - self._seen[0][0] > WINDOW_SECONDS:
             self._seen.popleft()
+
+    def _count(self, now: float, done: int, before: float, done_before: int) -> None:
+        if done > done_before:
+            self.records += done - done_before
+            self.seconds += now - (before if self._counted is None else self._counted)
+            self._counted = now
 
     @property
     def lately(self) -> float:
@@ -36,7 +48,7 @@ class Rate:
     @property
     def overall(self) -> float:
         """From the first to the last record."""
-        return _slope(self._first, self._last) if self._first else 0.0
+        return self.records / self.seconds if self.seconds > 0 else 0.0
 
 
 def _slope(a: tuple[float, int], b: tuple[float, int]) -> float:

@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from edl.core.cluster import Role
-from edl.core.errors import StorageError
+from edl.core.errors import EdlError, StorageError
 from edl.core.events import Tell
 from edl.core.fleet import Pod
 from edl.core.job import JobState
@@ -24,7 +24,7 @@ from edl.spec.event import EVENTS, Event
 from edl.spec.status import RoleStatus, Status, Summary
 from edl.store.contents import variables_in
 from edl.store.manifest import cut_directory
-from edl.store.rundir import RunDir, append_line, write_json
+from edl.store.rundir import RunDir, append_line, read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class Reporter:
     def __init__(self, run: RunDir, job: str, state: JobState, failed: threads.Failed) -> None:
         self._run, self._job, self._state = run, job, state
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._rate = Rate()
         self._began = began(run)
+        self._rate = rate_since(run, self._began)
         self._writing = threading.Lock()
         self._thread = threads.start("events", self._write_lines, failed)
 
@@ -112,6 +112,8 @@ class Reporter:
             loss=state.counters.loss,
             metrics=state.counters.metrics,
             samples_per_second=rate,
+            records_worked=self._rate.records,
+            seconds_worked=self._rate.seconds,
             seconds_left=(total - done) / rate if rate > 0 else None,
             workers=tuple(self._role(pod) for pod in state.fleet.live(Role.WORKER)),
             ps=tuple(self._role(pod) for pod in state.fleet.live(Role.PS)),
@@ -174,7 +176,7 @@ def describe_pod(state: JobState, pod: Pod) -> str:
     if pod.role is Role.PS:
         return "serving" if pod.attached and pod.initialized else "starting"
     kinds = [kind for kind, _ in state.leases_of(pod.uid)]
-    if kinds and kinds[0] == TRAINING and not pod.initialized:
+    if kinds and kinds[0] == TRAINING and pod.building:
         return "starting"  # it leases while it still imports TensorFlow
     if kinds:
         return {"training": "training", "evaluation": "evaluating", "prediction": "predicting"}.get(kinds[0], kinds[0])
@@ -189,6 +191,17 @@ def began(run: RunDir) -> float:
             if b'"run_started"' in line:
                 started = _started(line) or started
     return started or time.time()
+
+
+def rate_since(run: RunDir, began: float) -> Rate:
+    """The rate as the master before this one left it in the status, if it belonged to the same start of the run."""
+    with suppress(EdlError):  # none, or one that cannot be read: then it is measured from now on
+        status = Status.from_json(read_json(run.status), str(run.status))
+        if status.updated >= began:
+            rate = Rate(status.records_worked, status.seconds_worked)
+            rate.observe(time.monotonic() - max(0.0, time.time() - status.updated), status.records_done)
+            return rate
+    return Rate()
 
 
 def _started(line: bytes) -> float | None:

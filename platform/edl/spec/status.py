@@ -87,6 +87,10 @@ class Status(Report):
     loss: Annotated[float | None, Option(Nullable(Measure()), "Newest training loss.")] = None
     metrics: Metrics = field(default_factory=dict)
     samples_per_second: Annotated[float, Option(_SECONDS, "Records a second, lately.", "records/s")] = 0.0
+    records_worked: Annotated[
+        int, Option(_COUNT, "Records done since the last start of the run, with those that went back.", "records")
+    ] = 0
+    seconds_worked: Annotated[float, Option(_SECONDS, "From the first to the newest of these.", "seconds")] = 0.0
     seconds_left: Annotated[float | None, Option(Nullable(_SECONDS), "Time left, as far as known.", "seconds")] = None
     workers: Annotated[tuple[RoleStatus, ...], Option(ListOf(Section(RoleStatus)), "Every live worker.")] = ()
     ps: Annotated[tuple[RoleStatus, ...], Option(ListOf(Section(RoleStatus)), "Every parameter server.")] = ()
@@ -106,9 +110,16 @@ class Summary(Report):
     updates_rolled_back_of: Annotated[
         Mapping[str, int], Option(Named(_COUNT), "The same, by variable: updates of each that were lost.")
     ] = field(default_factory=dict)
-    samples_per_second: Annotated[float, Option(_SECONDS, "Records a second over the whole run.", "records/s")] = 0.0
+    samples_per_second: Annotated[
+        float,
+        Option(
+            _SECONDS, "Records a second, from the first to the last done since the last start of the run.", "records/s"
+        ),
+    ] = 0.0
     seconds: Annotated[float, Option(_SECONDS, "From start to end.", "seconds")] = 0.0
-    workers_lost: Annotated[int, Option(_COUNT, "Workers that ended before their work did.")] = 0
+    workers_lost: Annotated[
+        int, Option(_COUNT, "Workers that ended before their work did; an interruption loses none.")
+    ] = 0
     metrics: Metrics = field(default_factory=dict)
     export: Annotated[str | None, Option(Nullable(_NAME), "Directory of the exported model.")] = None
     logs: Annotated[str | None, Option(Nullable(_NAME), "Directory of the roles' logs.")] = None

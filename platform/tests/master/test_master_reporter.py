@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from edl.core.events import (
     Tick,
 )
 from edl.master.rate import WINDOW_SECONDS, Rate
-from edl.master.reporter import Reporter, began
+from edl.master.reporter import Reporter, began, rate_since
 from edl.spec.event import EVENTS, RoleStarted, parse
 from edl.store.rundir import RunDir, append_line, read_json
 
@@ -40,12 +42,12 @@ def test_the_rate_is_that_of_the_last_seconds_and_overall_from_the_first_record(
     assert rate.overall == 10.0
 
 
-def test_after_a_rollback_the_rate_begins_anew() -> None:
+def test_after_a_rollback_the_rate_begins_anew_and_what_was_done_counts_on() -> None:
     rate = Rate()
     for now, done in ((0.0, 0), (1.0, 100), (2.0, 40), (3.0, 50)):
         rate.observe(now, done)
     assert rate.lately == 10.0
-    assert rate.overall == 10.0
+    assert (rate.records, rate.seconds) == (110, 3.0)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -185,3 +187,16 @@ def test_time_is_counted_from_the_last_start_of_the_run_whoever_was_master(tmp_p
     assert began(run) == 200.0
     run.events.unlink()
     assert began(run) > 200.0
+
+
+def test_the_rate_survives_a_master_and_begins_anew_when_the_run_is_resumed(stage: Stage) -> None:
+    append_line(stage.run.events, {"event": "run_started", "time": 100.0, "run": "r1", "run_dir": "/r1"})
+    status = replace(stage.reporter.status(), updated=110.0, records_done=500, records_worked=500, seconds_worked=5.0)
+    stage.reporter.write_status(status)
+    again = rate_since(stage.run, began(stage.run))
+    assert again.overall == 100.0
+    again.observe(time.monotonic(), 500)
+    assert again.overall == 100.0, "no record was done since"
+    assert rate_since(stage.run, began=120.0).overall == 0.0
+    stage.run.status.write_text("{")
+    assert rate_since(stage.run, began(stage.run)).overall == 0.0
