@@ -18,7 +18,8 @@ class Pod:
 
     Attributes:
         attached: a PS that listens to this incarnation of the master.
-        initialized: a PS that holds variables; a worker that has built its model.
+        initialized: a PS that holds variables.
+        building: a worker that this master saw start and that has not built its model yet: it cannot push.
         version: pushes that a PS had applied when it was last heard of.
         asked: when a PS was last asked to listen.
         loading: a PS that was told to load a checkpoint.
@@ -35,6 +36,7 @@ class Pod:
     exit_code: int | None = None
     attached: bool = False
     initialized: bool = False
+    building: bool = False
     version: int = 0
     asked: float | None = None
     loading: bool = False

@@ -70,7 +70,7 @@ def _may_do(state: State, worker: str, kind: str) -> bool:
     It holds what it gets for seconds, until TensorFlow is imported: an evaluation, or the end of an epoch, would wait.
     """
     fleet = state.fleet
-    if fleet.pods[worker].initialized or not any(pod.initialized for pod in fleet.live(Role.WORKER)):
+    if not fleet.pods[worker].building or all(pod.building for pod in fleet.live(Role.WORKER)):
         return True
     return kind == TRAINING and not state.leases_of(worker)
 

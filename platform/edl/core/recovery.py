@@ -33,6 +33,7 @@ def _started(state: State, pod: Pod, before: PodState, now: float) -> None:
         if not known:
             state.tell("role_started", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid)
             if pod.role is Role.WORKER:
+                pod.building = True
                 state.record({"kind": "worker", "index": pod.index, "uid": pod.uid})
     if pod.role is Role.PS:
         parameters.shown(state, pod, now)

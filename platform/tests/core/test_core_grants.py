@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
@@ -66,3 +68,15 @@ def test_a_lease_whose_grant_got_lost_is_granted_again_to_a_worker_that_does_not
 
 def granted(state: JobState, held: frozenset[int]) -> int:
     return next(c.lease for c in state.handle(LeaseWanted("worker-0", held), 1.0) if isinstance(c, Granted))
+
+
+def test_a_master_that_comes_back_takes_the_workers_it_finds_for_built() -> None:
+    """They need not say so again: one whose calls never failed does not know that the master was away."""
+    before = job()
+    state = JobState(before.settings)
+    state.replay(json.loads(json.dumps(before.snapshot())), [])
+    for uid, role in PODS:
+        state.handle(PodChanged(PodSeen(uid, role, int(uid[-1]), Phase.RUNNING)), 0.0)
+    state.handle(PodsSynced(), 0.0)
+    state.handle(PsAttached("ps-0", initialized=True, version=0), 0.0)
+    assert [answer(state, "worker-0") for _ in range(2)] == [Granted, Granted]
