@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edl.cli.plan import Counts
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, EdlError
 from edl.spec.job import JobSpec
 from edl.spec.problem import nearest
 from edl.spec.zoo import ANYTHING, locate, names
@@ -36,6 +36,43 @@ def check(spec: JobSpec, *, predict: bool) -> Counts:
         training=_counted("data.training", data.training, spec),
         validation=_counted("data.validation", data.validation, spec) if data.validation else (),
     )
+
+
+def missing(spec: JobSpec) -> list[BadInputError]:
+    """What of a job's module and data is not on this machine; no record is counted.
+
+    Args:
+        spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
+    """
+    found: list[BadInputError] = []
+    defined: Sequence[str] = ()
+    if _here(spec.model.zoo, spec):
+        try:
+            defined = _defined(spec)
+        except BadInputError as error:
+            found.append(error)
+    if _OWN_READER in defined:
+        return found
+    data = spec.data
+    for name, paths in (("training", data.training), ("validation", data.validation), ("prediction", data.prediction)):
+        for path in paths:
+            found += _absent(f"data.{name}", path) if _here(path, spec) else ()
+    return found
+
+
+def _here(path: str, spec: JobSpec) -> bool:
+    away = [Path(v.mount) for v in spec.volumes if v.local is None and not Path(v.mount).exists()]
+    return "://" not in path and not any(Path(path).is_relative_to(mount) for mount in away)
+
+
+def _absent(field: str, path: str) -> list[BadInputError]:
+    from edl.data.files import data_files
+
+    try:
+        data_files(path)
+    except EdlError as error:
+        return [BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint)]
+    return []
 
 
 def _defined(spec: JobSpec) -> Sequence[str]:

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from edl.cli.checks import missing
 from edl.spec.job import JobSpec
 from edl.spec.load import load
+from edl.spec.paths import resolve_local
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -23,10 +25,12 @@ def validate(
 ) -> None:
     """Check a job file and say what it would run.
 
-    Looks at the file alone: whether the model and the data exist is found out by edl run.
+    What the job names and this machine does not have is a warning: the job may be for another one.
     """
     spec = load(job, settings or ())
     typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in outline(spec)))
+    for problem in missing(resolve_local(spec, job.parent)):
+        typer.echo(f"warning: {problem}", err=True)
 
 
 def outline(spec: JobSpec) -> list[str]:

@@ -61,6 +61,35 @@ def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[s
     )
 
 
+def test_what_is_not_on_this_machine_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("validate", "job.yaml") == 0
+    zoo, training, validation = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert "model zoo is not a directory" in zoo
+    assert "data.training: /data/train" in training
+    assert "data.validation: /data/test" in validation
+
+
+def test_a_function_that_is_missing_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("model_zoo/mnist").mkdir(parents=True)
+    Path("model_zoo/mnist/mnist_functional_api.py").write_text("def custom_model(): ...\n", encoding="utf-8")
+    assert edl("validate", "job.yaml") == 0
+    assert "does not define 'loss'" in capsys.readouterr().err
+
+
+def test_what_is_there_or_in_a_volume_that_is_elsewhere_is_no_warning(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    functions = ("custom_model", "loss", "optimizer", "eval_metrics_fn", "feed")
+    Path("model_zoo/mnist").mkdir(parents=True)
+    module = "".join(f"def {name}(): ...\n" for name in functions)
+    Path("model_zoo/mnist/mnist_functional_api.py").write_text(module, encoding="utf-8")
+    Path("train.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    volume = "volumes=[{claim: data, mount: /not-mounted-here}]"
+    data = "data={training: train.csv, validation: /not-mounted-here/test, prediction: 's3://bucket/x'}"
+    assert edl("validate", "job.yaml", "--set", volume, "--set", data) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["strategy.name=Local", "train.max_steps=1", "export=null", "checkpoint=null", "train.epochs=1"]
     assert edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
