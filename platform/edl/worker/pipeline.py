@@ -162,7 +162,7 @@ class Feeder:
         except ModuleError as error:
             if _EMPTY in error.detail:
                 return None
-            raise _feed_error(error) from error
+            raise _feed_error(error, self._feed) from error
 
     def _trace(self, records: Any) -> Callable[[Any], Any]:
         spec = tf.TensorSpec([None, *records.shape[1:]], records.dtype)
@@ -201,8 +201,9 @@ def _endless(repeat: Any) -> bool:
     return count is not None and count < 0
 
 
-def _feed_error(error: ModuleError) -> FeedError:
+def _feed_error(error: ModuleError, feed: Feed) -> FeedError:
     if isinstance(error, FeedError):
+        error.where = error.where or inspect.getfile(inspect.unwrap(feed))
         return error
     hint = error.hint
     if "Cannot batch tensors with different shapes" in error.detail:

@@ -56,6 +56,7 @@ RAISING = MODULE.replace(
     '    raise LookupError("the dictionary was not downloaded")\n    return keras.Sequential',
 )
 WRONG_FEED = MODULE.replace('return found["x"], found["y"]', 'return found["x"], found["y"], found["x"]')
+UNPARSED = MODULE.replace('("x", "y")}', '("x", "y", "z")}')
 WRONG_SHAPE = MODULE.replace("keras.Input((1,))", "keras.Input((3,))")
 AVERAGING = MODULE.replace("SGD(0.01)", "SGD(0.01, use_ema=True)")
 NO_LOSS = MODULE.replace("def loss(", "def losses(")
@@ -76,8 +77,14 @@ LookupError: the dictionary was not downloaded
 
 FOLDER/zoo/raising.py:7: custom_model() raised LookupError: the dictionary was not downloaded""",
     "wrong-feed": """\
-feed yields (float32(1,), float32(1,), float32(1,)), expected (features, labels)
+FOLDER/zoo/wrong_feed.py: feed yields (float32(1,), float32(1,), float32(1,)), expected (features, labels)
   for training, feed returns a tf.data.Dataset of single (features, labels)""",
+    "unparsed": """\
+No line of your code was running when this was raised:
+InvalidArgumentError: Feature: z (data type: float) is required but could not be found.
+
+FOLDER/zoo/unparsed.py: feed() raised InvalidArgumentError: Feature: z (data type: float) is required but could not be \
+found.""",
     "averaging": """\
 use_ema=True of the optimizer SGD cannot be reproduced by the parameter servers
   leave use_ema out""",
@@ -130,6 +137,7 @@ def places(folder: Path) -> Iterator[Place]:
     modules = {
         "raising": RAISING,
         "wrong-feed": WRONG_FEED,
+        "unparsed": UNPARSED,
         "wrong-shape": WRONG_SHAPE,
         "averaging": AVERAGING,
         "no-loss": NO_LOSS,
