@@ -22,7 +22,7 @@ from edl.master import process
 from edl.master.parameter_servers import ParameterServers
 from edl.master.process import main
 from edl.spec.load import dump
-from edl.store.manifest import cut_directory, cuts_in
+from edl.store.manifest import cut_directory
 from edl.store.rundir import read_json, write_json
 from edl.store.segment_chain import SegmentChain
 
@@ -77,39 +77,52 @@ def test_after_everything_was_killed_the_job_goes_on_from_the_newest_checkpoint(
         assert (summary["records_done"], summary["records_lost"]) == (2 * RECORDS, 0)
 
 
-def killed_with_damaged_checkpoints(job: PlayedJob, *, all_of_them: bool) -> list[int]:
-    """Stop the job on its way, kill its pods, damage its newest checkpoint or all; returns the cuts on disk."""
-    job.at_step[18] = lambda worker: job.stopping.set()
+EPOCHS = 8
+LONGER = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": EPOCHS}
+
+
+def killed_with_damaged_checkpoints(job: PlayedJob, *, all_of_them: bool) -> tuple[int, list[int]]:
+    """Stop the job, kill its pods, damage its newest checkpoint or all; returns the newest and the older ones."""
+
+    def committed() -> list[int]:
+        return [int(path.parent.name.removeprefix("cut-")) for path in job.run.checkpoints.glob("*/manifest.json")]
+
+    def stop_with_three(worker: Any) -> None:  # of which the journal knows two
+        if len(committed()) >= 3:
+            job.stopping.set()
+
+    job.at_step.update(dict.fromkeys(range(10, EPOCHS * RECORDS // 2), stop_with_three))
     assert job.run_master() == 143
+    job.at_step.clear()
     job.kill_all()
     newest = job.entries("saved")[-1]["cut"]
-    cuts = cuts_in(job.run.checkpoints)
-    for cut in cuts:
+    for cut in committed():
         if all_of_them or cut >= newest:
             (cut_directory(job.run.checkpoints, cut) / "ps-0.safetensors").write_bytes(b"?")
-    return [cut for cut in cuts if cut <= newest]
+    return newest, sorted(cut for cut in committed() if cut < newest)
 
 
 def test_an_older_checkpoint_stands_in_for_a_damaged_one() -> None:
-    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 2}) as job:
-        cuts = killed_with_damaged_checkpoints(job, all_of_them=False)
+    with played_job(train=LONGER) as job:
+        _, older = killed_with_damaged_checkpoints(job, all_of_them=False)
         assert job.run_master() == 0
-        assert [entry["cut"] for entry in job.entries("checkpoint_back")] == cuts[-2:-1]
+        assert read_json(job.run.status)["reason"] == "every record is done"
+        assert [entry["cut"] for entry in job.entries("checkpoint_back")] == older[-1:]
         back = [event["records"] for event in job.events("rolled_back")]
         assert len(back) == 2
         summary = job.summary()
         assert summary["records_rolled_back"] == sum(back)
-        assert (summary["records_done"], summary["records_lost"]) == (2 * RECORDS, 0)
-        assert f"checkpoint {cuts[-2]} stands in" in " ".join(event["message"] for event in job.events("warning"))
+        assert (summary["records_done"], summary["records_lost"]) == (EPOCHS * RECORDS, 0)
+        assert f"checkpoint {older[-1]} stands in" in " ".join(event["message"] for event in job.events("warning"))
 
 
 def test_a_job_without_a_checkpoint_that_is_intact_ends_and_names_all_of_them() -> None:
-    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 2}) as job:
-        cuts = killed_with_damaged_checkpoints(job, all_of_them=True)
+    with played_job(train=LONGER) as job:
+        newest, older = killed_with_damaged_checkpoints(job, all_of_them=True)
         assert job.run_master() == 0
         assert job.failure()["kind"] == "storage"
-        assert all(f"checkpoint {cut} cannot be used" in job.failure()["reason"] for cut in cuts[:-1])
-        assert f"cut-{cuts[-1]:08d}" in job.failure()["reason"]
+        assert f"cut-{newest:08d}" in job.failure()["reason"]
+        assert all(f"checkpoint {cut} cannot be used" in job.failure()["reason"] for cut in older)
 
 
 def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost() -> None:
