@@ -95,7 +95,6 @@ def _export(c: Coordination, network: Network, parameters: Parameters, task: Lea
     slab = parameters.pull(task.pin)
     rows = {table.name: parameters.scan(task.pin, table.name) for table in network.tables}
     directory = export_directory(c.spec.export.path if c.spec.export else None, c.identity.run_dir)
-    directory.mkdir(parents=True, exist_ok=True)
     export.save(network, slab, rows, directory / KERAS_FILE, directory / SAVED_MODEL)
     c.progress.finish(task.lease, json.dumps([str(directory)]).encode())
 
