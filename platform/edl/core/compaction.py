@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edl.core.checkpoint import Checkpoint
 from edl.core.counters import Counters
-from edl.core.cuts import Checkpoint
 from edl.core.kinds import EVALUATION, PREDICTION, TRAINING, unit
 from edl.core.revocations import Revocation
 from edl.core.shards import Source

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from edl.core.decision import Decision
 
@@ -22,16 +21,6 @@ class Stage(StrEnum):
     ANNOUNCED = "announced"
     SNAPSHOT = "snapshot"
     SAVING = "saving"
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that is complete on disk."""
-
-    cut: int
-    step: int
-    version: int
-    ledger: Mapping[str, Any]
 
 
 @dataclass(slots=True)

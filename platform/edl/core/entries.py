@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edl.core import evaluation
-from edl.core.cuts import Checkpoint
+from edl.core.checkpoint import Checkpoint
 from edl.core.evaluation import Round
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.revocations import Revocation

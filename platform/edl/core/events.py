@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import PodSeen, Role
-from edl.core.cuts import Checkpoint
 from edl.core.tasks import Work
 
 # ------------------------------------------------------------------------------------------------ events

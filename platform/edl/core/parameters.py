@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.core import snapshots
+from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
-from edl.core.cuts import Checkpoint
 from edl.core.events import AttachPs, CheckpointRefused, DeletePod, PsAttached, PsRefused, PsSilent, RevokeLeases
 from edl.core.fleet import Pod
 from edl.core.kinds import TRAINING

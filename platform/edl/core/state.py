@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.core import compaction, entries
+from edl.core.checkpoint import Checkpoint
 from edl.core.counters import Counters
-from edl.core.cuts import Checkpoint, Cut, Stage
+from edl.core.cuts import Cut, Stage
 from edl.core.evaluation import Round
 from edl.core.events import Command, EndJob, Record, Tell
 from edl.core.fleet import Fleet

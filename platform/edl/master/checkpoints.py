@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edl.core.cuts import Checkpoint
+from edl.core.checkpoint import Checkpoint
 from edl.core.errors import EdlError, RetryableError, StorageError
 from edl.core.events import CheckpointRefused, CheckpointSaved, SaveCheckpoint
 from edl.rpc import edl_pb2 as pb

@@ -11,7 +11,7 @@ from edl.core.events import Granted, Steps
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
 
-FAILURES = ("input", "nan", "refused", "crash")
+FAILURES = ("input", "nan", "refused", "storage", "crash")
 
 
 def uid_of(member: pb.Member) -> str:

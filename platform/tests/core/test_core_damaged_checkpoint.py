@@ -6,8 +6,8 @@ from typing import Any
 
 from core.masters import Masters, alive, killed
 
+from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
-from edl.core.cuts import Checkpoint
 from edl.core.events import AttachPs, CheckpointRefused, Progressed, PsAttached, PsRegistered, Steps
 
 BAD = "ps-0.safetensors is damaged"
