@@ -62,17 +62,19 @@ class Coordination:
         self._opening = threading.Lock()
 
     @classmethod
-    def begin(cls, identity: Identity, gate: Gate) -> Coordination:
-        """Read the job, connect, and start the threads.
+    def of(cls, identity: Identity, gate: Gate) -> Coordination:
+        """Read the job and make a connection; nothing is said before ``start``.
 
         Raises:
             EdlError: the job cannot be read.
         """
         spec = load(identity.run_dir / "spec.json")
-        self = cls(identity, spec, gate, connect(identity.master_address, identity.token))
+        return cls(identity, spec, gate, connect(identity.master_address, identity.token))
+
+    def start(self) -> None:
+        """Start the threads that speak with the master."""
         for name, target in (("leases", self._register_and_lease), ("progress", self.progress.run)):
             threading.Thread(target=target, name=name, daemon=True).start()
-        return self
 
     def _register_and_lease(self) -> None:
         try:

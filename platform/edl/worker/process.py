@@ -44,8 +44,9 @@ def _coordination(identity: Identity, departure: Departure) -> Coordination:
     # Imports gRPC and protobuf here, beside TensorFlow
     from edl.worker.coordination import Coordination
 
-    coordination = Coordination.begin(identity, departure.gate)
-    departure.prepare(coordination.goodbye)
+    coordination = Coordination.of(identity, departure.gate)
+    departure.prepare(coordination.goodbye)  # before the master knows of this worker and may tell it to go
+    coordination.start()
     return coordination
 
 
