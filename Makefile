@@ -11,6 +11,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 STAMP := $(VENV)/.installed
 DEMO ?= demo-data
 WORKERS ?= 2
+# A test that starts processes can meet a busy machine: it gets a second try, and the report says RERUN with the first
+# failure. `make test ONCE_MORE=` allows none.
+ONCE_MORE ?= --reruns 1 -rR
 
 .PHONY: help setup demo test check lint types layers unit jobs faults bench proto schema constraints clean
 
@@ -44,13 +47,13 @@ layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
 unit: $(STAMP) ## tests but for those of whole jobs
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs"
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs" $(ONCE_MORE)
 
 jobs: $(STAMP) ## whole jobs on real processes: every feature that a user sees
-	$(BIN)/pytest -q -n 2 --dist loadfile -m jobs
+	$(BIN)/pytest -q -n 2 --dist loadfile -m jobs $(ONCE_MORE)
 
 faults: $(STAMP) ## the same with real signals: every process is killed at several steps
-	$(BIN)/pytest -q -m faults
+	$(BIN)/pytest -q -m faults $(ONCE_MORE)
 
 bench: $(STAMP) ## measure; results go to bench/results and docs/benchmarks.md
 	$(BIN)/python bench/run_all.py
