@@ -30,6 +30,7 @@ class Recount:
         leases: training leases that are in force or closed, by number; none from before the newest rollback's cut.
         cuts: steps in the parameters at each cut that was taken.
         repeated, rolled_back: records. partial, updates_rolled_back: steps.
+        halves: the partial steps: some PS hold them besides what is counted, since they were leased again.
         quarantined: ranges ``(epoch, source, start, end)`` that were given up.
         phases: in order.
     """
@@ -43,6 +44,7 @@ class Recount:
     quarantined: list[tuple[int, str, int, int]] = field(default_factory=list)
     repeated: int = 0
     partial: int = 0
+    halves: list[CountedStep] = field(default_factory=list)
     updates_rolled_back: int = 0
     phases: list[str] = field(default_factory=list)
     _announced: dict[int, int] = field(default_factory=dict)
@@ -95,6 +97,8 @@ class Recount:
         lease.closed = True
         self.repeated += entry["repeated"]
         self.partial += entry["partial"]
+        reached = lease.steps(lease.through + entry["partial"])
+        self.halves += sorted(set(reached) - set(lease.steps(lease.through)), key=lambda step: step.start)
         if entry.get("quarantine"):
             epoch, source, start, end = lease.work
             at = min(start + lease.through * lease.minibatch, end)

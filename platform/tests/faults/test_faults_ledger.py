@@ -91,6 +91,13 @@ def test_steps_of_a_returned_lease_count_once() -> None:
     assert len(found.counted) == 4
 
 
+def test_a_step_that_some_ps_applied_counts_where_it_is_done_again_and_is_named() -> None:
+    found = count(DATASET, leased(1, 0, 32), {**returned(1, 2, 8), "partial": 1}, leased(2, 16, 32))
+    found.enter({"kind": "done", "lease": 2})
+    assert [(step.lease, step.start, step.end) for step in found.halves] == [(1, 16, 24)]
+    assert (found.partial, len(found.counted)) == (1, 4)
+
+
 def test_a_late_report_of_a_returned_lease_counts_nothing() -> None:
     found = count(DATASET, leased(1, 0, 32), returned(1, 1), {"kind": "done", "lease": 1})
     assert len(found.counted) == 1
