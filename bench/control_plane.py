@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import sys
 import tempfile
 import threading
 import time
@@ -46,6 +45,7 @@ from edl.core.events import (
 )
 from edl.core.job import JobState
 from edl.core.state import Settings
+from edl.master.interpreter import tune
 from edl.master.servicer import Servicer
 from edl.master.shell import Shell
 from edl.rpc import edl_pb2 as pb
@@ -98,7 +98,7 @@ class NoPods:
 
 
 def serve_master(address: str, folder: str, pipe: Connection) -> None:
-    sys.setswitchinterval(0.001)  # as edl.master.process does
+    tune()  # as edl.master.process does
     journal, _ = Journal.open(Path(folder), holder="benchmark")
     settings = Settings(minibatch=MINIBATCH, task_records=MINIBATCH * STEPS, workers=CLIENTS)
     servers = PlayedServers()

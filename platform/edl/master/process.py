@@ -30,6 +30,7 @@ from edl.master import threads
 from edl.master.checkpoints import Checkpoints
 from edl.master.dataset import describe
 from edl.master.ending import tell_end, tell_so_far
+from edl.master.interpreter import tune
 from edl.master.parameter_servers import ParameterServers
 from edl.master.pods import Pods
 from edl.master.reporter import PERIOD_SECONDS, Reporter
@@ -57,7 +58,7 @@ _THREADS_BESIDE_WORKERS = 16
 def main() -> int:
     """Run the master; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    sys.setswitchinterval(0.001)  # the journal's writer must not wait long for its turn
+    tune()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
