@@ -1,7 +1,7 @@
 """The port through which a master starts, deletes and watches the pods of its job.
 
-Implementations: ``edl.local.client`` (processes of this machine), ``edl.testing.cluster`` (a fake on a virtual clock)
-and, later, ``edl.kube`` (pods). All of them pass the contract suite in ``platform/tests/cluster_contract.py``.
+Implementations: ``edl.local.client`` (processes of this machine), ``edl.kube.cluster`` (pods) and
+``edl.testing.cluster`` (a fake on a virtual clock). All of them pass the contract suite in ``platform/tests/cluster_contract.py``.
 """
 
 from __future__ import annotations
@@ -30,6 +30,33 @@ class Phase(StrEnum):
     GONE = "Gone"
 
 
+class Cause(StrEnum):
+    """Why a pod is going or gone, as far as the cluster says; ``NONE``: by itself, or because its master wanted it."""
+
+    NONE = ""
+    PREEMPTED = "preempted"
+    EVICTED = "evicted"
+    OUT_OF_MEMORY = "out of memory"
+    NODE_LOST = "node lost"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a pod is asked for beyond its role's part of the spec.
+
+    Attributes:
+        memory_factor: of the role's memory; above 1 after a pod of it ran out of memory.
+        elevated: it gets the higher class of a divided priority such as ``high=0.5``.
+    """
+
+    memory_factor: float = 1.0
+    elevated: bool = False
+
+
+PLAIN = Wish()
+
+
 @dataclass(frozen=True, slots=True)
 class PodSeen:
     """What a cluster says about one pod at one moment.
@@ -40,6 +67,11 @@ class PodSeen:
         reason: the cluster's own word for the state (``Started``, ``Completed``, ``Error``, ``Killed``, ``Terminated``,
             ``Deleted``...), shown to users.
         pid: the process id, where there is one on this machine.
+        leaving: it was told to go and is still there.
+        cause: why it is going or gone, when somebody else than the master or the pod itself wanted that.
+        message: the cluster's own words: why a pod is pending, what the kubelet says of its end.
+        node: where it runs; empty while it has no place.
+        elevated: it has the higher class of a divided priority.
     """
 
     uid: str
@@ -49,6 +81,11 @@ class PodSeen:
     exit_code: int | None = None
     reason: str = ""
     pid: int | None = None
+    leaving: bool = False
+    cause: Cause = Cause.NONE
+    message: str = ""
+    node: str = ""
+    elevated: bool = False
 
     @property
     def ended(self) -> bool:
@@ -64,7 +101,7 @@ class Synced:
 class Cluster(Protocol):
     """Start, delete and watch the pods of one job."""
 
-    def start(self, role: Role, index: int) -> str:
+    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
         """Ask for a pod and return its uid. Asking again for a live (role, index) returns the uid it has.
 
         Raises:
