@@ -1,7 +1,8 @@
 """The port through which a master starts, deletes and watches the pods of its job.
 
 Implementations: ``edl.local.client`` (processes of this machine), ``edl.kube.cluster`` (pods) and
-``edl.testing.cluster`` (a fake on a virtual clock). All of them pass the contract suite in ``platform/tests/cluster_contract.py``.
+``edl.testing.cluster`` (a fake on a virtual clock). All of them pass the contract suite in
+``platform/tests/cluster_contract.py``.
 """
 
 from __future__ import annotations

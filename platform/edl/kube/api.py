@@ -1,0 +1,383 @@
+"""The API server, as plain objects: one request a method, one stream for watches and logs, errors translated.
+
+Requests are retried by urllib3 as told when the connection was made: names are fixed and deletions name a uid, so that
+a request that arrives twice does nothing twice. Everything here is safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlencode
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from edl.kube.errors import AwayError, translate
+from edl.kube.kinds import PODS, Kind, Manifest, kind_of
+
+MERGE, STRATEGIC, JSON_PATCH = "merge", "strategic", "json"
+_PATCH_TYPES = {
+    MERGE: "application/merge-patch+json",
+    STRATEGIC: "application/strategic-merge-patch+json",
+    JSON_PATCH: "application/json-patch+json",
+}
+EVERYWHERE = ""
+"""Instead of a namespace: all of them."""
+TIMEOUT_SECONDS = 10.0
+"""How long one answer may take."""
+_LARGEST_LINE = 32 << 20
+"""Bytes of one watch event; an object is at most 1.5 MiB in etcd."""
+
+
+def _no_pace() -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A way to one API server.
+
+    Attributes:
+        host: ``https://host:port``.
+        pool: with the server's certificate authority and the client's certificate.
+        headers: of each request: proof of who asks; asked each time, since tokens are renewed.
+        namespace: what a missing namespace means.
+        context: of the kubeconfig; None in a pod.
+    """
+
+    host: str
+    pool: urllib3.PoolManager
+    headers: Callable[[], Mapping[str, str]]
+    namespace: str
+    context: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said.
+
+    Attributes:
+        body: the object.
+        server_time: the server's clock, in unix seconds, to the second; None if it does not say.
+    """
+
+    body: Manifest
+    server_time: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Objects of one moment; a watch that begins at ``resource_version`` misses nothing."""
+
+    items: tuple[Manifest, ...]
+    resource_version: str
+
+
+class Api:
+    """Requests over one connection.
+
+    Args:
+        connection: from ``edl.kube.connection.connect``.
+        pace: called before each request; may sleep, so that a thousand lost pods do not flood the server.
+        retries: of urllib3; see the module's docstring.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        pace: Callable[[], None] = _no_pace,
+        retries: urllib3.Retry | bool = False,
+    ) -> None:
+        self._connection, self._pace, self._retries = connection, pace, retries
+
+    @property
+    def namespace(self) -> str:
+        """What a missing namespace means."""
+        return self._connection.namespace
+
+    @property
+    def context(self) -> str | None:
+        """The kubeconfig's context in use; None in a pod."""
+        return self._connection.context
+
+    @property
+    def host(self) -> str:
+        """Address of the API server."""
+        return self._connection.host
+
+    # ------------------------------------------------------------------ objects
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
+        """One object; raises NotFoundError."""
+        return self.ask("GET", kind.path(self._in(namespace), name)).body
+
+    def list(self, kind: Kind, *, namespace: str | None = None, labels: str = "", fields: str = "") -> Listing:
+        """All objects that a label and a field selector choose; ``namespace=EVERYWHERE`` looks in all of them."""
+        path = kind.path(self._in(namespace))
+        body = self.ask("GET", path, query={"labelSelector": labels, "fieldSelector": fields}).body
+        head = {"apiVersion": kind.api_version, "kind": kind.name}
+        items = tuple({**head, **item} for item in body.get("items") or ())
+        return Listing(items, str(body.get("metadata", {}).get("resourceVersion", "")))
+
+    def create(self, manifest: Manifest, *, namespace: str | None = None, dry_run: bool = False) -> Manifest:
+        """Create an object and return it as the server has it; ConflictError if its name is taken.
+
+        Args:
+            manifest: its own namespace wins over ``namespace``.
+            namespace: of the object.
+            dry_run: admission only; nothing is stored.
+        """
+        where = manifest.get("metadata", {}).get("namespace") or self._in(namespace)
+        path = kind_of(manifest).path(where)
+        return self.ask("POST", path, query=_dry(dry_run), body=manifest).body
+
+    def replace(self, manifest: Manifest, *, namespace: str | None = None) -> Manifest:
+        """Put an object in the place of the one with its resourceVersion; ConflictError if that has changed."""
+        where = manifest["metadata"].get("namespace") or self._in(namespace)
+        return self.ask("PUT", kind_of(manifest).path(where, manifest["metadata"]["name"]), body=manifest).body
+
+    def patch(
+        self,
+        kind: Kind,
+        name: str,
+        body: Manifest | Sequence[Manifest],
+        *,
+        namespace: str | None = None,
+        style: str = MERGE,
+        dry_run: bool = False,
+    ) -> Manifest:
+        """Change parts of an object: a merge patch, a strategic one, or a list of JSON patch operations."""
+        path = kind.path(self._in(namespace), name)
+        return self.ask("PATCH", path, query=_dry(dry_run), body=body, content_type=_PATCH_TYPES[style]).body
+
+    def delete(
+        self,
+        kind: Kind,
+        name: str,
+        *,
+        namespace: str | None = None,
+        uid: str | None = None,
+        grace: int | None = None,
+        propagation: str = "Background",
+        dry_run: bool = False,
+    ) -> Manifest:
+        """Delete an object; the server goes on for as long as finalizers and grace periods take.
+
+        Args:
+            kind: of the object.
+            name: of the object.
+            namespace: of the object.
+            uid: delete only this one, never a later one of the same name; ConflictError if it is another.
+            grace: seconds; 0 removes a pod at once, also from a dead node.
+            propagation: what becomes of what it owns; the server's own default for some clients is to orphan it.
+            dry_run: admission only.
+        """
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        if dry_run:
+            options["dryRun"] = ["All"]
+        return self.ask("DELETE", kind.path(self._in(namespace), name), body=options).body
+
+    # ------------------------------------------------------------------ streams
+
+    def watch(
+        self,
+        kind: Kind,
+        *,
+        resource_version: str,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        seconds: int = 300,
+        silence: float = 90.0,
+    ) -> Stream:
+        """Follow changes from a listing on, with bookmarks; the stream ends by itself after ``seconds``.
+
+        Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``; ``Stream.events``
+        turns an ERROR into the error that it means. A stream that is silent for ``silence`` seconds raises AwayError.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+            "labelSelector": labels,
+            "fieldSelector": fields,
+        }
+        return self._stream(kind.path(self._in(namespace)), query, silence)
+
+    def logs(
+        self,
+        pod: str,
+        *,
+        namespace: str | None = None,
+        container: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        previous: bool = False,
+    ) -> Stream:
+        """What a container printed; ``follow`` goes on with what it prints."""
+        query = {
+            "container": container,
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+            "tailLines": "" if tail is None else str(tail),
+        }
+        silence = None if follow else TIMEOUT_SECONDS
+        return self._stream(PODS.path(self._in(namespace), pod, "log"), query, silence)
+
+    # ------------------------------------------------------------------ any request
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Answer:
+        """Send a request and read the answer whole.
+
+        Raises:
+            ApiError: one of its subclasses; AwayError when there was no answer.
+        """
+        response = self._send(method, path, query, body, content_type, TIMEOUT_SECONDS, retry=True)
+        try:
+            text = response.read()
+        except HTTPError as error:
+            raise AwayError(_said(error), where=f"{method} {self.host}{path}") from error
+        finally:
+            response.release_conn()
+        value = json.loads(text) if text else {}
+        return Answer(value if isinstance(value, dict) else {"items": value}, _time(response.headers.get("Date")))
+
+    def _stream(self, path: str, query: Mapping[str, str], silence: float | None) -> Stream:
+        timeout = urllib3.Timeout(connect=TIMEOUT_SECONDS, read=silence)
+        return Stream(self._send("GET", path, query, None, "application/json", timeout), f"GET {self.host}{path}")
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Any,
+        content_type: str,
+        timeout: float | urllib3.Timeout,
+        *,
+        retry: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
+        self._pace()
+        asked = urlencode({name: value for name, value in (query or {}).items() if value})
+        headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
+        where = f"{method} {self.host}{path}"
+        try:
+            response = self._connection.pool.request(
+                method,
+                f"{self.host}{path}" + (f"?{asked}" if asked else ""),
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                timeout=timeout,
+                retries=self._retries if retry else False,
+                preload_content=False,
+            )
+        except HTTPError as error:
+            raise AwayError(_said(error), where=where, hint="Is the cluster up, and the kubeconfig's?") from error
+        if response.status >= 400:
+            with suppress(HTTPError):
+                text = response.read()
+            raise translate(response.status, text, where=where, retry_after=response.headers.get("Retry-After"))
+        return response
+
+    def _in(self, namespace: str | None) -> str:
+        return self._connection.namespace if namespace is None else namespace
+
+
+class Stream:
+    """Lines that arrive; ``close`` may be called from another thread and ends the iteration."""
+
+    def __init__(self, response: urllib3.BaseHTTPResponse, where: str) -> None:
+        self._response, self._where = response, where
+        self._closed = threading.Event()
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield each line without its end, until the server ends the stream.
+
+        Raises:
+            AwayError: it fell silent or broke off.
+        """
+        rest = b""
+        try:
+            for chunk in self._response.stream(1 << 16):
+                *whole, rest = (rest + chunk).split(b"\n")
+                if len(rest) > _LARGEST_LINE:
+                    raise AwayError("The server sends a line without an end", where=self._where)
+                yield from whole
+            if rest:
+                yield rest
+        except (HTTPError, OSError, ValueError) as error:
+            if not self._closed.is_set():
+                raise AwayError(_said(error), where=self._where) from error
+        finally:
+            self._response.close()
+
+    def events(self) -> Iterator[tuple[str, Manifest]]:
+        """Yield type and object of each change.
+
+        Raises:
+            GoneError: the server cannot go on from there: list again.
+            AwayError: as ``lines``; also for a line that cannot be read.
+        """
+        for line in self.lines():
+            if not line:
+                continue
+            try:
+                event = json.loads(line)
+                kind, value = str(event["type"]), event["object"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise AwayError("The server sends what is no watch event", where=self._where) from error
+            if kind == "ERROR":
+                code = int(value.get("code") or 500)
+                raise translate(code, json.dumps(value).encode(), where=self._where)
+            yield kind, value
+
+    def close(self) -> None:
+        """End the stream; whoever waits for its next line wakes up."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with suppress(HTTPError, OSError, RuntimeError, ValueError):  # it had ended by itself
+                self._response.shutdown()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
+
+
+def _said(error: BaseException) -> str:
+    cause = getattr(error, "reason", None) or error
+    return f"The API server does not answer: {cause}"
+
+
+def _time(header: str | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        return parsedate_to_datetime(header).timestamp()
+    except ValueError:
+        return None

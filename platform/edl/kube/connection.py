@@ -1,0 +1,93 @@
+"""Which cluster, as whom, in which namespace: as kubectl decides it, or as a pod's service account.
+
+The only module that imports the Kubernetes client: its configuration knows every way to log in (certificates, tokens,
+exec plugins, OIDC).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config.config_exception import ConfigException
+
+from edl.kube.api import Api, Connection
+from edl.kube.errors import UnreachableError
+
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+RETRIES = urllib3.Retry(
+    total=4,
+    backoff_factor=0.2,
+    backoff_jitter=0.2,
+    backoff_max=5,
+    status_forcelist=(429, 500, 502, 503, 504),
+    allowed_methods=None,
+    raise_on_status=False,
+    respect_retry_after_header=True,
+)
+"""For the command line: a busy server is asked a few times within seconds."""
+
+
+def connect(context: str | None = None, namespace: str | None = None, *, pool_size: int = 4) -> Connection:
+    """The connection that kubectl would use: ``KUBECONFIG`` or ``~/.kube/config``; in a pod, its service account.
+
+    Args:
+        context: of the kubeconfig; its current one by default.
+        namespace: the context's by default, else ``default``.
+        pool_size: connections that are kept open.
+
+    Raises:
+        UnreachableError: nothing is configured, or it cannot be used.
+    """
+    settings = Configuration()
+    try:
+        if context is None and in_pod() and not _configured():
+            config.load_incluster_config(client_configuration=settings)
+            own, chosen = _POD_NAMESPACE.read_text().strip(), None
+        else:
+            config.load_kube_config(context=context, client_configuration=settings, persist_config=False)
+            contexts, current = config.list_kube_config_contexts()
+            named = {entry["name"]: entry for entry in contexts}
+            chosen = context or current["name"]
+            own = named[chosen]["context"].get("namespace") or "default"
+    except (ConfigException, OSError, KeyError, TypeError) as error:
+        raise UnreachableError(
+            f"No cluster can be used: {error}",
+            where=os.environ.get("KUBECONFIG", "~/.kube/config"),
+            hint="Set KUBECONFIG, or choose with --context; `kubectl cluster-info` must work first.",
+        ) from error
+    settings.connection_pool_maxsize = pool_size
+    client = ApiClient(settings)
+
+    def headers() -> Mapping[str, str]:
+        proof = settings.auth_settings().get("BearerToken")
+        return {"authorization": str(proof["value"])} if proof and proof.get("value") else {}
+
+    return Connection(settings.host, client.rest_client.pool_manager, headers, namespace or own, chosen)
+
+
+def connected(context: str | None = None, namespace: str | None = None) -> Api:
+    """The API server for a command line: patient with a busy server."""
+    return Api(connect(context, namespace), retries=RETRIES)
+
+
+def contexts() -> list[str]:
+    """Names of the kubeconfig's contexts, for completion; empty when there is none."""
+    try:
+        found, _ = config.list_kube_config_contexts()
+    except (ConfigException, OSError):
+        return []
+    return [entry["name"] for entry in found]
+
+
+def in_pod() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and _POD_NAMESPACE.exists()
+
+
+def _configured() -> bool:
+    return bool(os.environ.get("KUBECONFIG"))

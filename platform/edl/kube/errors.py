@@ -1,0 +1,160 @@
+"""What an API server refuses, translated once: each error says what, where, and who can do something about it.
+
+Retryable are those that pass without anybody changing the request: the server is away or busy. A 403 has three
+meanings that a user must be able to tell apart: no right to ask (RBAC), no room by quota, a pod that the namespace's
+Pod Security level forbids. Only its text tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edl.core.errors import BadInputError, EdlError, RefusedError, RetryableError
+
+_GRANTS = (
+    "Rights in a namespace are granted by its admin, who binds the Role edl-data-scientist; "
+    "`edl doctor` lists what is missing."
+)
+
+
+class ApiError(EdlError):
+    """The API server refuses a request.
+
+    Attributes:
+        code: HTTP status; 0 when there was no answer.
+        reason: machine-readable reason of the Status object.
+    """
+
+    code: int = 0
+    reason: str = ""
+
+
+class UnreachableError(ApiError, BadInputError):
+    """No cluster is configured, or what is configured cannot be used (exit code 2)."""
+
+    exit_code = 2
+
+
+class AwayError(ApiError, RetryableError):
+    """The API server did not answer."""
+
+    exit_code = 2
+
+
+class BusyError(ApiError, RetryableError):
+    """The API server asks to come back later (429) or has an error of its own (5xx).
+
+    Attributes:
+        retry_after: seconds that it asks for; None if it does not say.
+    """
+
+    retry_after: float | None = None
+
+
+class NotFoundError(ApiError, BadInputError):
+    """There is no such object (404)."""
+
+    exit_code = 2
+
+
+class ConflictError(ApiError, RefusedError):
+    """The name is taken, or the object has changed meanwhile (409)."""
+
+
+class GoneError(ApiError, RetryableError):
+    """The resourceVersion is too old (410): list again."""
+
+
+class InvalidError(ApiError, BadInputError):
+    """The object is not valid (400, 415, 422)."""
+
+    exit_code = 2
+
+
+class ForbiddenError(ApiError, BadInputError):
+    """The server will not do this for us (401, 403)."""
+
+    exit_code = 2
+
+
+class NoRightError(ForbiddenError):
+    """RBAC does not allow it; the message names verb, resource and namespace."""
+
+
+class QuotaError(ForbiddenError):
+    """A ResourceQuota or LimitRange has no room for it."""
+
+
+class PodSecurityError(ForbiddenError):
+    """The pod violates the namespace's Pod Security level."""
+
+
+_BY_CODE: Mapping[int, type[ApiError]] = {
+    400: InvalidError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: GoneError,
+    413: InvalidError,
+    415: InvalidError,
+    422: InvalidError,
+}
+
+
+def translate(code: int, body: bytes, *, where: str, retry_after: str | None = None) -> ApiError:
+    """The error of an answer.
+
+    Args:
+        code: HTTP status, 400 or above.
+        body: of the answer: a Status object, or what a proxy in between says.
+        where: the request, for people.
+        retry_after: the header of that name, in seconds.
+    """
+    status = _status(body)
+    message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
+    kind = _kind(code, message)
+    error = kind(message, where=where, hint=_HINTS.get(kind))
+    error.code, error.reason = code, str(status.get("reason", ""))
+    if isinstance(error, BusyError):
+        details = status.get("details") or {}
+        seconds = retry_after if retry_after is not None else details.get("retryAfterSeconds")
+        error.retry_after = float(seconds) if seconds is not None and str(seconds).isdigit() else None
+    return error
+
+
+def _status(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _kind(code: int, message: str) -> type[ApiError]:
+    if code == 429 or code >= 500:
+        return BusyError
+    if code == 401:
+        return ForbiddenError
+    if code == 403:
+        return _forbidden(message)
+    return _BY_CODE.get(code, InvalidError)
+
+
+def _forbidden(message: str) -> type[ForbiddenError]:
+    if "violates PodSecurity" in message:
+        return PodSecurityError
+    if "exceeded quota" in message or "failed quota" in message or "usage per" in message or "ratio" in message:
+        return QuotaError
+    if " cannot " in message:
+        return NoRightError
+    return ForbiddenError
+
+
+_HINTS: Mapping[type[ApiError], str] = {
+    NoRightError: _GRANTS,
+    QuotaError: "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota.",
+    PodSecurityError: "EDL's own pods pass `restricted`: "
+    "look at pod.overrides, host_path volumes and security.run_as in the job file.",
+    ForbiddenError: "An admission rule of the cluster refuses it; its admin knows which.",
+}
