@@ -26,10 +26,6 @@ CONTAINER = "edl"
 SPEC_KEY, TOKEN_KEY = "job.json", "token"
 SPEC_DIR, TOKEN_DIR = "/etc/edl/spec", "/etc/edl/token"
 RUNTIME_DIR, HOME_DIR = "/run/edl", "/home/edl"
-MODEL_ZOO = "/model_zoo"
-"""Where ``edl zoo build`` puts a zoo: what a relative ``model.zoo`` means in a pod."""
-UNSHARED_STORAGE = "/edl"
-"""Storage of a job without a volume: gone with the pod."""
 
 
 def master(job: str) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
 from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.node import Json
-from edl.spec.placement import Pod, Resources, Security, Storage, Volume
+from edl.spec.placement import Pod, Resources, Security, Storage, Volume, WorkerResources
 from edl.spec.quantity import DURATION, SIZE
 from edl.spec.section import Option, Section
 
@@ -29,6 +29,10 @@ _DEFINITION = Text(
     "a module below the zoo and a function in it, such as mnist.model.custom_model",
 )
 _PRIORITY = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a PriorityClass, such as high or low")
+_DIVIDED_PRIORITY = Text(
+    r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?(=(0|1|0\.[0-9]+|1\.0+))?$",
+    "the name of a PriorityClass, or one with the fraction of workers that get it, such as high=0.5",
+)
 _PATH = Text(meaning="a path")
 _TEXT = Text()
 _COUNT = Whole(0)
@@ -184,13 +188,22 @@ class Workers:
 
     min: Annotated[int, Option(_COUNT, "Below this many workers the job is called starved; it goes on.", "workers")] = 1
     max: Annotated[int, Option(_POSITIVE, "As many workers are asked for; edl run starts this many.", "workers")] = 2
-    priority: Annotated[str, Option(_PRIORITY, "PriorityClass of the pods; edl run does not use it.")] = "low"
-    resources: Annotated[Resources, Option(Section(Resources), "What each pod asks for.")] = field(
-        default_factory=Resources
+    priority: Annotated[
+        str,
+        Option(
+            _DIVIDED_PRIORITY,
+            "PriorityClass of the pods; high=0.5 gives high to half of them, low to the rest. edl run does not use it.",
+        ),
+    ] = "low"
+    resources: Annotated[WorkerResources, Option(Section(WorkerResources), "What each pod asks for.")] = field(
+        default_factory=WorkerResources
     )
     oom_memory_factor: Annotated[
         float,
-        Option(Number(1.0), "Memory of a worker's successor after it ran out of memory, as a factor.", built=(1.0,)),
+        Option(
+            Number(1.0),
+            "Memory of a worker's successor after it ran out of memory, as a factor; 1 ends the job instead.",
+        ),
     ] = 1.0
 
 

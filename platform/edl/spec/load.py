@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from edl.spec import rules
@@ -15,7 +16,30 @@ from edl.spec.problem import Problem, SpecError
 _BEGINNING = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
 
 
-def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, required: Iterable[str] = ()) -> JobSpec:
+Demands = Callable[[JobSpec], Iterable[rules.Broken]]
+"""Rules that one use of a job adds to those of every use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """What a file is read for, besides its text."""
+
+    overrides: tuple[str, ...]
+    required: tuple[str, ...]
+    demands: Demands
+
+    def broken(self, spec: JobSpec) -> Iterator[rules.Broken]:
+        yield from rules.broken(spec, self.required)
+        yield from self.demands(spec)
+
+
+def load(
+    path: str | os.PathLike[str],
+    overrides: Iterable[str] = (),
+    *,
+    required: Iterable[str] = (),
+    demands: Demands = lambda _: (),
+) -> JobSpec:
     """The job of a YAML or JSON file.
 
     Args:
@@ -23,6 +47,7 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, require
         overrides: ``FIELD=VALUE`` each, as given to ``--set``, applied in order.
         required: sets of records that this use of the job needs: ``training``, ``validation``, ``prediction``. Without
             any, the job must have something to train on or to predict.
+        demands: more rules, such as those of a cluster; what they find gets its line like any mistake.
 
     Raises:
         SpecError: a BadInputError with every problem of the file, each with file, line and path in the document.
@@ -30,8 +55,9 @@ def load(path: str | os.PathLike[str], overrides: Iterable[str] = (), *, require
     source = os.fspath(path)
     text = _text(Path(path))
     root = json_tree(text, source) if source.endswith(".json") else None
-    spec = None if root is None else _job(root, tuple(overrides), tuple(required), [])
-    return spec or _load_yaml(text, source, tuple(overrides), tuple(required))
+    use = _Use(tuple(overrides), tuple(required), demands)
+    spec = None if root is None else _job(root, use, [])
+    return spec or _load_yaml(text, source, use)
 
 
 def dump(spec: JobSpec) -> dict[str, Json]:
@@ -44,7 +70,7 @@ def changes(old: JobSpec, new: JobSpec) -> list[tuple[str, Json, Json]]:
     return list(_differences("", dump(old), dump(new)))
 
 
-def _load_yaml(text: str, source: str, overrides: tuple[str, ...], required: tuple[str, ...]) -> JobSpec:
+def _load_yaml(text: str, source: str, use: _Use) -> JobSpec:
     from edl.spec.document import parse_yaml  # not for roles, which read JSON: its import costs 40 ms
 
     # YAML contains JSON: this is also where mistakes in a JSON file get their lines
@@ -52,19 +78,19 @@ def _load_yaml(text: str, source: str, overrides: tuple[str, ...], required: tup
     root = parse_yaml(text, source, problems)
     if root is None and not problems:
         problems.append(Problem(source, "", "is empty, must be a mapping of fields", _BEGINNING))
-    spec = None if root is None else _job(root, overrides, required, problems)
+    spec = None if root is None else _job(root, use, problems)
     if spec is None:
         raise SpecError(sorted(problems, key=_line))
     return spec
 
 
-def _job(root: Node, overrides: tuple[str, ...], required: tuple[str, ...], problems: list[Problem]) -> JobSpec | None:
+def _job(root: Node, use: _Use, problems: list[Problem]) -> JobSpec | None:
     """The job of a tree; None when ``problems`` says why there is none."""
-    root = _overridden(root, overrides, problems)
+    root = _overridden(root, use.overrides, problems)
     spec: JobSpec | None = JOB.read(root, Place("", problems))
     problems.extend(
         Problem(_nearest_node(root, rule.path).where, rule.path, rule.message, rule.hint)
-        for rule in (rules.broken(spec, required) if spec is not None else ())
+        for rule in (use.broken(spec) if spec is not None else ())
     )
     return None if problems else spec
 

@@ -1,8 +1,9 @@
-"""What the paths of a JobSpec mean on this machine, under ``edl run``."""
+"""What the paths of a JobSpec mean: on this machine, under ``edl run``, and in the pods of a cluster."""
 
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -11,6 +12,8 @@ from edl.spec.job import JobSpec
 from edl.spec.placement import Volume
 
 DEFAULT_STORAGE = ".edl"
+UNSHARED_STORAGE = "/edl"
+"""Storage of a job without a volume: every pod has its own, gone with the pod."""
 
 
 def resolve_local(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> JobSpec:
@@ -54,14 +57,33 @@ def resolve_local(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> Job
     )
 
 
-def _mapped(path: str, volumes: tuple[Volume, ...]) -> str:
-    """The path in the local folder of the innermost volume that it lies in."""
+def pod_storage(spec: JobSpec) -> str:
+    """Directory of runs in every pod: by default ``edl/`` on the volume of ``storage.claim``, or on the first one."""
+    if spec.storage.path is not None:
+        return spec.storage.path
+    claim = spec.storage.claim
+    mounts = [volume.mount for volume in spec.volumes if claim is None or volume.claim == claim]
+    return posixpath.join(mounts[0], "edl") if mounts else UNSHARED_STORAGE
+
+
+def is_shared(spec: JobSpec) -> bool:
+    """Whether all pods of the job see one storage, which outlives them."""
+    return bool(spec.volumes or spec.storage.claim)
+
+
+def volume_of(path: str, volumes: Iterable[Volume]) -> Volume | None:
+    """The innermost volume that a path lies in."""
     wanted = PurePosixPath(os.path.normpath(path))
     inside = [volume for volume in volumes if wanted.is_relative_to(volume.mount)]
-    volume = max(inside, key=lambda candidate: len(PurePosixPath(candidate.mount).parts), default=None)
+    return max(inside, key=lambda candidate: len(PurePosixPath(candidate.mount).parts), default=None)
+
+
+def _mapped(path: str, volumes: tuple[Volume, ...]) -> str:
+    """The path in the local folder of the innermost volume that it lies in."""
+    volume = volume_of(path, volumes)
     if volume is None or volume.local is None:
         return path
-    return str(Path(volume.local) / wanted.relative_to(volume.mount))
+    return str(Path(volume.local) / PurePosixPath(os.path.normpath(path)).relative_to(volume.mount))
 
 
 def _absolute(path: str, base: Path) -> str:

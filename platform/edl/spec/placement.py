@@ -15,10 +15,11 @@ from edl.spec.node import Json
 from edl.spec.quantity import CORES, SIZE
 from edl.spec.section import Option, Section
 
-_MOUNT = Text(r"^/[\s\S]*$", "an absolute path")
+_ABSOLUTE = Text(r"^/[\s\S]*$", "an absolute path")
 _PATH = Text(meaning="a path")
 _TEXT = Text()
 _LABEL = Text(r"^[\s\S]*$")
+_ACCOUNT = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a ServiceAccount, such as edl-job-master")
 _COUNT = Whole(0)
 
 
@@ -32,12 +33,25 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerResources(Resources):
+    """What one worker's pod asks Kubernetes for: of all roles only workers compute on devices."""
+
+    gpu: Annotated[int, Option(_COUNT, "GPUs of one pod; edl run uses those that there are.", "devices")] = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Volume:
     """A directory that all roles share."""
 
-    mount: Annotated[str, Option(_MOUNT, "Where the volume appears in paths of this file.")]
+    mount: Annotated[str, Option(_ABSOLUTE, "Where the volume appears in paths of this file.")]
     claim: Annotated[
         str | None, Option(Nullable(_TEXT), "PersistentVolumeClaim of the volume; edl run does not use it.")
+    ] = None
+    host_path: Annotated[
+        str | None,
+        Option(
+            Nullable(_ABSOLUTE), "Directory of every node, in place of a claim, where the namespace allows hostPath."
+        ),
     ] = None
     local: Annotated[
         str | None,
@@ -106,3 +120,9 @@ class Security:
     run_as: Annotated[RunAs, Option(Section(RunAs), "User and group of every container.")] = field(
         default_factory=RunAs
     )
+    master_account: Annotated[
+        str, Option(_ACCOUNT, "ServiceAccount of the master, which starts, watches and deletes the job's pods.")
+    ] = "edl-job-master"
+    pod_account: Annotated[
+        str, Option(_ACCOUNT, "ServiceAccount of parameter servers and workers; they get no API token.")
+    ] = "edl-none"

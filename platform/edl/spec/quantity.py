@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,6 +74,20 @@ def cores(text: str) -> float:
     """CPU cores of ``500m`` (thousandths), ``2`` or ``1.5``; raises ValueError for anything else."""
     number, unit = _split(text, CORES_PATTERN)
     return float(Fraction(number) / (1000 if unit else 1))
+
+
+def size_text(count: int) -> str:
+    """Bytes as Kubernetes writes them, exactly: ``2Gi``, ``1536Mi``, ``1500000000``."""
+    for unit in ("Ti", "Gi", "Mi", "Ki"):
+        if count and count % _SIZES[unit] == 0:
+            return f"{count // _SIZES[unit]}{unit}"
+    return str(count)
+
+
+def cores_text(count: float) -> str:
+    """Cores as Kubernetes writes them: ``2``, ``250m``; no finer than thousandths, rounded up."""
+    thousandths = math.ceil(round(count * 1000, 6))
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
 def duration(text: str) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 from edl.spec.job import Checkpoint, Data, JobSpec, Model, Strategy, Train
 from edl.spec.load import changes, dump, load
-from edl.spec.placement import Resources
+from edl.spec.placement import WorkerResources
 from edl.spec.problem import SpecError
 
 SMALLEST = "name: iris\nmodel: {definition: iris.model.custom_model}\ndata: {training: train.csv}\n"
@@ -51,7 +51,7 @@ def test_specs_are_values() -> None:
         ("model.params.units=16", lambda spec: spec.model.params, {"units": 16}),
         ("model.params={units: [1, 2.5]}", lambda spec: spec.model.params, {"units": [1, 2.5]}),
         ("ps.embedding_threshold=1.5Ki", lambda spec: spec.ps.embedding_threshold, 1536),
-        ("workers.resources.cpu=250m", lambda spec: spec.workers.resources, Resources(cpu=0.25)),
+        ("workers.resources.cpu=250m", lambda spec: spec.workers.resources, WorkerResources(cpu=0.25)),
         ("volumes[0].local=./here", lambda spec: spec.volumes[0].local, "./here"),
         ("volumes.0.local=./here", lambda spec: spec.volumes[0].local, "./here"),
         ("export.path=out", lambda spec: spec.export.path, "out"),

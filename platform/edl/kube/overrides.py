@@ -1,0 +1,40 @@
+"""``pod.overrides``: what the spec does not model, merged into a pod last, as a strategic merge patch would be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MERGE_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+}
+"""Lists that are merged item by item, and what tells their items apart. Other lists are replaced.
+
+Source: patchMergeKey in the API's types, https://github.com/kubernetes/api/blob/master/core/v1/types.go
+"""
+
+
+def merge(base: Any, patch: Any, field: str = "") -> Any:
+    """``base`` with ``patch`` in it: mappings are merged, null takes a field away, anything else is replaced.
+
+    Args:
+        field: the name under which both stand, which says how lists are merged.
+    """
+    if isinstance(base, Mapping) and isinstance(patch, Mapping):
+        merged = {**base, **{name: merge(base.get(name), value, name) for name, value in patch.items()}}
+        return {name: value for name, value in merged.items() if value is not None}
+    if isinstance(base, list) and isinstance(patch, list | tuple) and field in MERGE_KEYS:
+        return _merge_items(base, patch, MERGE_KEYS[field])
+    return patch
+
+
+def _merge_items(base: list[Any], patch: list[Any] | tuple[Any, ...], key: str) -> list[Any]:
+    items = {item[key]: item for item in base}
+    for item in patch:
+        items[item[key]] = merge(items.get(item[key]), item)
+    return list(items.values())
