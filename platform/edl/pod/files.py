@@ -1,0 +1,172 @@
+"""Lists, receives and sends files of a volume, for ``edl data``: started in a short-lived pod through pods/exec.
+
+``python -m edl.pod.files ROOT`` answers requests on standard input, one after the other (edl.store.transfer has the
+frames), until that ends. Paths are relative to ROOT; nothing outside of it is touched. Requests and their answers:
+
+``list`` path, recursive
+    ``{"entries": [{path, kind, size, modified}], "more": bool}``, as often as it takes.
+``stat`` path, digest
+    ``{"kind": file | directory | other | missing, "size", "sha256"}``.
+``make`` path
+    Makes a directory: ``{}``.
+``receive`` path, size, sha256
+    ``{"arrived": bytes}``: what is here from an earlier attempt; then data until ``size``; then ``{}`` when the file is
+    proven, durable and has its name.
+``send`` path, offset, size
+    Data until ``size``.
+
+An error is a frame of its own; after one in the middle of a ``receive`` this end ends, since data may be on its way.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edl.core.errors import BadInputError, EdlError, StorageError
+from edl.store.durable import translated
+from edl.store.incoming import Incoming, digest
+from edl.store.transfer import ANSWER, BUSY, BUSY_SECONDS, CHUNK, DATA, ERROR, Frame, frame, message, read_frame
+
+ENTRIES = 1000
+"""Entries in one answer: far below the largest frame, also with long names."""
+
+
+class Files:
+    """Answers requests about the files below ``root``."""
+
+    def __init__(self, root: Path, source: BinaryIO, sink: BinaryIO) -> None:
+        self._root, self._source, self._sink = root.resolve(), source, sink
+        self._spoke = time.monotonic()
+
+    def serve(self) -> None:
+        """Answer until the other end has ended."""
+        while (request := read_frame(self._source.read)) is not None:
+            value = request.json()
+            try:
+                self._answer(value)
+            except EdlError as error:
+                self._say(message(ERROR, {"message": error.message, "where": error.where, "hint": error.hint}))
+                if value.get("op") == "receive":
+                    return
+
+    def _answer(self, value: dict[str, Any]) -> None:
+        path = self._inside(str(value.get("path", "")))
+        match value.get("op"):
+            case "list":
+                self._list(path, recursive=bool(value.get("recursive")))
+            case "stat":
+                self._say(message(ANSWER, self._stat(path, with_digest=bool(value.get("digest")))))
+            case "make":
+                with translated(path, "make the directory"):
+                    path.mkdir(parents=True, exist_ok=True)
+                self._say(message(ANSWER, {}))
+            case "receive":
+                self._receive(path, int(value["size"]), str(value["sha256"]))
+            case "send":
+                self._send(path, int(value["offset"]), int(value["size"]))
+            case other:
+                raise BadInputError(f"no request is called {other!r}", hint="The image is of another version of EDL.")
+
+    def _inside(self, text: str) -> Path:
+        path = (self._root / text.lstrip("/")).resolve()
+        if not path.is_relative_to(self._root):
+            raise BadInputError("this leads out of the volume", where=text)
+        return path
+
+    def _list(self, path: Path, *, recursive: bool) -> None:
+        entries: list[dict[str, Any]] = []
+        with translated(path, "list"):
+            for entry in _entries(path, recursive=recursive):
+                entries.append(entry)
+                if len(entries) == ENTRIES:
+                    self._say(message(ANSWER, {"entries": entries, "more": True}))
+                    entries = []
+        self._say(message(ANSWER, {"entries": entries, "more": False}))
+
+    def _stat(self, path: Path, *, with_digest: bool) -> dict[str, Any]:
+        with translated(path, "look at"):
+            try:
+                found = path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return {"kind": "missing", "size": 0}
+        answer: dict[str, Any] = {"kind": _kind(found.st_mode), "size": found.st_size}
+        if with_digest and answer["kind"] == "file":
+            answer["sha256"] = digest(path, self._tick)
+        return answer
+
+    def _receive(self, path: Path, size: int, sha256: str) -> None:
+        with Incoming(path, size, sha256, self._tick) as incoming:
+            self._say(message(ANSWER, {"arrived": incoming.arrived}))
+            while incoming.missing:
+                incoming.write(_data(read_frame(self._source.read)))
+            incoming.finish()
+        self._say(message(ANSWER, {}))
+
+    def _send(self, path: Path, offset: int, size: int) -> None:
+        with translated(path, "read"), path.open("rb") as file:
+            file.seek(offset)
+            while offset < size:
+                block = file.read(min(CHUNK, size - offset))
+                if not block:
+                    raise StorageError("the file has become shorter", where=str(path), hint="Copy it once more.")
+                self._say(frame(DATA, block))
+                offset += len(block)
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._spoke >= BUSY_SECONDS:
+            self._say(frame(BUSY))
+
+    def _say(self, data: bytes) -> None:
+        self._sink.write(data)
+        self._sink.flush()
+        self._spoke = time.monotonic()
+
+
+def _data(arrived: Frame | None) -> bytes:
+    if arrived is None or arrived.kind != DATA:
+        raise StorageError("the other end broke off; what has arrived is kept")
+    return arrived.payload
+
+
+def _entries(path: Path, *, recursive: bool) -> Iterator[dict[str, Any]]:
+    """The entries below a directory, or the file itself, in the order of their names; links are not followed."""
+    if not path.is_dir():
+        yield _entry(path, path.name)
+        return
+    for name in sorted(os.listdir(path)):
+        entry = _entry(path / name, name)
+        yield entry
+        if recursive and entry["kind"] == "directory":
+            for below in _entries(path / name, recursive=True):
+                yield {**below, "path": f"{name}/{below['path']}"}
+
+
+def _entry(path: Path, name: str) -> dict[str, Any]:
+    found = path.lstat()
+    return {"path": name, "kind": _kind(found.st_mode), "size": found.st_size, "modified": found.st_mtime}
+
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "directory"))
+
+
+def _kind(mode: int) -> str:
+    return next((name for is_one, name in _KINDS if is_one(mode)), "other")
+
+
+def main() -> None:
+    """Serve the directory that the command line names."""
+    try:
+        Files(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer).serve()
+    except EdlError as error:  # what arrives is not from us, or its end is gone: there is nobody to tell but the log
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

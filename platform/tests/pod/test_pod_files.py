@@ -1,0 +1,146 @@
+"""Files travel through a pipe: listed, sent and received, resumed after a cut, proven by checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.store.incoming import part_of
+from edl.store.transfer import ANSWER, DATA, ERROR, REQUEST, Frame, frame, message, read_frame
+
+CONTENT = bytes(range(256)) * 4096
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server:
+    """The process that a pod would run, and its pipes."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.stdin, self.stdout, self.process = process.stdin, process.stdout, process
+
+    def say(self, data: bytes) -> None:
+        self.stdin.write(data)
+        self.stdin.flush()
+
+    def ask(self, op: str, path: str, **more: Any) -> Frame:
+        self.say(message(REQUEST, {"op": op, "path": path, **more}))
+        return self.hear()
+
+    def hear(self) -> Frame:
+        found = read_frame(self.stdout.read)
+        assert found is not None
+        return found
+
+
+@contextmanager
+def server(root: Path) -> Iterator[Server]:
+    command = [sys.executable, "-m", "edl.pod.files", str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield Server(process)
+        finally:
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+            process.wait(30)
+
+
+def test_a_file_arrives_whole_and_under_its_name(tmp_path: Path) -> None:
+    with server(tmp_path) as pod:
+        assert pod.ask("receive", "/a/b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 0}
+        pod.say(frame(DATA, CONTENT))
+        assert pod.hear() == Frame(ANSWER, b"{}")
+    assert (tmp_path / "a" / "b.rec").read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.rec"]
+
+
+def test_what_arrived_before_the_cut_is_not_sent_again(tmp_path: Path) -> None:
+    with server(tmp_path) as pod:
+        pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256)
+        pod.say(frame(DATA, CONTENT[:1000]))
+    assert not (tmp_path / "b.rec").exists()
+    with server(tmp_path) as pod:
+        assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 1000}
+        pod.say(frame(DATA, CONTENT[1000:]))
+        assert pod.hear().kind == ANSWER
+    assert (tmp_path / "b.rec").read_bytes() == CONTENT
+
+
+def test_a_part_of_another_content_is_not_gone_on_with(tmp_path: Path) -> None:
+    part_of(tmp_path / "b.rec", "0" * 64).write_bytes(b"older")
+    with server(tmp_path) as pod:
+        assert pod.ask("receive", "b.rec", size=len(CONTENT), sha256=SHA256).json() == {"arrived": 0}
+
+
+def test_a_wrong_checksum_keeps_the_old_file_and_throws_the_new_one_away(tmp_path: Path) -> None:
+    (tmp_path / "b.rec").write_bytes(b"old")
+    with server(tmp_path) as pod:
+        pod.ask("receive", "b.rec", size=3, sha256=SHA256)
+        pod.say(frame(DATA, b"new"))
+        answer = pod.hear()
+    assert answer.kind == ERROR
+    assert "checksum" in answer.json()["message"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"b.rec": b"old"}
+
+
+def test_more_than_was_announced_is_refused(tmp_path: Path) -> None:
+    with server(tmp_path) as pod:
+        pod.ask("receive", "b.rec", size=2, sha256=SHA256)
+        pod.say(frame(DATA, b"new"))
+        assert "more arrives" in pod.hear().json()["message"]
+
+
+def test_a_file_is_sent_from_where_the_other_end_has_it(tmp_path: Path) -> None:
+    (tmp_path / "b.rec").write_bytes(CONTENT)
+    with server(tmp_path) as pod:
+        answer = pod.ask("stat", "b.rec", digest=True).json()
+        assert answer == {"kind": "file", "size": len(CONTENT), "sha256": SHA256}
+        pod.say(message(REQUEST, {"op": "send", "path": "b.rec", "offset": 300_000, "size": len(CONTENT)}))
+        received = b""
+        while len(received) < len(CONTENT) - 300_000:
+            received += pod.hear().payload
+    assert received == CONTENT[300_000:]
+
+
+def test_a_list_names_kinds_and_sizes_and_follows_no_links(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a").write_bytes(b"123")
+    (tmp_path / "link").symlink_to("/etc")
+    with server(tmp_path) as pod:
+        answer = pod.ask("list", "/", recursive=True).json()
+    found = [(entry["path"], entry["kind"]) for entry in answer["entries"]]
+    assert found == [("link", "other"), ("train", "directory"), ("train/a", "file")]
+    assert answer["more"] is False
+
+
+def test_a_long_list_comes_in_parts(tmp_path: Path) -> None:
+    for number in range(1001):
+        (tmp_path / f"{number:04}").touch()
+    with server(tmp_path) as pod:
+        first, second = pod.ask("list", "").json(), pod.hear().json()
+    assert (len(first["entries"]), first["more"], len(second["entries"]), second["more"]) == (1000, True, 1, False)
+
+
+@pytest.mark.parametrize("path", ["../secret", "/a/../../secret", "link/passwd"])
+def test_nothing_outside_the_volume_is_touched(tmp_path: Path, path: str) -> None:
+    (tmp_path / "link").symlink_to("/etc")
+    with server(tmp_path) as pod:
+        answer = pod.ask("stat", path)
+    assert answer.kind == ERROR
+    assert "out of the volume" in answer.json()["message"]
+
+
+def test_what_is_missing_is_said_and_the_next_request_is_answered(tmp_path: Path) -> None:
+    with server(tmp_path) as pod:
+        assert pod.ask("stat", "x").json()["kind"] == "missing"
+        assert pod.ask("list", "x").kind == ERROR
+        assert pod.ask("make", "x/y").kind == ANSWER
+    assert (tmp_path / "x" / "y").is_dir()

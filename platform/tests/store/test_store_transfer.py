@@ -1,0 +1,41 @@
+"""Frames come out as they went in, and what is no frame is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.errors import RefusedError
+from edl.store.transfer import ANSWER, DATA, ERROR, REQUEST, Frame, frame, read_frame
+
+FRAMES = st.builds(Frame, st.sampled_from([REQUEST, ANSWER, DATA, ERROR]), st.binary(max_size=2000))
+
+
+@given(st.lists(FRAMES, max_size=5))
+def test_frames_survive_the_way(frames: list[Frame]) -> None:
+    pipe = io.BytesIO(b"".join(frame(*each) for each in frames))
+    assert [read_frame(pipe.read) for _ in frames] == frames
+    assert read_frame(pipe.read) is None
+
+
+@given(FRAMES, st.data())
+def test_a_cut_is_no_end(whole: Frame, data: st.DataObject) -> None:
+    there = frame(*whole)
+    pipe = io.BytesIO(there[: data.draw(st.integers(1, len(there) - 1))])
+    with pytest.raises(RefusedError, match="in the middle"):
+        read_frame(pipe.read)
+
+
+@pytest.mark.parametrize("head", [b"Z\0\0\0\0", b"D\xff\xff\xff\xff", b"HTTP/1.1 200"])
+def test_what_is_no_frame_is_refused(head: bytes) -> None:
+    with pytest.raises(RefusedError, match="no message"):
+        read_frame(io.BytesIO(head).read)
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[]"])
+def test_an_answer_is_a_json_object(payload: bytes) -> None:
+    with pytest.raises(RefusedError, match="no JSON"):
+        Frame(ANSWER, payload).json()
