@@ -25,15 +25,16 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
     Args:
         field: the name under which both stand, which says how lists are merged.
     """
-    if isinstance(base, Mapping) and isinstance(patch, Mapping):
-        merged = {**base, **{name: merge(base.get(name), value, name) for name, value in patch.items()}}
+    if isinstance(patch, Mapping):
+        old = base if isinstance(base, Mapping) else {}
+        merged = {**old, **{name: merge(old.get(name), value, name) for name, value in patch.items()}}
         return {name: value for name, value in merged.items() if value is not None}
-    if isinstance(base, list) and isinstance(patch, list | tuple) and field in MERGE_KEYS:
-        return _merge_items(base, patch, MERGE_KEYS[field])
+    if isinstance(patch, list) and field in MERGE_KEYS:
+        return _merge_items(base if isinstance(base, list) else [], patch, MERGE_KEYS[field])
     return patch
 
 
-def _merge_items(base: list[Any], patch: list[Any] | tuple[Any, ...], key: str) -> list[Any]:
+def _merge_items(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     items = {item[key]: item for item in base}
     for item in patch:
         items[item[key]] = merge(items.get(item[key]), item)

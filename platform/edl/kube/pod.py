@@ -145,7 +145,7 @@ def tolerations(own: tuple[Mapping[str, Json], ...], seconds: int) -> list[dict[
 
     Clusters add 300 s themselves to pods without such tolerations.
     """
-    said = {one.get("key") for one in own if one.get("effect") in (None, "", "NoExecute")}
+    said = [one.get("key") for one in own if one.get("effect") in (None, "", "NoExecute")]
     waits = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
         for key in _UNHEALTHY_NODE
