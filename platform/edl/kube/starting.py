@@ -1,0 +1,193 @@
+"""Has the master of a submitted job started? What its pod's status says about that, and how long to wait for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.api import Api
+from edl.kube.errors import ApiError, NotFoundError
+from edl.kube.kinds import CONFIGMAPS, EVENTS, PODS, Manifest
+
+START_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+"""After so long a container that runs counts as started, also when its master has published nothing yet."""
+POLL_SECONDS = 0.5
+_LOG_LINES = 15
+
+NEVER_CREATED = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RunContainerError",
+    }
+)
+"""Reasons of a waiting container that waiting does not mend."""
+_PASSING = "failed to sync"
+"""In a message: the kubelet has not seen the ConfigMap or Secret yet."""
+
+
+class Stage(StrEnum):
+    """How far the master has come."""
+
+    ABSENT = "no pod yet"
+    PENDING = "pending"
+    CREATING = "creating"
+    RUNNING = "running"
+    SERVING = "serving"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+SETTLED = (Stage.SERVING, Stage.ENDED, Stage.FAILED)
+"""Stages at which there is nothing more to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The master at one moment.
+
+    Attributes:
+        reason: the cluster's word: ``ImagePullBackOff``, ``Unschedulable``, ``ContainerCreating``.
+        message: the words of the scheduler, the kubelet, or the container itself.
+        exit_code: of a container that ended.
+        pod: its name; empty while there is none.
+    """
+
+    stage: Stage
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    pod: str = ""
+
+    @property
+    def started(self) -> bool:
+        """Whether the master's container came to run, and did not fail."""
+        return self.stage in (Stage.RUNNING, Stage.SERVING, Stage.ENDED)
+
+
+def classify(pod: Manifest | None) -> Sight:
+    """What a master's pod says of its start."""
+    if pod is None:
+        return Sight(Stage.ABSENT)
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    container = next(iter(status.get("containerStatuses") or ()), None)
+    if container is not None:
+        return _of_container(name, container)
+    if status.get("phase") == "Failed":
+        return Sight(Stage.FAILED, status.get("reason", "Failed"), status.get("message", ""), pod=name)
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] != "True":
+            return Sight(Stage.PENDING, condition.get("reason", ""), condition.get("message", ""), pod=name)
+    scheduled = bool(pod["spec"].get("nodeName"))
+    return Sight(Stage.CREATING if scheduled else Stage.PENDING, pod=name)
+
+
+def _of_container(pod: str, container: Manifest) -> Sight:
+    state = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    if ended and ended.get("exitCode", 0) != 0:
+        code = int(ended["exitCode"])
+        return Sight(Stage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod)
+    if "terminated" in state:
+        return Sight(Stage.ENDED, ended.get("reason", "") if ended else "", exit_code=0, pod=pod)
+    if "running" in state:
+        return Sight(Stage.RUNNING, pod=pod)
+    waiting = state.get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    final = reason in NEVER_CREATED and _PASSING not in message
+    return Sight(Stage.FAILED if final else Stage.CREATING, reason, message, pod=pod)
+
+
+def await_start(
+    look: Callable[[], Sight],
+    told: Callable[[Sight], None],
+    clock: Callable[[], float],
+    sleep: Callable[[float], Any],
+    seconds: float = START_SECONDS,
+) -> Sight:
+    """Look until the master has started or failed, at most ``seconds``; ``told`` hears of each change."""
+    began = clock()
+    last, running_since = look(), began
+    told(last)
+    while last.stage not in SETTLED:
+        now = clock()
+        if last.stage is not Stage.RUNNING:
+            running_since = now
+        if now - began >= seconds or now - running_since >= SETTLE_SECONDS:
+            break
+        sleep(POLL_SECONDS)
+        seen = look()
+        if seen != last:
+            told(seen)
+        last = seen
+    return last
+
+
+class Lookout:
+    """Sees the master of one Job. A server that is away for a moment changes nothing of what was seen."""
+
+    def __init__(self, api: Api, job: str, uid: str) -> None:
+        self._api, self._job, self._uid = api, job, uid
+        self._last = Sight(Stage.ABSENT)
+
+    def look(self) -> Sight:
+        """The master now."""
+        with suppress(ApiError):
+            self._last = self._look()
+        return self._last
+
+    def _look(self) -> Sight:
+        pods = self._api.list(PODS, labels=names.selector(self._job, Role.MASTER)).items
+        own = [pod for pod in pods if _owned(pod, self._uid)]
+        newest = max(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+        sight = classify(newest)
+        if sight.stage is Stage.RUNNING and self._published():
+            return Sight(Stage.SERVING, pod=sight.pod)
+        if sight.stage is Stage.FAILED and sight.exit_code is not None and not sight.message:
+            return Sight(sight.stage, sight.reason, self._last_words(sight.pod), sight.exit_code, sight.pod)
+        if sight.stage in (Stage.ABSENT, Stage.CREATING) and not sight.message:
+            about = newest["metadata"]["uid"] if newest else self._uid
+            return Sight(sight.stage, sight.reason, self._warning(about), pod=sight.pod)
+        return sight
+
+    def _published(self) -> bool:
+        try:
+            pages = self._api.get(CONFIGMAPS, names.status(self._job)).get("data") or {}
+        except NotFoundError:
+            return False
+        try:
+            return bool(json.loads(pages.get("status.json", "{}")))
+        except ValueError:
+            return False
+
+    def _warning(self, uid: str) -> str:
+        """The newest warning about an object; empty if there is none, or nobody may read events."""
+        try:
+            events = self._api.list(EVENTS, fields=f"involvedObject.uid={uid},type=Warning").items
+        except ApiError:
+            return ""
+        newest = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default={})
+        return str(newest.get("message", ""))
+
+    def _last_words(self, pod: str) -> str:
+        try:
+            lines = list(self._api.logs(pod, tail=_LOG_LINES).lines())
+        except ApiError:
+            return ""
+        return b"\n".join(lines).decode(errors="replace").strip()
+
+
+def _owned(pod: Manifest, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or ())
