@@ -7,7 +7,6 @@ import signal
 import threading
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 from edl.ps.bulk_plane import MAX_BODY, BulkPlane
@@ -15,6 +14,7 @@ from edl.ps.control_plane import ControlPlane
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.registration import keep_registered, request
 from edl.ps.shard_writer import ShardWriter
+from edl.rpc.address import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.rpc.bulk import BulkServer
 from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
@@ -35,16 +35,16 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
         JobFailedError: the master is lost.
     """
     server = ParameterServer(identity.index, ShardWriter(identity.index))
-    base = socket_base(identity)
+    control_address, bulk_address = addresses(identity)
     with ExitStack() as running:
         running.callback(server.close)
-        bulk = BulkServer(f"unix:{base}.blk", identity.token, BulkPlane(server), max_body=MAX_BODY)
+        bulk = BulkServer(bulk_address, identity.token, BulkPlane(server), max_body=MAX_BODY)
         bulk.start()
         running.callback(bulk.stop)
         plane = ControlPlane(server, identity.uid)
         control = serve(
             partial(add_PsControlServicer_to_server, plane),
-            f"unix:{base}.ctl",
+            control_address,
             identity.token,
             _CONTROL_THREADS,
             before_stop=server.close,
@@ -57,9 +57,12 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
     log.info("ends")
 
 
-def socket_base(identity: Identity) -> Path:
-    """Path of this process's sockets, less the suffix; no two processes of a run share it."""
-    return identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_TAIL:]}"
+def addresses(identity: Identity) -> tuple[str, str]:
+    """Where the master and workers reach this process: ports of its pod, or sockets that no two processes share."""
+    if identity.host is not None:
+        return str(TcpAddress(identity.host, CONTROL_PORT)), str(TcpAddress(identity.host, BULK_PORT))
+    base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_TAIL:]}"
+    return f"unix:{base}.ctl", f"unix:{base}.blk"
 
 
 def stop_on_signals() -> threading.Event:

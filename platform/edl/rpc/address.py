@@ -10,6 +10,9 @@ from edl.core.errors import BadInputError
 UNIX_PATH_MAX = 107 if hasattr(socket, "SO_PEERCRED") else 103
 """Bytes of a Unix socket's path: ``sun_path`` of Linux and of the BSDs, less the final zero."""
 
+CONTROL_PORT, BULK_PORT = 7070, 7071
+"""Where pods listen: each has an address of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:

@@ -33,6 +33,7 @@ class Identity:
         token: the job's secret; left out of ``repr`` so that it reaches no log.
         runtime_dir: private, short folder for Unix sockets.
         master_address: where the master listens, ``unix:<path>`` or ``host:port``.
+        host: address of this pod, in its network; None on one machine, where Unix sockets serve.
     """
 
     run_dir: Path
@@ -42,6 +43,7 @@ class Identity:
     token: str = field(repr=False)
     runtime_dir: Path
     master_address: str
+    host: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Identity:
@@ -54,7 +56,8 @@ class Identity:
         missing = [name for name in VARIABLES if not variables.get(name)]
         if missing:
             raise BadInputError(
-                f"The environment lacks {', '.join(missing)}", hint="Roles are started by `edl run`, not by hand."
+                f"The environment lacks {', '.join(missing)}",
+                hint="Roles are started by `edl run` and `edl submit`, not by hand.",
             )
         return cls(
             run_dir=Path(variables["EDL_RUN_DIR"]),
@@ -64,6 +67,7 @@ class Identity:
             token=read_token(Path(variables["EDL_TOKEN_FILE"])),
             runtime_dir=Path(variables["EDL_RUNTIME_DIR"]),
             master_address=variables["EDL_MASTER_ADDRESS"],
+            host=variables.get("EDL_HOST") or None,
         )
 
 

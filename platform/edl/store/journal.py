@@ -44,7 +44,7 @@ class _NewSegment:
 class Journal:
     """An open journal. Every method may be called from every thread."""
 
-    def __init__(self, directory: Path, lock: FileLock, chain: SegmentChain, size_bytes: int) -> None:
+    def __init__(self, directory: Path, lock: FileLock | None, chain: SegmentChain, size_bytes: int) -> None:
         """For ``open`` only."""
         self._directory = directory
         self._lock = lock
@@ -61,7 +61,7 @@ class Journal:
         self._thread.start()
 
     @classmethod
-    def open(cls, directory: Path, *, holder: str) -> tuple[Journal, Replay]:
+    def open(cls, directory: Path, *, holder: str, exclusive: bool = True, at_least: int = 0) -> tuple[Journal, Replay]:
         """Lock the journal, read it, and begin a new incarnation of it.
 
         The new segment's fence notes exactly what was read, so nothing that an earlier incarnation still writes counts.
@@ -69,24 +69,29 @@ class Journal:
         Args:
             directory: the journal's folder; created when it is missing.
             holder: who opens it, one line of text for whoever comes second.
+            exclusive: take the folder's lock. A volume of several machines may not have locks; there a Lease keeps two
+                masters apart, and the fence of the segments those that do not know it yet.
+            at_least: the new incarnation is at least this one.
 
         Raises:
             RefusedError: another process has it open; its holder is named.
             StorageError: it cannot be read or written.
         """
-        lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_HELD)
+        lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_HELD) if exclusive else None
         try:
             found = replay(directory)
             remove_unfinished(directory)
-            chain = SegmentChain(directory, found.incarnation + 1, found.fence, holder)
+            incarnation = max(found.incarnation + 1, at_least)
+            chain = SegmentChain(directory, incarnation, found.fence, holder)
         except BaseException:
-            lock.close()
+            if lock is not None:
+                lock.close()
             raise
         return cls(directory, lock, chain, found.size_bytes), found
 
     @property
     def incarnation(self) -> int:
-        """This writer's number: one more than any before it in this folder."""
+        """This writer's number: above any before it in this folder."""
         return self._chain.incarnation
 
     @property
@@ -153,7 +158,8 @@ class Journal:
             self._wake.set()
         self._thread.join()
         self._chain.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _enqueue(self, item: bytes | _NewSegment) -> int:
         with self._mutex:

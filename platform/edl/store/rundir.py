@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -24,9 +25,11 @@ __all__ = [
     "create",
     "job_dir",
     "latest",
+    "make",
     "read_json",
     "resolve",
     "runs",
+    "submitted",
     "tail",
     "write_json",
 ]
@@ -106,6 +109,28 @@ def runs(job_dir: Path) -> list[RunDir]:
     return [RunDir(job_dir / name) for _, name in numbered]
 
 
+def submitted(job_dir: Path) -> list[RunDir]:
+    """The runs in ``job_dir`` that have a spec, whatever their names, oldest first.
+
+    On Kubernetes names are uids, which say nothing of their order: the first event of a run does.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    with translated(job_dir, "list the runs"):
+        found = [RunDir(path.parent) for path in job_dir.glob("*/spec.json")]
+        return sorted(found, key=lambda run: (_first_event(run), run.run_id))
+
+
+def _first_event(run: RunDir) -> float:
+    """When a run was started, in unix seconds."""
+    try:
+        with run.events.open("rb") as lines:
+            return float(json.loads(lines.readline())["time"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # a crash cut it off: the folder is as old
+        return run.path.stat().st_mtime
+
+
 def create(job_dir: Path) -> RunDir:
     """Make the next run's folder, with ``journal``, ``checkpoints`` and ``logs`` in it.
 
@@ -115,11 +140,21 @@ def create(job_dir: Path) -> RunDir:
     with translated(job_dir, "create a run directory"):
         job_dir.mkdir(parents=True, exist_ok=True)
         run = _next(job_dir)
-        for folder in (run.journal, run.checkpoints, run.logs):
-            folder.mkdir()
-        sync_directory(run.path)
-        sync_directory(job_dir)
+    make(run)
     return run
+
+
+def make(run: RunDir) -> None:
+    """Make a run's folder with ``journal``, ``checkpoints`` and ``logs`` in it, as far as they are not there.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    with translated(run.path, "create a run directory"):
+        for folder in (run.journal, run.checkpoints, run.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        sync_directory(run.path)
+        sync_directory(run.job_dir)
 
 
 def _next(job_dir: Path) -> RunDir:

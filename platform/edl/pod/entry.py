@@ -1,0 +1,67 @@
+"""``edl-role master|ps|worker|submit SPEC``: the entry point of EDL's images.
+
+Exit codes: those of the role (128 + n when signal n killed it); 2 for a wrong command line, spec, environment or
+volume, with a message on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from edl.pod.init import Init, Say
+
+ROLES = ("master", "ps", "worker")
+USAGE = """usage: edl-role master|ps|worker|submit SPEC
+
+What a container of a job runs: SPEC is the JobSpec, mounted by the pod. master, ps and worker are started in pods that
+edl submit and the master make; submit calls edl submit SPEC --yes --watch.
+"""
+BAD_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line says; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given in (["-h"], ["--help"]):
+        print(USAGE, end="")
+        return 0
+    problem = _problem(given)
+    if problem is not None:
+        print(f"edl-role: {problem}\n{USAGE}", end="", file=sys.stderr)
+        return BAD_INPUT
+    role, spec = given
+    if role == "submit":
+        return _submit(spec)
+    return Init(lambda say: _become(role, spec, say)).run()
+
+
+def _problem(given: Sequence[str]) -> str | None:
+    if len(given) != 2:
+        return f"takes a role and a spec, not {len(given)} arguments"
+    if given[0] not in (*ROLES, "submit"):
+        return f"{given[0]!r} is no role"
+    return None
+
+
+def _submit(spec: str) -> int:
+    try:
+        os.execvp("edl", ["edl", "submit", spec, "--yes", "--watch"])  # noqa: S606
+    except OSError as error:
+        print(f"edl-role: edl cannot be started: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _become(role: str, spec: str, say: Say) -> None:
+    """In the child: prepare, and become the role."""
+    from edl.core.errors import EdlError
+    from edl.pod.preparation import heading, log_file, prepare
+
+    try:
+        variables = {**os.environ, **prepare(role, spec, os.environ)}
+    except EdlError as error:
+        print(f"edl-role: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    say(str(log_file(variables)), heading(variables))
+    os.execve(sys.executable, [sys.executable, "-m", f"edl.{role}"], variables)  # noqa: S606

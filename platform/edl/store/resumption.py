@@ -1,0 +1,77 @@
+"""May a run go on with another JobSpec? Its ledger and checkpoints mean something only for the records they are about.
+
+Loads specs and, for a run that ended, the journal; no arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+
+from edl.core.errors import BadInputError
+from edl.spec.job import JobSpec
+from edl.spec.load import changes, load
+from edl.spec.node import Json
+from edl.spec.status import Status
+from edl.store.durable import translated
+from edl.store.rundir import RunDir, read_json
+
+FIXED = (
+    "data.training",
+    "data.reader",
+    "train.minibatch_size",
+    "train.minibatches_per_task",
+    "train.seed",
+    "model.definition",
+    "model.params",
+    "strategy.name",
+)
+"""Fields that may not change: the ledger counts tasks cut by them, the checkpoints hold variables made by them."""
+
+
+def is_fixed(path: str) -> bool:
+    """Whether a field may not change between two starts of a run."""
+    return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED)
+
+
+def differences(run: RunDir, spec: JobSpec) -> Sequence[tuple[str, Json, Json]]:
+    """What ``spec`` changes about the run: path, old value, new value.
+
+    Raises:
+        BadInputError: it changes what the run's ledger or checkpoints are built on.
+    """
+    found = changes(load(run.spec), spec)
+    wrong = [change for change in found if is_fixed(change[0])]
+    if wrong:
+        told = "\n".join(f"  {path} was {old}, is {new}" for path, old, new in wrong)
+        raise BadInputError(
+            f"run {run.run_id} cannot go on with this job file: its ledger is about other work\n{told}",
+            hint="Change these fields back, or start a new run without --resume.",
+        )
+    return found
+
+
+def phase_of(run: RunDir) -> str | None:
+    """The phase in the run's status; None when it never wrote one."""
+    return Status.from_json(read_json(run.status), str(run.status)).phase if run.status.exists() else None
+
+
+def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
+    """Make an ended run one that goes on: its next master reads so in the journal (strategy Local has neither).
+
+    Args:
+        run: the run.
+        holder: who does it, one line of text.
+        exclusive: take the journal's lock, which a volume that several nodes mount may not have.
+
+    Raises:
+        StorageError: a file cannot be written; the run stays ended.
+    """
+    from edl.store.journal import Journal  # 10 ms that only an ended run needs
+
+    if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
+        with closing(Journal.open(run.journal, holder=holder, exclusive=exclusive)[0]) as journal:
+            journal.wait(journal.append({"kind": "resumed"}))
+    with translated(run.path, "remove what told of the end"):
+        for name in ("failure.txt", "failure.json", "summary.json"):
+            (run.path / name).unlink(missing_ok=True)

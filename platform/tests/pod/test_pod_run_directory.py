@@ -1,0 +1,105 @@
+"""Which run directory a Job's master gets, and what is said when it cannot have it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from edl.core.errors import BadInputError
+from edl.pod.run_directory import LATEST, Wanted, open_run, prove_writable
+from edl.spec.job import Data, JobSpec, Model
+from edl.spec.load import load
+from edl.spec.status import Status
+from edl.store.journal import Journal
+from edl.store.replay import replay
+from edl.store.rundir import RunDir, write_json
+
+SPEC = JobSpec(name="digits", model=Model("m.custom_model", "/model_zoo"), data=Data(training=("/data/train",)))
+
+
+def started(run: RunDir) -> list[str]:
+    lines = [json.loads(line) for line in run.events.read_text().splitlines()]
+    return [line["run"] for line in lines if line["event"] == "run_started"]
+
+
+def ended(run: RunDir, phase: str) -> None:
+    write_json(
+        run.status, Status(job="digits", run=run.run_id, run_dir=str(run.path), phase=phase, updated=1).to_json()
+    )
+    Journal.open(run.journal, holder="a test")[0].close()
+
+
+def test_a_new_run_is_named_after_the_job_and_found_again(tmp_path: Path) -> None:
+    wanted = Wanted(tmp_path / "team" / "digits", "uid-1")
+    run = open_run(wanted, SPEC)
+    assert run.path == tmp_path / "team" / "digits" / "uid-1"
+    assert load(run.spec) == SPEC
+    assert run.journal.is_dir()
+    assert open_run(wanted, SPEC) == run
+    assert started(run) == ["uid-1"]
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_job_goes_on_with_an_older_run_once(tmp_path: Path) -> None:
+    first = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    ended(first, "Interrupted")
+    (first.path / "summary.json").write_text("{}")
+    more = replace(SPEC, workers=replace(SPEC.workers, max=9))
+    second = Wanted(tmp_path, "uid-2", "uid-1")
+    assert [open_run(second, more), open_run(second, more)] == [first, first]
+    assert started(first) == ["uid-1", "uid-1"]
+    assert [entry["kind"] for entry in replay(first.journal).entries] == ["resumed"]
+    assert load(first.spec) == more
+    assert not (first.path / "summary.json").exists()
+
+
+def test_latest_is_resolved_once(tmp_path: Path) -> None:
+    open_run(Wanted(tmp_path, "uid-9"), SPEC)
+    newest = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    resumed = Wanted(tmp_path, "uid-5", LATEST)
+    assert open_run(resumed, SPEC) == newest
+    open_run(Wanted(tmp_path, "uid-7"), SPEC)
+    ended(newest, "Done")
+    assert open_run(resumed, SPEC) == newest  # the same Job's next master: nothing is asked again
+
+
+@pytest.mark.parametrize("run", [LATEST, "uid-7"])
+def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, run: str) -> None:
+    with pytest.raises(BadInputError, match="none"):
+        open_run(Wanted(tmp_path, "uid-2", run), SPEC)
+
+
+def test_a_run_that_is_done_or_about_other_work_is_refused(tmp_path: Path) -> None:
+    run = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    other = replace(SPEC, train=replace(SPEC.train, seed=7))
+    with pytest.raises(BadInputError, match=r"train\.seed was 0, is 7"):
+        open_run(Wanted(tmp_path, "uid-2", "uid-1"), other)
+    ended(run, "Done")
+    with pytest.raises(BadInputError, match="uid-1 is done"):
+        open_run(Wanted(tmp_path, "uid-2", "uid-1"), SPEC)
+
+
+def test_a_volume_that_cannot_be_written_is_said_with_user_path_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)  # what the mode says does not matter, and tests may run as root
+    with pytest.raises(BadInputError) as told:
+        prove_writable(tmp_path)
+    monkeypatch.undo()
+    assert f"user {os.getuid()}" in str(told.value)
+    assert str(tmp_path) in str(told.value)
+    assert "security.run_as" in str(told.value)
+    assert told.value.exit_code == 2
+
+
+def test_a_file_where_the_volume_should_be(tmp_path: Path) -> None:
+    (tmp_path / "edl").write_text("")
+    with pytest.raises(BadInputError, match="cannot write here"):
+        prove_writable(tmp_path / "edl" / "team")
