@@ -57,7 +57,7 @@ class Init:
         os.close(child_output)
         os.close(child_word)
         self._serve({woken: self._signalled, output: self._copy, word: self._hear})
-        while self._copy(output):  # what the child wrote before it ended
+        while self._hear(word) or self._copy(output):  # what the child said and wrote before it ended
             pass
         self._log.close(LOG_SECONDS)
         assert self._code is not None
@@ -136,15 +136,15 @@ class Init:
         return True
 
     def _hear(self, word: int) -> bool:
+        """Take in where the log goes; whether there is more to hear: the word ends when the child becomes the role."""
         data = _read(word)
-        if data is None:
+        self._told += data or b""
+        if data or data is None:
             return True
-        self._told += data
-        if data:
-            return True
-        if self._told.count(b"\n") >= 2:
-            path, heading = self._told.decode().splitlines()[:2]
+        if self._told:
+            path, heading = self._told.decode().splitlines()
             self._log.open(Path(path), heading)
+            self._told = b""
         return False
 
 
