@@ -3,7 +3,7 @@
     python images/slim.py /opt/edl
 
 Gone are the packages' own tests, TensorFlow's C++ headers (only building custom operations needs them), libclang
-(TensorFlow lists it and never loads it) and setuptools. Bytecode is checked by nothing at start-up: the files never
+(TensorFlow lists it and never loads it), the Kubernetes client's second, asynchronous self, and setuptools. Bytecode is checked by nothing at start-up: the files never
 change, the root file system is read-only.
 """
 
@@ -24,6 +24,7 @@ UNUSED = (
     "pkg_resources",
     "_distutils_hack",
     "distutils-precedence.pth",
+    "kubernetes/aio",
     "tensorflow/include",
     "tensorflow/xla_aot_runtime_src",
 )
