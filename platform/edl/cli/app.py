@@ -21,6 +21,7 @@ from edl.core.errors import EdlError
 COMMANDS = {
     "run": "Train a job on this machine, elastically.",
     "predict": "Predict with a trained model.",
+    "render": "Print the Kubernetes manifests of a job.",
     "validate": "Check a job file and say what it would run.",
     "schema": "Print the JSON Schema of job files.",
     "data": "Write example data sets.",

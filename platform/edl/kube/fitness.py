@@ -132,9 +132,9 @@ def _user(spec: JobSpec) -> Iterator[Broken]:
 def _without_volume(spec: JobSpec) -> Iterator[str]:
     if not is_shared(spec):
         yield (
-            "the job has no volume, so nothing outlives its pod: no checkpoint is kept, losing a parameter server takes "
-            "training back to its start, losing the master's pod begins the job anew, and logs and the exported model "
-            "go with their pods"
+            "the job has no volume, so nothing outlives its pod: no checkpoint is kept, losing a parameter server "
+            "takes training back to its start, losing the master's pod begins the job anew, and logs and the exported "
+            "model go with their pods"
         )
 
 

@@ -1,0 +1,58 @@
+"""``edl render``: the manifests of a job, for those who apply them with other tools."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.cli.manifest_text import yaml_text
+from edl.kube.render import notes, problems, render_job
+from edl.spec.load import load
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+_TOKEN_BYTES = 32
+
+
+@app.command()
+def render(
+    job: Annotated[Path, typer.Argument(help="The job file.", show_default=False)],
+    namespace: Annotated[
+        str | None,
+        typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; by default wherever they are applied."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
+    ] = None,
+    token_secret: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A Secret that holds the job's token under 'token'; a new one by default."),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Go on with this run of the job: its id, or latest.")
+    ] = None,
+) -> None:
+    """Print the manifests of a job; no cluster is asked.
+
+    `edl render job.yaml | kubectl apply -f -` submits it. Without --token-secret the output holds a new secret token:
+    do not commit it.
+    """
+    spec = load(job, settings or (), demands=problems)
+    token = secrets.token_hex(_TOKEN_BYTES) if token_secret is None else None
+    manifests = render_job(spec, namespace=namespace, token=token, token_secret=token_secret, run=resume)
+    for note in notes(spec):
+        typer.echo(f"warning: {note}", err=True)
+    typer.echo("\n".join(_heading(str(job), holds_token=token is not None)))
+    typer.echo(yaml_text(manifests), nl=False)
+
+
+def _heading(job: str, *, holds_token: bool) -> Iterator[str]:
+    yield f"# Made of {job}. To submit the job: kubectl apply -f FILE"
+    if holds_token:
+        yield "# This holds the job's secret token: do not commit it. With --token-secret NAME it would name a Secret"
+        yield "# that exists instead."
