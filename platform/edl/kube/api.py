@@ -98,6 +98,11 @@ class Api:
         self._connection, self._pace, self._retries = connection, pace, retries
 
     @property
+    def connection(self) -> Connection:
+        """The way to the server, for what is no plain request."""
+        return self._connection
+
+    @property
     def namespace(self) -> str:
         """What a missing namespace means."""
         return self._connection.namespace

@@ -1,0 +1,89 @@
+"""What people want of a job that runs, pinned to it as an annotation: ``edl.dev/desired``, a JSON object."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from edl.core.board import Desired
+from edl.core.errors import BadInputError
+from edl.kube import names
+from edl.kube.api import Api
+from edl.kube.errors import ConflictError
+from edl.kube.kinds import JOBS, Manifest
+
+_ATTEMPTS = 5
+
+
+def desired_of(job: Manifest) -> Desired:
+    """What is wanted of a Job; what cannot be read is not wanted."""
+    return read(job["metadata"].get("annotations", {}).get(names.DESIRED, ""))
+
+
+def read(text: str) -> Desired:
+    """The wish that an annotation holds; anybody may write one, so that what is no wish is none."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return Desired()
+    if not isinstance(value, dict):
+        return Desired()
+    return Desired(_count(value.get("min")), _count(value.get("max")), value.get("stop") is True)
+
+
+def write(desired: Desired) -> str:
+    """The annotation; ``read`` gives an equal value back."""
+    stop = {"stop": True} if desired.stop else {}
+    return json.dumps({name: n for name, n in (("min", desired.min), ("max", desired.max)) if n is not None} | stop)
+
+
+def merged(known: Desired, wanted: Desired, spec: tuple[int, int]) -> Desired:
+    """``known`` with what ``wanted`` changes of it.
+
+    Args:
+        known: what is wanted already.
+        wanted: None changes nothing.
+        spec: ``workers.min`` and ``workers.max`` of the job file.
+
+    Raises:
+        BadInputError: more workers would be needed than asked for, or none at all.
+    """
+    found = replace(
+        known,
+        min=known.min if wanted.min is None else wanted.min,
+        max=known.max if wanted.max is None else wanted.max,
+        stop=known.stop or wanted.stop,
+    )
+    low, high = (spec[0] if found.min is None else found.min), (spec[1] if found.max is None else found.max)
+    if high < 1:
+        raise BadInputError("a job needs at least one worker", hint="`edl stop` ends a job.")
+    if low > high:
+        both = wanted.min is not None and wanted.max is not None
+        missing = "" if both else ("Give --max too." if wanted.max is None else "Give --min too.")
+        raise BadInputError(f"min would be {low}, more than max, which is {high}", hint=missing or None)
+    return found
+
+
+def pin(api: Api, job: str, wanted: Desired, spec: tuple[int, int], *, namespace: str | None = None) -> Desired:
+    """Want something of a job, beside what is wanted already; returns all that is wanted now.
+
+    Raises:
+        BadInputError: see ``merged``.
+        NoRightError: the user may not patch Jobs here.
+    """
+    for attempt in range(_ATTEMPTS):
+        found = api.get(JOBS, names.master(job), namespace)
+        desired = merged(desired_of(found), wanted, spec)
+        meta = {"resourceVersion": found["metadata"]["resourceVersion"], "annotations": {names.DESIRED: write(desired)}}
+        try:
+            api.patch(JOBS, names.master(job), {"metadata": meta}, namespace=namespace)
+        except ConflictError:  # the Job controller counts pods in the same object
+            if attempt == _ATTEMPTS - 1:
+                raise
+        else:
+            return desired
+    raise AssertionError("unreachable")
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
