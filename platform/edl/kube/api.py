@@ -1,7 +1,8 @@
 """The API server, as plain objects: one request a method, one stream for watches and logs, errors translated.
 
-Requests are retried by urllib3 as told when the connection was made: names are fixed and deletions name a uid, so that
-a request that arrives twice does nothing twice. Everything here is safe to use from several threads.
+Requests are retried by urllib3 as told when the connection was made. Names are fixed and deletions name a uid, so that
+a request that arrives twice does nothing twice; but the second creation is told that its name is taken, which is why a
+POST is retried only where the server has surely not carried it out. All of this is safe to use from several threads.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from edl.kube.errors import AwayError, translate
+from edl.kube.errors import AwayError, BusyError, translate
 from edl.kube.kinds import PODS, Kind, Manifest, kind_of
 
 MERGE, STRATEGIC, JSON_PATCH = "merge", "strategic", "json"
@@ -35,8 +36,28 @@ _LARGEST_LINE = 32 << 20
 """Bytes of one watch event; an object is at most 1.5 MiB in etcd."""
 
 
-def _no_pace() -> None:
-    return
+_NOT_DONE = (429, 503)
+"""Answers that say that the server did not begin."""
+
+
+class Pacing(Protocol):
+    """How fast requests may follow each other; see ``edl.kube.pace.Pace``."""
+
+    def __call__(self) -> None:
+        """Return when the next request may be sent."""
+
+    def hold(self, seconds: float) -> None:
+        """The server asks to be left alone for that long."""
+
+
+class Unpaced:
+    """As fast as they come."""
+
+    def __call__(self) -> None:
+        """Return at once."""
+
+    def hold(self, seconds: float) -> None:
+        """Do nothing: who asks reads the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +105,7 @@ class Api:
 
     Args:
         connection: from ``edl.kube.connection.connect``.
-        pace: called before each request; may sleep, so that a thousand lost pods do not flood the server.
+        pace: called before each request; may wait, so that a thousand lost pods do not flood the server.
         retries: of urllib3; see the module's docstring.
     """
 
@@ -92,10 +113,10 @@ class Api:
         self,
         connection: Connection,
         *,
-        pace: Callable[[], None] = _no_pace,
-        retries: urllib3.Retry | bool = False,
+        pace: Pacing | None = None,
+        retries: urllib3.Retry | None = None,
     ) -> None:
-        self._connection, self._pace, self._retries = connection, pace, retries
+        self._connection, self._pace, self._retries = connection, pace or Unpaced(), retries
 
     @property
     def connection(self) -> Connection:
@@ -257,52 +278,54 @@ class Api:
         Raises:
             ApiError: one of its subclasses; AwayError when there was no answer.
         """
-        response = self._send(method, path, query, body, content_type, TIMEOUT_SECONDS, retry=True)
-        try:
-            text = response.read()
-        except HTTPError as error:
-            raise AwayError(_said(error), where=f"{method} {self.host}{path}") from error
-        finally:
-            response.release_conn()
-        value = json.loads(text) if text else {}
-        return Answer(value if isinstance(value, dict) else {"items": value}, _time(response.headers.get("Date")))
+        response = self._send(
+            method,
+            path,
+            query,
+            body=None if body is None else json.dumps(body).encode(),
+            content_type=content_type,
+            timeout=TIMEOUT_SECONDS,
+            retries=self._retries_of(method),
+            preload_content=True,
+        )
+        where = f"{method} {self.host}{path}"
+        return Answer(_object(response.data, where), _time(response.headers.get("Date")))
 
     def _stream(self, path: str, query: Mapping[str, str], silence: float | None) -> Stream:
         timeout = urllib3.Timeout(connect=TIMEOUT_SECONDS, read=silence)
-        return Stream(self._send("GET", path, query, None, "application/json", timeout), f"GET {self.host}{path}")
+        response = self._send("GET", path, query, timeout=timeout, retries=False, preload_content=False)
+        return Stream(response, f"GET {self.host}{path}")
 
     def _send(
         self,
         method: str,
         path: str,
         query: Mapping[str, str] | None,
-        body: Any,
-        content_type: str,
-        timeout: float | urllib3.Timeout,
         *,
-        retry: bool = False,
+        content_type: str = "application/json",
+        **how: Any,
     ) -> urllib3.BaseHTTPResponse:
+        """Send a request as urllib3 is told, and raise what a refusal means."""
         self._pace()
         asked = urlencode({name: value for name, value in (query or {}).items() if value})
         headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
-        where = f"{method} {self.host}{path}"
+        url, where = f"{self.host}{path}" + (f"?{asked}" if asked else ""), f"{method} {self.host}{path}"
         try:
-            response = self._connection.pool.request(
-                method,
-                f"{self.host}{path}" + (f"?{asked}" if asked else ""),
-                body=None if body is None else json.dumps(body).encode(),
-                headers=headers,
-                timeout=timeout,
-                retries=self._retries if retry else False,
-                preload_content=False,
-            )
+            response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
             raise AwayError(_said(error), where=where, hint="Is the cluster up, and the kubeconfig's?") from error
-        if response.status >= 400:
-            with suppress(HTTPError):
-                text = response.read()
-            raise translate(response.status, text, where=where, retry_after=response.headers.get("Retry-After"))
+        if response.status >= 300:
+            after = response.headers.get("Retry-After")
+            refusal = translate(response.status, _rest(response), where=where, retry_after=after)
+            if isinstance(refusal, BusyError) and refusal.retry_after:
+                self._pace.hold(refusal.retry_after)
+            raise refusal
         return response
+
+    def _retries_of(self, method: str) -> urllib3.Retry | bool:
+        if self._retries is None:
+            return False
+        return self._retries.new(read=False, status_forcelist=_NOT_DONE) if method == "POST" else self._retries
 
     def _in(self, namespace: str | None) -> str:
         return self._connection.namespace if namespace is None else namespace
@@ -336,6 +359,11 @@ class Stream:
         finally:
             self._response.close()
 
+    def release(self) -> None:
+        """End the stream for good, from the thread that reads it; its connection is closed."""
+        self._closed.set()
+        self._response.close()
+
     def events(self) -> Iterator[tuple[str, Manifest]]:
         """Yield type and object of each change.
 
@@ -357,7 +385,7 @@ class Stream:
             yield kind, value
 
     def close(self) -> None:
-        """End the stream; whoever waits for its next line wakes up."""
+        """End the stream, from any thread; whoever waits for its next line wakes up."""
         if not self._closed.is_set():
             self._closed.set()
             with suppress(HTTPError, OSError, RuntimeError, ValueError):  # it had ended by itself
@@ -367,11 +395,29 @@ class Stream:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self.release()
 
 
 def _dry(dry_run: bool) -> dict[str, str]:
     return {"dryRun": "All"} if dry_run else {}
+
+
+def _rest(response: urllib3.BaseHTTPResponse) -> bytes:
+    """The body of a refusal; empty when it breaks off: the code says enough."""
+    try:
+        return response.data
+    except HTTPError:
+        return b""
+    finally:
+        response.close()
+
+
+def _object(text: bytes, where: str) -> Manifest:
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as error:
+        raise AwayError("Not an API server answers there, but something in between", where=where) from error
+    return value if isinstance(value, dict) else {"items": value}
 
 
 def _said(error: BaseException) -> str:

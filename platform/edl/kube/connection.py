@@ -7,6 +7,7 @@ exec plugins, OIDC).
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,11 +15,18 @@ import urllib3
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.config_exception import ConfigException
+from urllib3.connection import HTTPConnection
 
 from edl.kube.api import Api, Connection
-from edl.kube.errors import UnreachableError
+from edl.kube.errors import AwayError, UnreachableError
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_KEEPALIVE = tuple(
+    (socket.IPPROTO_TCP, getattr(socket, name), value)
+    for name, value in {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}.items()
+    if hasattr(socket, name)
+)
+"""A server that vanished without a word is noticed after 25 s, also by a watch that waits."""
 RETRIES = urllib3.Retry(
     total=4,
     backoff_factor=0.2,
@@ -28,6 +36,7 @@ RETRIES = urllib3.Retry(
     allowed_methods=None,
     raise_on_status=False,
     respect_retry_after_header=True,
+    retry_after_max=10,
 )
 """For the command line: a busy server is asked a few times within seconds."""
 
@@ -61,10 +70,18 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
             hint="Set KUBECONFIG, or choose with --context; `kubectl cluster-info` must work first.",
         ) from error
     settings.connection_pool_maxsize = pool_size
+    settings.socket_options = [
+        *HTTPConnection.default_socket_options,
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        *_KEEPALIVE,
+    ]
     client = ApiClient(settings)
 
     def headers() -> Mapping[str, str]:
-        proof = settings.auth_settings().get("BearerToken")
+        try:
+            proof = settings.auth_settings().get("BearerToken")
+        except (ConfigException, OSError) as error:  # the token is read again from its file or plugin
+            raise AwayError(f"The token cannot be renewed: {error}", where=settings.host) from error
         return {"authorization": str(proof["value"])} if proof and proof.get("value") else {}
 
     return Connection(settings.host, client.rest_client.pool_manager, headers, namespace or own, chosen)

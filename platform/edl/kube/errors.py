@@ -79,6 +79,10 @@ class ForbiddenError(ApiError, BadInputError):
     exit_code = 2
 
 
+class LoginError(ForbiddenError):
+    """The server does not know us (401): the token or certificate is not valid, or not any more."""
+
+
 class NoRightError(ForbiddenError):
     """RBAC does not allow it; the message names verb, resource and namespace."""
 
@@ -135,7 +139,7 @@ def _kind(code: int, message: str) -> type[ApiError]:
     if code == 429 or code >= 500:
         return BusyError
     if code == 401:
-        return ForbiddenError
+        return LoginError
     if code == 403:
         return _forbidden(message)
     return _BY_CODE.get(code, InvalidError)
@@ -152,6 +156,7 @@ def _forbidden(message: str) -> type[ForbiddenError]:
 
 
 _HINTS: Mapping[type[ApiError], str] = {
+    LoginError: "The token or certificate in use is not valid (any more): log in to the cluster again.",
     NoRightError: _GRANTS,
     QuotaError: "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota.",
     PodSecurityError: "EDL's own pods pass `restricted`: "

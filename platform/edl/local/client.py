@@ -12,7 +12,7 @@ from pathlib import Path
 from edl.core.cluster import PodSeen, Role, Synced
 from edl.core.errors import BadInputError, RetryableError
 from edl.local import wire
-from edl.local.sightings import Sightings
+from edl.core.sightings import Sightings
 
 ANSWER_SECONDS = 10.0
 """How long one answer may take; starting a process takes milliseconds."""

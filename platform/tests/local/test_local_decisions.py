@@ -16,7 +16,7 @@ from edl.local.ending import Ending
 from edl.local.pods import ENDED_REMEMBERED, PodTable
 from edl.local.restart import RestartPolicy
 from edl.local.roles import RoleEnvironment
-from edl.local.sightings import Sightings
+from edl.core.sightings import Sightings
 from edl.rpc.identity import Identity
 
 

@@ -5,16 +5,26 @@ What was missed while a watch was away is derived from the next full list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from edl.core.cluster import Phase, PodSeen
 
 
-class Sightings:
-    """What one watch has yielded so far."""
+def vanished(last: PodSeen) -> PodSeen:
+    """The end of a pod of which nothing is left but what it was like when it was last seen."""
+    return replace(last, phase=Phase.GONE, exit_code=None, reason="Vanished", leaving=False)
 
-    def __init__(self) -> None:
+
+class Sightings:
+    """What one watch has yielded so far.
+
+    Args:
+        end: the end of a pod that is not in a list any more, from what was last seen of it.
+    """
+
+    def __init__(self, end: Callable[[PodSeen], PodSeen] = vanished) -> None:
+        self._end = end
         self._alive: dict[str, PodSeen] = {}
         self._ended: set[str] = set()
 
@@ -23,8 +33,7 @@ class Sightings:
         pods = list(pods)
         present = {pod.uid for pod in pods}
         self._ended &= present
-        vanished = [pod for uid, pod in self._alive.items() if uid not in present]
-        gone = [replace(pod, phase=Phase.GONE, exit_code=None, reason="Vanished") for pod in vanished]
+        gone = [self._end(pod) for uid, pod in self._alive.items() if uid not in present]
         return [pod for each in (*gone, *pods) for pod in self.changed(each)]
 
     def changed(self, pod: PodSeen) -> list[PodSeen]:

@@ -1,0 +1,104 @@
+"""How fast to ask the API server: a rate for all requests, and longer and longer pauses after failures.
+
+A job that loses a thousand pods at once asks for a thousand others; the server has other users. Decisions are values
+(``Bucket``, ``Backoff``); ``Pace`` puts a clock to them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+RATE, BURST = 50.0, 100.0
+"""Requests a second in the long run, and at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Tokens that flow in at ``rate`` a second up to ``burst``; below zero are those promised to requests that wait.
+
+    Attributes:
+        rate: tokens a second.
+        burst: the most that are kept.
+        tokens: at the time ``at``.
+        at: seconds of the caller's clock.
+    """
+
+    rate: float
+    burst: float
+    tokens: float
+    at: float
+
+    @classmethod
+    def full(cls, rate: float, burst: float, now: float) -> Bucket:
+        """A bucket that nobody has used."""
+        return cls(rate, burst, burst, now)
+
+    def take(self, now: float) -> tuple[Bucket, float]:
+        """Take a token, first come first served; return the bucket after it and the seconds to wait for it."""
+        earned = max(now - self.at, 0.0) * self.rate
+        left = min(self.burst, self.tokens + earned) - 1
+        return replace(self, tokens=left, at=max(now, self.at)), max(-left / self.rate, 0.0)
+
+    def hold(self, now: float, seconds: float) -> Bucket:
+        """Have every later request wait until ``seconds`` from now, because the server asked for it."""
+        earned = max(now - self.at, 0.0) * self.rate
+        tokens = min(self.burst, self.tokens + earned)
+        return replace(self, tokens=min(tokens, -seconds * self.rate), at=max(now, self.at))
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Pauses between attempts: doubled each time, with jitter, so that many who fail together do not return together.
+
+    Attributes:
+        first: seconds, about, after the first failure.
+        longest: seconds.
+    """
+
+    first: float = 0.2
+    longest: float = 5.0
+
+    def pause(self, failures: int, chance: float, asked: float | None = None) -> float:
+        """Seconds to wait.
+
+        Args:
+            failures: in a row, 1 or more.
+            chance: evenly distributed over 0-1.
+            asked: what the server asks for, in seconds; never less than that.
+        """
+        whole = min(self.first * 2.0 ** min(failures - 1, 32), self.longest)
+        return max(asked or 0.0, 0.0) + whole * (0.5 + chance / 2)
+
+
+class Pace:
+    """Holds requests back to a rate, for ``Api(pace=...)``. Safe to use from several threads.
+
+    What must not wait (a Lease that is renewed) asks through an ``Api`` of its own.
+    """
+
+    def __init__(
+        self,
+        rate: float = RATE,
+        burst: float = BURST,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._now, self._sleep = now, sleep
+        self._bucket = Bucket.full(rate, burst, now())
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Return when the next request may be sent."""
+        with self._lock:
+            self._bucket, seconds = self._bucket.take(self._now())
+        if seconds > 0:
+            self._sleep(seconds)
+
+    def hold(self, seconds: float) -> None:
+        """Send nothing for that long: the server answered 429."""
+        with self._lock:
+            self._bucket = self._bucket.hold(self._now(), seconds)
