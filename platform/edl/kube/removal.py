@@ -32,10 +32,12 @@ class Remains:
     Attributes:
         objects: all with the job's label, pods first.
         now: the server's clock, unix seconds.
+        unseen: kinds that this user may not list, such as ``secrets``.
     """
 
     objects: tuple[Manifest, ...]
     now: float
+    unseen: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.objects)
@@ -58,13 +60,20 @@ class Deletion:
 def remains(api: Api, job: str) -> Remains:
     """What of a job is there. Pods are listed first: once the master's is gone nobody makes anything new."""
     found: list[Manifest] = []
+    unseen: list[str] = []
     now = 0.0
     for kind in _KINDS:
-        answer = api.ask("GET", kind.path(api.namespace), query={"labelSelector": names.selector(job)})
+        try:
+            answer = api.ask("GET", kind.path(api.namespace), query={"labelSelector": names.selector(job)})
+        except NoRightError:
+            if kind in (PODS, JOBS):
+                raise
+            unseen.append(kind.plural)  # the Job owns it, so it goes with the Job
+            continue
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         found += [{**head, **item} for item in answer.body.get("items") or ()]
         now = answer.server_time or now
-    return Remains(tuple(found), now)
+    return Remains(tuple(found), now, tuple(unseen))
 
 
 def deletions(there: Remains, nodes_ready: Mapping[str, bool]) -> list[Deletion]:

@@ -1,0 +1,123 @@
+"""Why a cluster would not take a job, in the words of the job file: what is wrong, and who can mend it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from edl.core.cluster import Role
+from edl.kube.errors import ApiError, ConflictError
+from edl.kube.existing import Existing
+from edl.kube.forecast import Crowd, Fit
+from edl.kube.kinds import CLAIMS, Kind
+from edl.kube.quantity import said
+from edl.kube.removal import Remains, listed
+
+QUOTA = "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
+_FORBIDDEN = re.compile(r'^\S+ "[^"]*" is forbidden: ')
+_NO_CLASS = re.compile(r"no PriorityClass with name (\S+) was found")
+_NO_ACCOUNT = re.compile(r'serviceaccount "([^"]+)" not found')
+_NO_NAMESPACE = re.compile(r'namespaces "([^"]+)" not found')
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason.
+
+    Attributes:
+        message: what is wrong.
+        hint: what can be done, and by whom.
+        about: which pods it is about; empty for the job.
+    """
+
+    message: str
+    hint: str = ""
+    about: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        who = f"{' and '.join(self.about)} pods: " if self.about else ""
+        return f"  {who}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Each reason once, with all that it is about; in the order of their first appearance."""
+    found: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        key = (finding.message, finding.hint)
+        known = found.get(key, replace(finding, about=()))
+        found[key] = replace(known, about=tuple(dict.fromkeys([*known.about, *finding.about])))
+    return list(found.values())
+
+
+def of_name(job: str, old: Existing | None, there: Remains, *, replaces: bool) -> list[Finding]:
+    """What is wrong with the job's name: another job has it, or what is left of one."""
+    if old is None:
+        if not there:
+            return []
+        message = f"an earlier job {job} left something behind: {listed(there.objects)}"
+        return [Finding(message, f"Remove it first: edl delete {job}")]
+    taken = f"the name {job} is taken by a job of {old.since}"
+    if old.leaving:
+        return [Finding(f"{taken}, which is being deleted", f"Wait for that: edl delete {job}")]
+    if not old.ended:
+        hint = f"See edl status {job}; remove it with edl delete {job}, or choose another name: --set name=…"
+        return [Finding(f"{taken}, which is at work ({old.phase})", hint)]
+    if replaces:
+        return []
+    hint = f"Remove its objects with edl delete {job} (what is on its volumes stays), or go on with it: --resume"
+    return [Finding(f"{taken}, which has ended ({old.phase})", hint)]
+
+
+def of_quota(fits: Iterable[Fit]) -> list[Finding]:
+    """Without a master, all parameter servers and one worker a job does nothing: quotas that have no room for these."""
+    found = []
+    workers = 0
+    for fit in fits:
+        refusal, role = fit.refusal, fit.crowd.role
+        workers += fit.allowed if role is Role.WORKER else 0
+        if refusal is None or (role is Role.WORKER and workers):
+            continue
+        left, hard = said(refusal.resource, max(Fraction(), refusal.left)), said(refusal.resource, refusal.hard)
+        message = f"quota {refusal.quota} has {left} of {hard} left ({refusal.resource})"
+        found.append(
+            Finding(f"{message}, one more needs {said(refusal.resource, refusal.wanted)}", QUOTA, (role.value,))
+        )
+    return found
+
+
+def of_missing(kind: Kind, name: str, namespace: str) -> Finding:
+    """An object that the job names and that is not there."""
+    if kind is CLAIMS:
+        return Finding(
+            f"there is no PersistentVolumeClaim {name} in namespace {namespace}",
+            "Create it, or change volumes or storage.claim in the job file; kubectl get pvc lists what there is.",
+        )
+    return Finding(
+        f"there is no {kind.name} {name} in namespace {namespace}",
+        "Create it, or change pod.image_pull_secrets in the job file.",
+    )
+
+
+def of_refusal(error: ApiError, crowd: Crowd | None, classes: Sequence[str]) -> Finding:
+    """What the server says to an object, or to a pod of ``crowd``.
+
+    Args:
+        classes: the PriorityClasses that there are, as far as known.
+    """
+    about = () if crowd is None else (crowd.role.value,)
+    message = _FORBIDDEN.sub("", error.message)
+    if namespace := _NO_NAMESPACE.search(message):
+        hint = "Choose another with -n, or have an admin create it."
+        return Finding(f"there is no namespace {namespace[1]}", hint)
+    if crowd is not None and (name := _NO_CLASS.search(message)):
+        known = f"there are: {', '.join(classes)}" if classes else "kubectl get priorityclasses lists them"
+        hint = f"An admin creates it (kustomize/base has high and low), or change the job file's priorities: {known}."
+        return Finding(f"there is no PriorityClass {name[1]}", hint, about)
+    if account := _NO_ACCOUNT.search(message):
+        hint = "The admin of the namespace creates it (kustomize/base), or change security in the job file."
+        return Finding(f"there is no ServiceAccount {account[1]}", hint, about)
+    if isinstance(error, ConflictError):
+        return Finding(f"{message}, and it is not this job's", "Choose another name: --set name=…")
+    return Finding(message, error.hint or "", about)
