@@ -1,0 +1,97 @@
+"""An API server for tests of Leases: objects with resourceVersions, a clock that the test moves, and bad days."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from edl.kube.api import Answer
+from edl.kube.errors import AwayError, ConflictError, NotFoundError
+from edl.kube.kinds import Kind, kind_of
+
+
+class LeaseServer:
+    """What of ``edl.kube.api.Api`` a fence, a board and the ownership of a job's objects use.
+
+    Attributes:
+        now: the server's clock and that of every process, in seconds.
+        away: every request ends in AwayError.
+        before: called before each request is looked at, with its method.
+    """
+
+    namespace = "team"
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+        self.away = False
+        self.before: Callable[[str], None] = lambda method: None
+        self.requests: list[tuple[str, str]] = []
+        self._objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self._version = 0
+
+    def clock(self) -> float:
+        return self.now
+
+    def ask(self, method: str, path: str) -> Answer:
+        assert method == "GET"
+        plural, name = path.split("/")[-2:]
+        return Answer(self._found(method, plural, name), float(int(self.now)))
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> dict[str, Any]:
+        return self._found("GET", kind.plural, name)
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        kind, name = kind_of(manifest), manifest["metadata"]["name"]
+        self._enter("POST", name)
+        if (kind.plural, name) in self._objects:
+            raise ConflictError("it exists already")
+        return self._store(kind.plural, name, copy.deepcopy(manifest))
+
+    def patch(self, kind: Kind, name: str, body: dict[str, Any], *, namespace: str | None = None) -> dict[str, Any]:
+        self._enter("PATCH", name)
+        known = self._objects.get((kind.plural, name))
+        if known is None:
+            raise NotFoundError("there is none")
+        wanted = body.get("metadata", {}).get("resourceVersion")
+        if wanted is not None and wanted != known["metadata"]["resourceVersion"]:
+            raise ConflictError("it has changed")
+        return self._store(kind.plural, name, _merged(known, body))
+
+    def put(self, kind: Kind, manifest: dict[str, Any]) -> None:
+        """Place an object, as somebody else would."""
+        self._store(kind.plural, manifest["metadata"]["name"], copy.deepcopy(manifest))
+
+    def remove(self, kind: Kind, name: str) -> None:
+        del self._objects[kind.plural, name]
+
+    def stored(self, kind: Kind, name: str) -> dict[str, Any]:
+        return self._objects[kind.plural, name]
+
+    def _found(self, method: str, plural: str, name: str) -> dict[str, Any]:
+        self._enter(method, name)
+        if (plural, name) not in self._objects:
+            raise NotFoundError("there is none")
+        return copy.deepcopy(self._objects[plural, name])
+
+    def _enter(self, method: str, name: str) -> None:
+        self.requests.append((method, name))
+        self.before(method)
+        if self.away:
+            raise AwayError("the server is away")
+
+    def _store(self, plural: str, name: str, manifest: dict[str, Any]) -> dict[str, Any]:
+        self._version += 1
+        time = datetime.fromtimestamp(int(self.now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        manifest["metadata"] |= {"resourceVersion": str(self._version), "managedFields": [{"time": time}]}
+        manifest["metadata"].setdefault("uid", f"uid-{self._version}")
+        self._objects[plural, name] = manifest
+        return copy.deepcopy(manifest)
+
+
+def _merged(known: Any, change: Any) -> Any:
+    if not isinstance(known, dict) or not isinstance(change, dict):
+        return copy.deepcopy(change)
+    merged = {name: value for name, value in known.items() if name not in change or change[name] is not None}
+    return merged | {name: _merged(known.get(name, {}), v) for name, v in change.items() if v is not None}

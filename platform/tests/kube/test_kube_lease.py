@@ -1,0 +1,228 @@
+"""The fence between two masters, on a server and a clock that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kube.lease_server import LeaseServer
+
+from edl.core.fence import DECIDE_SECONDS, LEASE_SECONDS
+from edl.kube import names
+from edl.kube.errors import NoRightError
+from edl.kube.kinds import LEASES, PODS
+from edl.kube.lease import Candidate, LeaseFence, has_ended
+
+JOB = "digits"
+OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "edl-digits-master", "uid": "job-uid"}
+
+
+@pytest.fixture
+def server() -> LeaseServer:
+    return LeaseServer()
+
+
+def fence(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
+    return LeaseFence(server, Candidate(JOB, pod, uid or f"uid-{pod}", (OWNER,)), clock=server.clock)  # type: ignore[arg-type]
+
+
+def taken(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
+    found = fence(server, pod, uid)
+    assert found.attempt().value
+    return found
+
+
+def lease(server: LeaseServer) -> dict[str, Any]:
+    return server.stored(LEASES, names.master(JOB))
+
+
+def pod(name: str, uid: str, phase: str, *states: str) -> dict[str, Any]:
+    statuses = [{"name": "edl", "state": {state: {}}} for state in states]
+    status = {"phase": phase, "containerStatuses": statuses}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": uid}, "status": status}
+
+
+def test_a_fresh_lease_is_taken_owned_by_the_job_and_found_by_its_label(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    assert (first.incarnation, first.holds(), first.lost()) == (1, True, False)
+    assert lease(server)["metadata"]["ownerReferences"] == [OWNER]
+    assert lease(server)["metadata"]["labels"][names.JOB] == JOB
+    assert lease(server)["spec"]["leaseDurationSeconds"] == LEASE_SECONDS
+    assert lease(server)["spec"]["holderIdentity"] == "a_uid-a"
+
+
+def test_a_lease_that_was_given_back_is_taken_at_once(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    first.release()
+    assert not first.holds()
+    assert taken(server, "b").incarnation == 2
+
+
+def test_the_same_pod_goes_on_after_its_container_restarted(server: LeaseServer) -> None:
+    taken(server, "a")
+    again = taken(server, "a")
+    assert again.incarnation == 2
+
+
+def test_a_pod_of_the_same_name_is_another(server: LeaseServer) -> None:
+    taken(server, "a", "uid-1")
+    assert not fence(server, "a", "uid-2").attempt().value
+
+
+@pytest.mark.parametrize(
+    ("holder", "free"),
+    [
+        (pod("a", "uid-a", "Failed", "terminated"), True),
+        (pod("a", "uid-a", "Succeeded", "terminated", "terminated"), True),
+        (pod("a", "uid-a", "Failed", "running"), False),
+        (pod("a", "uid-a", "Failed"), False),  # a controller says so, who cannot see its node
+        (pod("a", "uid-a", "Running", "running"), False),
+        (pod("a", "uid-other", "Failed", "terminated"), False),
+        (None, False),  # deleted by force: it may run on a node that is cut off
+    ],
+)
+def test_a_holder_that_a_kubelet_saw_end_holds_no_more(
+    server: LeaseServer, holder: dict[str, Any] | None, *, free: bool
+) -> None:
+    taken(server, "a")
+    if holder is not None:
+        server.put(PODS, holder)
+    assert fence(server, "b").attempt().value is free
+
+
+def test_a_lease_that_expired_by_the_servers_clock_is_taken(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    second = fence(server, "b")
+    server.now += LEASE_SECONDS
+    assert not second.attempt().value
+    assert not first.holds()
+    server.now += 2
+    assert second.attempt().value
+    assert second.incarnation == 2
+    first.renew()
+    assert (first.lost(), first.holds()) == (True, False)
+    first.release()  # it is not its own to give back
+    assert lease(server)["spec"]["holderIdentity"] == "b_uid-b"
+
+
+def test_a_server_that_tells_no_times_is_watched(server: LeaseServer) -> None:
+    taken(server, "a")
+    server.stored(LEASES, names.master(JOB))["metadata"]["managedFields"] = []
+    second = fence(server, "b")
+    assert not second.attempt().value
+    server.now += LEASE_SECONDS
+    assert not second.attempt().value
+    server.now += 1
+    assert second.attempt().value
+
+
+def test_a_holder_that_renews_keeps_it(server: LeaseServer) -> None:
+    first, second = taken(server, "a"), fence(server, "b")
+    for _ in range(100):
+        server.now += 2
+        first.renew()
+        assert not second.attempt().value
+        assert first.holds()
+
+
+def test_while_the_server_is_away_it_freezes_and_goes_on_when_it_is_back(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    server.away = True
+    server.now += DECIDE_SECONDS - 1
+    first.renew()
+    assert first.holds()
+    server.now += 1
+    first.renew()
+    assert (first.holds(), first.lost()) == (False, False)
+    server.away = False
+    first.renew()
+    assert first.holds()
+
+
+def test_a_renewal_counts_from_when_it_was_begun(server: LeaseServer) -> None:
+    first = taken(server, "a")
+
+    def slow(method: str) -> None:
+        server.now += DECIDE_SECONDS
+
+    server.before = slow
+    first.renew()
+    assert not first.holds()
+
+
+def test_two_that_try_at_once_get_one_lease(server: LeaseServer) -> None:
+    taken(server, "a").release()
+    second, third = fence(server, "b"), fence(server, "c")
+    faster: list[bool] = []
+
+    def overtake(method: str) -> None:
+        if method == "PATCH":
+            server.before = lambda method: None
+            faster.append(third.attempt().value)
+
+    server.before = overtake
+    assert not second.attempt().value
+    assert faster == [True]
+    assert (second.holds(), third.holds()) == (False, True)
+
+
+def test_somebody_elses_change_of_the_object_costs_nothing(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    server.patch(LEASES, names.master(JOB), {"metadata": {"annotations": {"seen": "by a person"}}})
+    server.now += 2
+    first.renew()
+    server.now += DECIDE_SECONDS - 1
+    assert first.holds()
+
+
+def test_a_lease_that_somebody_deleted_is_made_again(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    taken(server, "a")
+    server.remove(LEASES, names.master(JOB))
+    first.renew()
+    assert first.holds()
+    assert lease(server)["metadata"]["annotations"][names.INCARNATION] == "1"
+
+
+def test_an_answer_that_got_lost_on_its_way_is_not_a_lost_lease(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    real = server.patch
+
+    def unheard(*arguments: Any, **options: Any) -> Any:
+        real(*arguments, **options)
+        server.away = True
+        server._enter("PATCH", "")
+
+    server.patch = unheard  # type: ignore[method-assign]
+    first.renew()
+    server.patch, server.away = real, False  # type: ignore[method-assign]
+    first.renew()
+    assert first.holds()
+
+
+def test_taking_waits_and_can_be_stopped(server: LeaseServer) -> None:
+    taken(server, "a")
+    waits: list[float] = []
+    assert not fence(server, "b").acquire(lambda: len(waits) == 3, waits.append)
+
+    def wait(seconds: float) -> None:
+        server.now += seconds
+
+    second = fence(server, "b")
+    assert second.acquire(lambda: False, wait)
+    second.release()
+    assert "holderIdentity" not in lease(server)["spec"]
+
+
+def test_a_right_that_is_missing_ends_the_wait(server: LeaseServer) -> None:
+    def refuse(method: str) -> None:
+        raise NoRightError("leases is forbidden: User cannot get")
+
+    server.before = refuse
+    with pytest.raises(NoRightError):
+        fence(server, "a").attempt()
+
+
+def test_a_pod_without_containers_has_not_ended() -> None:
+    assert not has_ended({"status": {"phase": "Failed"}})
+    assert not has_ended({})
