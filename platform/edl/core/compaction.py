@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edl.core.checkpoint import Checkpoint
 from edl.core.counters import Counters
 from edl.core.kinds import EVALUATION, PREDICTION, TRAINING, unit
+from edl.core.memory import Memory
 from edl.core.revocations import Revocation
 from edl.core.shards import Source
 
@@ -39,6 +40,8 @@ def snapshot(state: State) -> dict[str, Any]:
         "marks": [getattr(state, name) for name in _MARKS],
         "fleet": [fleet.next_worker, dict(fleet.born), dict(fleet.workers), sorted(fleet.holding.items())],
         "dismissed": sorted(fleet.dismissed),
+        "memory": [fleet.memory.raised, fleet.memory.since],
+        "scaled": list(state.scaled),
         "revoked": sorted(state.revoked),
         "revocations": [revocation.row() for revocation in state.revocations],
     }
@@ -59,6 +62,9 @@ def restore(state: State, was: Mapping[str, Any]) -> None:
     state.fleet.next_worker, state.fleet.born, state.fleet.workers, holding = was["fleet"]
     state.fleet.holding = dict(holding)
     state.fleet.dismissed = set(was.get("dismissed", ()))
+    state.fleet.memory = Memory(*was.get("memory", ()))
+    least, most = was.get("scaled", (None, None))
+    state.scaled = least, most
     state.revoked = set(was["revoked"])
     state.revocations = [Revocation.of(row) for row in was["revocations"]]
     for revocation in state.revocations:

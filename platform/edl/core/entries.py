@@ -9,6 +9,7 @@ from edl.core import evaluation
 from edl.core.checkpoint import Checkpoint
 from edl.core.evaluation import Round
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
+from edl.core.memory import Memory
 from edl.core.revocations import Revocation
 from edl.core.shards import Plan, Source
 from edl.core.tasks import Lease, Ledger, Work
@@ -172,6 +173,18 @@ def _worker(state: State, entry: Mapping[str, Any]) -> None:
         fleet.workers[uid] = entry["index"]
 
 
+def _dismissed(state: State, entry: Mapping[str, Any]) -> None:
+    state.fleet.dismissed.add(entry["uid"])
+
+
+def _memory(state: State, entry: Mapping[str, Any]) -> None:
+    state.fleet.memory = Memory(entry["raised"], entry["since"])
+
+
+def _scaled(state: State, entry: Mapping[str, Any]) -> None:
+    state.scaled = entry["min"], entry["max"]
+
+
 def _phase(state: State, entry: Mapping[str, Any]) -> None:
     state.phase, state.reason = entry["name"], entry["reason"]
 
@@ -205,6 +218,9 @@ APPLY: Mapping[str, Callable[[State, Mapping[str, Any]], None]] = {
     "rolled_back": _rolled_back,
     "restored": _restored,
     "worker": _worker,
+    "dismissed": _dismissed,
+    "memory": _memory,
+    "scaled": _scaled,
     "phase": _phase,
     "resumed": _resumed,
     "incarnation": _incarnation,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.core.checkpoint import Checkpoint
-from edl.core.cluster import PodSeen, Role
+from edl.core.cluster import PLAIN, PodSeen, Role, Wish
 from edl.core.tasks import Work
 
 # ------------------------------------------------------------------------------------------------ events
@@ -215,6 +215,14 @@ class StopWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleWanted:
+    """Somebody wants other numbers of workers than the spec says; None: as the spec says."""
+
+    min: int | None = None
+    max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -239,6 +247,7 @@ Event = (
     | SnapshotTaken
     | CheckpointSaved
     | StopWanted
+    | ScaleWanted
     | Tick
 )
 
@@ -300,6 +309,7 @@ class StartPod:
 
     role: Role
     index: int
+    wish: Wish = PLAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,52 +1,35 @@
 """Which pods a job has and which it wants.
 
 A relaunched PS keeps its index, a relaunched worker gets a new one: with workers 0 to 3, the one after worker-0 is
-worker-4.
+worker-4. A worker that was told to go is replaced before it has gone, a PS after: two of them cannot hold the same
+parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edl.core.cluster import PodSeen, Role
-from edl.core.pods import TERMINAL, State, relaunch, seen, transition
+from edl.core.backoff import Backoff
+from edl.core.cluster import PLAIN, PodSeen, Role, Wish
+from edl.core.memory import UNRAISED, Memory
+from edl.core.pod import Pod
+from edl.core.pods import State, relaunch
+
+__all__ = ["ASK_PATIENCE", "Asked", "Fleet", "Name", "Pod"]
+
+ASK_PATIENCE = 60.0
+"""Seconds after which a pod that was asked for and never shown is asked for again; asking twice gives one pod."""
+
+Name = tuple[Role, int]
 
 
-@dataclass(slots=True)
-class Pod:
-    """A pod as the master knows it.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A pod that was asked for and is not yet seen: how, and when."""
 
-    Attributes:
-        attached: a PS that listens to this incarnation of the master.
-        initialized: a PS that holds variables.
-        building: a worker that this master saw start and that has not built its model yet: it cannot push.
-        version: pushes that a PS had applied when it was last heard of.
-        asked: when a PS was last asked to listen.
-        loading: a PS that was told to load a checkpoint.
-        stale: what it was asked no longer holds: its answer is not taken, and it is asked again.
-        left: a worker that said goodbye.
-    """
-
-    uid: str
-    role: Role
-    index: int
-    state: State
-    pid: int | None = None
-    reason: str = ""
-    exit_code: int | None = None
-    attached: bool = False
-    initialized: bool = False
-    building: bool = False
-    version: int = 0
-    asked: float | None = None
-    loading: bool = False
-    stale: bool = False
-    left: bool = False
-
-    @property
-    def live(self) -> bool:
-        """Whether it may still do something."""
-        return self.state not in TERMINAL
+    wish: Wish
+    at: float
 
 
 @dataclass(slots=True)
@@ -56,10 +39,14 @@ class Fleet:
     Attributes:
         next_worker: index of the next worker; survives the master.
         workers: index of every worker that ran and whose end is not entered yet, by uid; survives the master.
-        dismissed: of them, those that ended with the run before it was resumed: they are not lost; survives the master.
+        dismissed: of them, those that were told to go by a master, or ended with the run before it was resumed: they
+            are not lost; survives the master.
         holding: uid of the PS that holds the parameters of each index; survives the master.
-        asked: (role, index) asked for and not yet seen.
+        memory: what workers that are asked for now get; survives the master.
+        asked: pods asked for and not yet seen.
+        refusals: what the cluster said when it would not start a pod; the next one asked for gets the same index.
         not_before: when a role may be asked for again.
+        backoff: the same, after refusals.
         crashes: pods of a role that crashed since one of them last got work done.
         born: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What it says of
             older leases may be older than what they reached.
@@ -70,16 +57,35 @@ class Fleet:
     workers: dict[str, int] = field(default_factory=dict)
     dismissed: set[str] = field(default_factory=set)
     holding: dict[int, str] = field(default_factory=dict)
+    memory: Memory = UNRAISED
     born: dict[str, int] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
-    asked: set[tuple[Role, int]] = field(default_factory=set)
+    asked: dict[Name, Asked] = field(default_factory=dict)
+    refusals: dict[Name, str] = field(default_factory=dict)
     not_before: dict[Role, float] = field(default_factory=dict)
+    backoff: dict[Role, Backoff] = field(default_factory=lambda: {role: Backoff() for role in Role})
     crashes: dict[Role, int] = field(default_factory=dict)
     _live: dict[Role, dict[str, Pod]] = field(default_factory=lambda: {role: {} for role in Role})
+    _staying: dict[Role, dict[str, Pod]] = field(default_factory=lambda: {role: {} for role in Role})
+    _waiting: dict[Role, dict[str, Pod]] = field(default_factory=lambda: {role: {} for role in Role})
 
     def live(self, role: Role) -> list[Pod]:
         """Pods of a role that have not ended, by index."""
         return sorted(self._live[role].values(), key=lambda p: p.index)
+
+    def staying(self, role: Role) -> list[Pod]:
+        """Pods of a role that have not ended and that nobody told to go, by index."""
+        return sorted(self._staying[role].values(), key=lambda p: p.index)
+
+    def waiting(self, role: Role) -> list[Pod]:
+        """Those of them that have found no place to run yet."""
+        return sorted(self._waiting[role].values(), key=lambda p: p.index)
+
+    def going(self, role: Role) -> list[Pod]:
+        """Pods of a role that have not ended and were told to go."""
+        if len(self._live[role]) == len(self._staying[role]):
+            return []
+        return [pod for pod in self.live(role) if not pod.staying]
 
     def is_live(self, uid: str) -> bool:
         """Whether a pod is known and has not ended."""
@@ -89,39 +95,97 @@ class Fleet:
         """Whether a pod is known to have ended; one that the cluster has not shown yet has not."""
         return uid in self.pods and not self.pods[uid].live
 
+    # ------------------------------------------------------------------ what the cluster says
+
     def see(self, what: PodSeen) -> tuple[Pod, State]:
         """Enter what the cluster says; returns the pod and the state it was in before."""
-        self.asked.discard((what.role, what.index))
         pod = self.pods.get(what.uid)
         if pod is None:
             pod = self.pods[what.uid] = Pod(what.uid, what.role, what.index, State.ASKED)
             if what.role is Role.WORKER:
                 self.next_worker = max(self.next_worker, what.index + 1)
         before = pod.state
-        pod.state = transition(before, seen(what))
-        pod.pid, pod.reason, pod.exit_code = what.pid or pod.pid, what.reason or pod.reason, what.exit_code
-        if pod.live:
-            self._live[pod.role][pod.uid] = pod
-        else:
-            self._live[pod.role].pop(pod.uid, None)
+        pod.see(what)
+        self._file(pod)
+        self._appeared((what.role, what.index))
         return pod, before
 
-    def missing(self, workers: int, now: float) -> list[tuple[Role, int]]:
-        """What is to be asked for so that there are all PS and so many workers."""
-        missing: list[tuple[Role, int]] = []
-        if now >= self.not_before.get(Role.PS, 0.0):
-            there = {p.index for p in self._live[Role.PS].values()} | {i for role, i in self.asked if role is Role.PS}
-            missing += [(Role.PS, index) for index in range(self.ps) if index not in there]
-        if now >= self.not_before.get(Role.WORKER, 0.0):
-            there_are = len(self._live[Role.WORKER]) + sum(role is Role.WORKER for role, _ in self.asked)
-            missing += [(Role.WORKER, self.next_worker + i) for i in range(workers - there_are)]
-        return missing
+    def dismiss(self, pod: Pod, why: str, now: float) -> None:
+        """A pod is told to go, because it is not wanted any more."""
+        pod.dismissed, pod.dismissal = now, why
+        self._file(pod)
 
-    def ask(self, role: Role, index: int) -> None:
+    def _file(self, pod: Pod) -> None:
+        """Keep what is asked for at every event: there may be thousands of pods."""
+        for file, belongs in ((self._live, pod.live), (self._staying, pod.staying), (self._waiting, pod.waiting)):
+            if belongs:
+                file[pod.role][pod.uid] = pod
+            else:
+                file[pod.role].pop(pod.uid, None)
+
+    def _appeared(self, name: Name) -> None:
+        """What was asked for is there: the cluster takes pods of its role again."""
+        if self.asked.pop(name, None) is not None:
+            self.backoff[name[0]] = Backoff()
+        self.refusals.pop(name, None)
+
+    def refused(self, role: Role, index: int, reason: str, now: float) -> bool:
+        """The cluster would not start a pod now; whether this is the first refusal of its round."""
+        if self.asked.pop((role, index), None) is None:
+            return False
+        self.refusals[role, index] = reason
+        return self.backoff[role].refused(now)
+
+    # ------------------------------------------------------------------ what is wanted
+
+    def missing(self, workers: int, now: float) -> list[Name]:
+        """What is to be asked for so that there are all PS and so many workers that stay."""
+        return [
+            *self._may(Role.PS, self._missing_ps(), now),
+            *self._may(Role.WORKER, self._missing_workers(workers), now),
+        ]
+
+    def _missing_ps(self) -> list[int]:
+        there = {p.index for p in self._live[Role.PS].values()} | {i for role, i in self.asked if role is Role.PS}
+        return [index for index in range(self.ps) if index not in there]
+
+    def _missing_workers(self, workers: int) -> list[int]:
+        """Indices that were refused come first; those of them that are not wanted any more are forgotten."""
+        count = max(0, workers - self.wanted_now())
+        refused = sorted(
+            index for role, index in self.refusals if role is Role.WORKER and (role, index) not in self.asked
+        )
+        for index in refused[count:]:
+            del self.refusals[Role.WORKER, index]
+        return [*refused[:count], *(self.next_worker + i for i in range(count - len(refused)))]
+
+    def wanted_now(self) -> int:
+        """Workers that stay or are asked for."""
+        return len(self._staying[Role.WORKER]) + sum(role is Role.WORKER for role, _ in self.asked)
+
+    def _may(self, role: Role, missing: Iterable[int], now: float) -> list[Name]:
+        names = [(role, index) for index in missing]
+        limit = self.backoff[role].limit(now)
+        if limit is not None:
+            names = names[: max(0, limit - sum(asked is role for asked, _ in self.asked))]
+        return names if now >= self.not_before.get(role, 0.0) else []
+
+    def unseen(self, now: float) -> list[Name]:
+        """What was asked for so long ago that it is to be asked for again."""
+        return [name for name, asked in self.asked.items() if now - asked.at >= ASK_PATIENCE]
+
+    def ask(self, role: Role, index: int, now: float, wish: Wish = PLAIN) -> None:
         """Remember that a pod was asked for."""
-        self.asked.add((role, index))
+        self.asked[role, index] = Asked(wish, now)
         if role is Role.WORKER:
             self.next_worker = max(self.next_worker, index + 1)
+
+    def elevated(self) -> int:
+        """Workers that stay or are asked for with the higher class of a divided priority."""
+        staying = sum(pod.elevated for pod in self._staying[Role.WORKER].values())
+        return staying + sum(role is Role.WORKER and asked.wish.elevated for (role, _), asked in self.asked.items())
+
+    # ------------------------------------------------------------------ ends and work
 
     def ended(self, pod: Pod, now: float) -> tuple[bool, str]:
         """A pod ended while it was needed: whether the job goes on, and why."""

@@ -41,8 +41,13 @@ def _answer(state: State, worker: str, held: frozenset[int] | None, now: float) 
         return StopWork("the cluster says that this pod has ended")
     if not state.fleet.is_live(worker):
         return WaitForWork("the cluster has not shown this pod yet")
-    if state.fleet.pods[worker].left:
+    pod = state.fleet.pods[worker]
+    if pod.left:
         return StopWork("this worker has said goodbye")
+    if not pod.ran:
+        return WaitForWork("the cluster has not shown this pod running yet")
+    if not pod.staying:
+        return WaitForWork("this worker was told to go")
     heard(state, worker, now)
     lost = _lost_grant(state, worker, held)
     if lost is not None:
@@ -95,8 +100,8 @@ def budget(state: State) -> int | None:
 
 
 def serving(state: State) -> bool:
-    """Whether training work is handed out: all PS are there, and there is a checkpoint to fall back to."""
-    return state.fleet.ps_ready() and state.checkpoint is not None
+    """Whether training work is handed out: all PS are there, and a checkpoint to fall back to, if there are any."""
+    return state.fleet.ps_ready() and (state.checkpoint is not None or not state.settings.durable)
 
 
 def idle_reason(state: State) -> str:
@@ -113,6 +118,7 @@ def idle_reason(state: State) -> str:
 def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Granted:
     number = state.next_number()
     ledger = state.ledgers[kind]
+    again = bool(ledger.returned)
     row = [work.epoch, work.source, work.start, work.end]
     entry = {
         "kind": "leased",
@@ -124,6 +130,8 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
     }
     state.record(entry)
     state.holders[worker].hold(number, now)
+    if again:
+        state.tell("records_leased", source=work.source, start=work.start, end=work.end, worker=worker, task=kind)
     return _granted(state, kind, ledger.leases[number])
 
 

@@ -1,6 +1,7 @@
 """The whole job as one state: events in, commands out.
 
-Parts: ``grants`` (what a worker gets), ``recovery`` (pods that are lost), ``reclaim`` (leases that are taken back),
+Parts: ``grants`` (what a worker gets), ``staffing`` (which pods are asked for and which are told to go), ``recovery``
+(pods that are lost), ``reclaim`` (leases that are taken back),
 ``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``phases`` (what the job does next). Each is a
 set of functions over ``state.State``; nothing here waits, logs or asks what time it is.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.core import events, grants, parameters, phases, reclaim, recovery, snapshots
+from edl.core import events, grants, parameters, phases, reclaim, recovery, snapshots, staffing
 from edl.core.events import Command, Event
 from edl.core.kinds import METRICS, unit
 from edl.core.state import State
@@ -51,7 +52,8 @@ class JobState(State):
             times = [holder.deadline(self.patience) for holder in self.holders.values() if holder.stepped]
             self.next_look = max(now, min([*times, now + _LOOK]))
         times = [self.next_look]
-        times += [at for at in (*self.fleet.not_before.values(), self.held_cuts) if at > now]
+        refused = (backoff.until for backoff in self.fleet.backoff.values())
+        times += [at for at in (*self.fleet.not_before.values(), *refused, self.held_cuts) if at > now]
         if self.cut is not None and self.cut.awaited:
             times.append(self.cut.deadline)
         return min(times)
@@ -96,6 +98,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.Revoked: reclaim.revoked,
     events.SnapshotTaken: snapshots.taken,
     events.CheckpointSaved: snapshots.saved,
+    events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
     events.StopWanted: lambda state, event, now: state.end("Interrupted", event.reason),
     events.Tick: lambda state, event, now: reclaim.expire(state, now),
 }

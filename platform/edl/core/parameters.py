@@ -59,7 +59,10 @@ def attached(state: State, event: PsAttached, now: float) -> None:
         _load(state, pod, state.checkpoint.cut, now)
         return
     if pod.stale:
-        _attach(state, pod, None, now)
+        if state.settings.durable:
+            _attach(state, pod, None, now)
+        else:
+            _empty(state, pod)
         return
     # Before the first checkpoint a worker's declaration may have been faster than this answer.
     pod.attached, pod.version = True, event.version
@@ -93,8 +96,17 @@ def declared(state: State, worker: str, now: float) -> None:
 
 def _holds(state: State, pod: Pod) -> None:
     """From now on, losing this PS is losing parameters; the next master has to know."""
-    if state.fleet.holding.get(pod.index) != pod.uid:
-        state.record({"kind": "holds", "index": pod.index, "ps": pod.uid})
+    if state.fleet.holding.get(pod.index) == pod.uid:
+        return
+    if not state.settings.durable and state.training is not None and state.training.leases:
+        # It begins with initial values, and has never heard of what the leases reached before.
+        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number()})
+    state.record({"kind": "holds", "index": pod.index, "ps": pod.uid})
+
+
+def _empty(state: State, pod: Pod) -> None:
+    """Without a checkpoint there is nothing that it could load over what it may have applied: another one begins."""
+    state.do(DeletePod(pod.uid, 0.0))
 
 
 def silent(state: State, event: PsSilent, now: float) -> None:
@@ -180,11 +192,11 @@ def check(state: State, reason: str) -> None:
 
 
 def _part_back(state: State, index: int, updates: int, reason: str) -> None:
-    """Others survive: the slots of this PS go back to the newest checkpoint, the ledger stays."""
+    """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
     cut = state.checkpoint.cut if state.checkpoint else 0
     entry = {"kind": "rolled_back", "cut": cut, "records": 0, "ledger": None, "updates": updates, "ps": index}
     state.record({**entry, "reason": reason})
-    state.tell("rolled_back", records=0, updates=updates, to_cut=cut, reason=reason)
+    state.tell("rolled_back", records=0, updates=updates, to_cut=cut or None, reason=reason)
 
 
 def roll_back(state: State, reason: str) -> None:
@@ -199,7 +211,9 @@ def roll_back(state: State, reason: str) -> None:
         for number in [n for n in holder.stepped if n in training.leases]:
             holder.drop(number)
     state.record({"kind": "rolled_back", "cut": cut, "records": records, "ledger": ledger, "reason": reason})
-    state.tell("rolled_back", records=records, updates=0, to_cut=cut, reason=reason)
+    state.tell("rolled_back", records=records, updates=0, to_cut=cut or None, reason=reason)
     for pod in state.fleet.live(Role.PS):
         # It was asked with the leases of before, which are closed now.
         pod.attached, pod.initialized, pod.stale = False, False, pod.asked is not None
+        if pod.stale and not state.settings.durable:
+            _empty(state, pod)

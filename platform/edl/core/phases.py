@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core import snapshots
+from edl.core import snapshots, staffing
 from edl.core.cluster import Role
 from edl.core.cuts import due
-from edl.core.events import StartPod, Unpin
+from edl.core.events import Unpin
 from edl.core.kinds import DESCRIBE, EXPORT, unit
 from edl.core.state import State
 
@@ -16,7 +16,7 @@ def advance(state: State, now: float) -> None:
     """Start what is missing, begin what is due, end what is over."""
     if state.ended or not state.synced:
         return
-    _populate(state, now)
+    staffing.advance(state, now)
     _check_pins(state)
     _proceed(state, now)
     # Last: a cut that nobody has to acknowledge is taken at once, also one that has just begun.
@@ -40,22 +40,6 @@ def _enter(state: State, phase: str, reason: str) -> None:
     if state.phase != phase:
         state.record({"kind": "phase", "name": phase, "reason": reason})
         state.tell("phase", phase=phase, reason=reason)
-
-
-def _populate(state: State, now: float) -> None:
-    for role, index in state.fleet.missing(wanted_workers(state), now):
-        state.fleet.ask(role, index)
-        if role is Role.WORKER:
-            state.record({"kind": "worker", "index": index})
-        state.do(StartPod(role, index))
-
-
-def wanted_workers(state: State) -> int:
-    """As many as the spec asks for while there is work to hand out; then at least one, for what may come back."""
-    main = state.main
-    coming_back = bool(state.revocations)
-    waiting = main is None or main.waiting or coming_back or (state.round is not None and state.round.ledger.waiting)
-    return state.settings.workers if waiting and not state.training_over() else 1
 
 
 def _check_pins(state: State) -> None:
@@ -98,10 +82,11 @@ def _train(state: State, now: float) -> None:
 
 def _cut_if_due(state: State, now: float) -> None:
     s = state.settings
-    first = state.checkpoint is None
+    first = s.durable and state.checkpoint is None
     if not first:
-        _enter(state, "Training", "the first checkpoint is on disk")
-    checkpoint = first or due(state.step, state.last_checkpoint, s.checkpoint_steps)
+        why = "the first checkpoint is on disk" if s.durable else "the parameters are there; nothing is kept on disk"
+        _enter(state, "Training", why)
+    checkpoint = first or (s.durable and due(state.step, state.last_checkpoint, s.checkpoint_steps))
     evaluate = bool(state.validation) and state.round is None and not first
     pin = evaluate and due(state.step, state.last_evaluation, s.evaluation_steps)
     if checkpoint or pin:
@@ -112,7 +97,7 @@ def _finish(state: State, now: float) -> None:
     """All records are done: a last cut, evaluation and export of it, and the end."""
     if state.final_pin == 0:
         if state.round is None and state.cut is None and state.fleet.ps_ready() and now >= state.held_cuts:
-            snapshots.begin(state, now, checkpoint=True, pin=True)
+            snapshots.begin(state, now, checkpoint=state.settings.durable, pin=True)
         return
     if state.validation and not state.evaluated_final:
         _enter(state, "Evaluating", _why_over(state))

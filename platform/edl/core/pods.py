@@ -1,7 +1,8 @@
 """The life of a pod, and whether one that ended is started again.
 
-Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. Preemption is not a failure: only a pod
-that ends by itself with an error counts as crashed.
+Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. Losing a pod to somebody else is not a
+failure: only one that ends by itself with an error counts as crashed, and one that ran out of memory has its own rule
+(module ``memory``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from edl.core.cluster import Phase, PodSeen
+from edl.core.cluster import Cause, Phase, PodSeen
 from edl.core.decision import Decision
 
 SIGKILL_EXIT, SIGTERM_EXIT = 137, 143
@@ -22,23 +23,33 @@ class State(StrEnum):
     ASKED = "asked"
     PENDING = "pending"
     RUNNING = "running"
+    LEAVING = "leaving"
     SUCCEEDED = "succeeded"
     PREEMPTED = "preempted"
-    KILLED = "killed"
+    EVICTED = "evicted"
+    OUT_OF_MEMORY = "out of memory"
     CRASHED = "crashed"
+    NODE_LOST = "node lost"
     DELETED = "deleted"
+    KILLED = "killed"
 
 
 class Seen(StrEnum):
-    """What can be seen of a pod, with the exit code told apart."""
+    """What can be seen of a pod: how far it is, and of one that ended, how."""
 
     PENDING = "pending"
     RUNNING = "running"
+    LEAVING = "told to go"
     EXIT_0 = "exit 0"
     EXIT_SIGTERM = "exit after SIGTERM"
     EXIT_SIGKILL = "SIGKILL from outside"
     EXIT_ERROR = "exit with an error"
     GONE = "gone"
+    PREEMPTED = "end by preemption"
+    EVICTED = "end by eviction"
+    OUT_OF_MEMORY = "end by lack of memory"
+    NODE_LOST = "end with its node"
+    DELETED = "end by deletion"
 
 
 _ENDS: Mapping[Seen, State] = {
@@ -47,27 +58,45 @@ _ENDS: Mapping[Seen, State] = {
     Seen.EXIT_SIGKILL: State.KILLED,
     Seen.EXIT_ERROR: State.CRASHED,
     Seen.GONE: State.DELETED,
+    Seen.PREEMPTED: State.PREEMPTED,
+    Seen.EVICTED: State.EVICTED,
+    Seen.OUT_OF_MEMORY: State.OUT_OF_MEMORY,
+    Seen.NODE_LOST: State.NODE_LOST,
+    Seen.DELETED: State.DELETED,
 }
+_BEGINS = {Seen.PENDING: State.PENDING, Seen.RUNNING: State.RUNNING, Seen.LEAVING: State.LEAVING}
 TRANSITIONS: Mapping[State, Mapping[Seen, State]] = {
-    State.ASKED: {Seen.PENDING: State.PENDING, Seen.RUNNING: State.RUNNING, **_ENDS},
-    State.PENDING: {Seen.PENDING: State.PENDING, Seen.RUNNING: State.RUNNING, **_ENDS},
-    # A running pod that is reported pending is an old report: it stays running.
-    State.RUNNING: {Seen.PENDING: State.RUNNING, Seen.RUNNING: State.RUNNING, **_ENDS},
+    State.ASKED: {**_BEGINS, **_ENDS},
+    State.PENDING: {**_BEGINS, **_ENDS},
+    # A running pod that is reported pending is an old report: it stays running. Nobody calls back what was told to go.
+    State.RUNNING: {**_BEGINS, Seen.PENDING: State.RUNNING, **_ENDS},
+    State.LEAVING: {**dict.fromkeys(_BEGINS, State.LEAVING), **_ENDS},
     **{end: dict.fromkeys(Seen, end) for end in _ENDS.values()},
 }
 TERMINAL = frozenset(_ENDS.values())
 
+_CODES: Mapping[int, Seen] = {0: Seen.EXIT_0, SIGTERM_EXIT: Seen.EXIT_SIGTERM, SIGKILL_EXIT: Seen.EXIT_SIGKILL}
+_CAUSES: Mapping[Cause, Seen] = {
+    Cause.PREEMPTED: Seen.PREEMPTED,
+    Cause.EVICTED: Seen.EVICTED,
+    Cause.OUT_OF_MEMORY: Seen.OUT_OF_MEMORY,
+    Cause.NODE_LOST: Seen.NODE_LOST,
+    Cause.DELETED: Seen.DELETED,
+}
+
 
 def seen(pod: PodSeen) -> Seen:
-    """Classify what a cluster said."""
-    if pod.phase is Phase.PENDING:
-        return Seen.PENDING
-    if pod.phase is Phase.RUNNING:
-        return Seen.RUNNING
-    known = {0: Seen.EXIT_0, SIGTERM_EXIT: Seen.EXIT_SIGTERM, SIGKILL_EXIT: Seen.EXIT_SIGKILL}
+    """Classify what a cluster said. A cause explains an end better than an exit code, unless that is 0."""
+    if not pod.ended:
+        running = Seen.RUNNING if pod.phase is Phase.RUNNING else Seen.PENDING
+        return Seen.LEAVING if pod.leaving else running
+    if pod.exit_code == 0:
+        return Seen.EXIT_0
+    if pod.cause in _CAUSES:
+        return _CAUSES[pod.cause]
     if pod.exit_code is None:
         return Seen.EXIT_0 if pod.phase is Phase.SUCCEEDED else Seen.GONE
-    return known.get(pod.exit_code, Seen.EXIT_ERROR)
+    return _CODES.get(pod.exit_code, Seen.EXIT_ERROR)
 
 
 def transition(state: State, what: Seen) -> State:
@@ -84,17 +113,26 @@ class Relaunch:
 
 CRASHES_WITHOUT_A_STEP = 6
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+_LOST: Mapping[State, str] = {
+    State.SUCCEEDED: "it had nothing left to do",
+    State.PREEMPTED: "others need the room more",
+    State.EVICTED: "its node had to let it go",
+    State.NODE_LOST: "its node is gone",
+    State.DELETED: "somebody deleted it",
+    State.KILLED: "somebody killed it",
+    State.OUT_OF_MEMORY: "what replaces it gets more memory",
+}
 
 
 def relaunch(ended: State, crashes_in_a_row: int) -> Decision[Relaunch]:
     """Whether a worker or PS that ended while it was needed is replaced.
 
     Args:
-        ended: how it ended.
+        ended: how it ended. Whether the job can live with a lack of memory is decided before (module ``memory``).
         crashes_in_a_row: pods of its role that crashed, this one included, since one of them last got work done.
     """
     if ended is not State.CRASHED:
-        return Decision(Relaunch(0.0), f"{ended}: replaced at once, this is not a failure of the job")
+        return Decision(Relaunch(0.0), f"{ended}: {_LOST[ended]}; replaced at once, this is not a failure of the job")
     if crashes_in_a_row >= CRASHES_WITHOUT_A_STEP:
         return Decision(Relaunch(None), f"crashed {crashes_in_a_row} times in a row without getting any work done")
     delay = min(_FIRST_DELAY * 2 ** (crashes_in_a_row - 1), _LONGEST_DELAY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core import parameters
+from edl.core import memory, parameters, staffing
 from edl.core.cluster import PodSeen, Role
 from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
 from edl.core.fleet import Pod
@@ -15,32 +15,50 @@ from edl.core.reclaim import ask, let_go, take_back
 from edl.core.state import State
 
 _GONE = "gone when the master came back"
+_DISMISSED = "a master before this one told it to go"
 
 
 def pod_changed(state: State, what: PodSeen, now: float) -> None:
     """The cluster says something about a pod."""
+    known = state.fleet.pods.get(what.uid)
+    had_run = known is not None and known.ran
     pod, before = state.fleet.see(what)
     if pod.live:
-        _started(state, pod, before, now)
+        if pod.ran and not had_run:
+            _started(state, pod)
+        if pod.state is PodState.LEAVING and before is not PodState.LEAVING:
+            _leaving(state, pod)
+        if pod.role is Role.PS:
+            parameters.shown(state, pod, now)
     elif before not in TERMINAL and state.synced:
         _ended(state, pod, now)
     # Before everything was seen, an end may be one that the master before this one has entered: see ``synced``.
 
 
-def _started(state: State, pod: Pod, before: PodState, now: float) -> None:
-    if pod.state is PodState.RUNNING and before is not PodState.RUNNING:
-        known = pod.uid in state.fleet.workers or pod.uid in state.fleet.holding.values()
-        if not known:
-            state.tell("role_started", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid)
-            if pod.role is Role.WORKER:
-                pod.building = True
-                state.record({"kind": "worker", "index": pod.index, "uid": pod.uid})
-    if pod.role is Role.PS:
-        parameters.shown(state, pod, now)
+def _started(state: State, pod: Pod) -> None:
+    known = pod.uid in state.fleet.workers or pod.uid in state.fleet.holding.values()
+    if not known:
+        state.tell("role_started", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid)
+        if pod.role is Role.WORKER:
+            pod.building = True
+            state.record({"kind": "worker", "index": pod.index, "uid": pod.uid})
+
+
+def _leaving(state: State, pod: Pod) -> None:
+    """Somebody told it to go. What it holds is its own until it has gone; a worker's replacement is asked for now."""
+    if pod.dismissed is None and pod.uid not in state.fleet.dismissed and not state.ended:
+        state.tell(
+            "role_leaving",
+            role=pod.role.value,
+            index=pod.index,
+            cause=pod.cause.value,
+            message=pod.message,
+            uid=pod.uid,
+        )
 
 
 def _ended(state: State, pod: Pod, now: float) -> None:
-    reason = pod.reason or pod.state.value
+    reason = pod.why()
     state.tell(
         "role_ended",
         role=pod.role.value,
@@ -52,19 +70,43 @@ def _ended(state: State, pod: Pod, now: float) -> None:
     )
     if state.ended:
         return
-    on, why = state.fleet.ended(pod, now)
+    dismissed = pod.dismissed is not None or pod.uid in state.fleet.dismissed
     if pod.role is Role.WORKER:
         _worker_lost(state, pod, reason, now)
     else:
         parameters.lost(state, pod, reason, now)
+    if not dismissed:
+        _go_on(state, pod, now)
+
+
+def _go_on(state: State, pod: Pod, now: float) -> None:
+    """Whether what ended is replaced, or the job ends with it."""
+    if pod.state is PodState.OUT_OF_MEMORY:
+        _raise_memory(state, pod)
+    on, why = state.fleet.ended(pod, now)
     if not on:
         message, detail = state.failure or (f"the last {pod.role}'s log says why", "")
         state.end("Failed", f"{pod.role}s {why}: {message}", detail, "crash")
 
 
+def _raise_memory(state: State, pod: Pod) -> None:
+    s, fleet = state.settings, state.fleet
+    if pod.role is Role.PS:
+        state.end("Failed", memory.ps_ends(pod.index, s.ps_memory))
+        return
+    decided = memory.after(fleet.memory, pod.index, fleet.next_worker, s.oom_memory_factor, s.worker_memory)
+    if decided.value is None:
+        state.end("Failed", decided.reason)
+    elif decided.value != fleet.memory:
+        state.record({"kind": "memory", "raised": decided.value.raised, "since": decided.value.since})
+        state.tell("warning", message=decided.reason)
+
+
 def _worker_lost(state: State, pod: Pod, reason: str, now: float) -> None:
+    if not pod.ran:
+        return
+    crashed = pod.state is PodState.CRASHED and pod.uid not in state.fleet.dismissed
     state.record({"kind": "worker", "index": pod.index, "uid": pod.uid, "lost": 1})
-    crashed = pod.state is PodState.CRASHED
     take_back(state, pod.uid, reason, now, crashed=crashed)
     let_go(state, pod.uid)
     state.holders.pop(pod.uid, None)
@@ -88,6 +130,8 @@ def synced(state: State, now: float) -> None:
     for uid, index in list(state.fleet.workers.items()):
         if not state.fleet.is_live(uid):
             _gone(state, uid, index, now)
+        elif uid in state.fleet.dismissed:
+            staffing.dismiss(state, state.fleet.pods[uid], _DISMISSED, now)
     parameters.check(state, _GONE)
 
 
@@ -99,7 +143,7 @@ def _gone(state: State, uid: str, index: int, now: float) -> None:
     pod = state.fleet.pods.get(uid)
     if pod is None:
         # Events name it by its index, which is looked up here.
-        pod = state.fleet.pods[uid] = Pod(uid, Role.WORKER, index, PodState.DELETED, reason=_GONE)
+        pod = state.fleet.pods[uid] = Pod(uid, Role.WORKER, index, PodState.DELETED, reason=_GONE, ran=True)
     if uid in state.fleet.dismissed:
         _worker_lost(state, pod, "its run was ended", now)
     else:
@@ -132,9 +176,8 @@ def failed(state: State, event: WorkerFailed, now: float) -> None:
 
 def start_refused(state: State, event: StartRefused, now: float) -> None:
     """The cluster would not start a pod."""
-    state.fleet.asked.discard((event.role, event.index))
     if event.retry:
-        state.fleet.not_before[event.role] = now + 1.0
-        state.tell("warning", message=f"{event.role}-{event.index} was not started: {event.reason}")
+        if state.fleet.refused(event.role, event.index, event.reason, now):
+            state.tell("warning", message=f"{event.role}-{event.index} was not started: {event.reason}")
     else:
         state.end("Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")

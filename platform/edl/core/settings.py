@@ -15,6 +15,12 @@ class Settings:
         describe: the data set is described by a worker (a user's own reader).
         max_corrupt: corrupt records that one pass over a data set may skip, by all workers together.
         skip_crashing: a range that makes workers crash is skipped instead of failing the job.
+        workers, workers_min: as the spec says; somebody may want others (``State.workers_max``).
+        elevated_share: of the workers that get the higher class of a divided priority; 0: it is not divided.
+        oom_memory_factor: what the memory of workers is multiplied with after one ran out of it; 1: the job ends then.
+        worker_memory, ps_memory: what the spec asks for, for people.
+        grace: seconds between telling a pod to go and killing it.
+        durable: checkpoints outlive the pods. Otherwise none is made, and what a lost PS held is lost.
     """
 
     minibatch: int
@@ -31,4 +37,10 @@ class Settings:
     max_corrupt: int = 0
     ps: int = 1
     workers: int = 1
+    workers_min: int = 1
+    elevated_share: float = 0.0
+    oom_memory_factor: float = 1.0
+    worker_memory: str = ""
+    ps_memory: str = ""
     grace: float = 5.0
+    durable: bool = True

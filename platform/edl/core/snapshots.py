@@ -91,7 +91,8 @@ def _complete(state: State, now: float) -> None:
         for uid in cut.versions:
             state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
         frozen.restore(position)
-        _pinned(state, cut.number, frozen.done_steps, final=cut.checkpoint and state.over(frozen))
+        lasting = cut.checkpoint or not state.settings.durable
+        _pinned(state, cut.number, frozen.done_steps, final=lasting and state.over(frozen))
     if cut.checkpoint:
         cut.stage = Stage.SAVING
         state.do(SaveCheckpoint(cut.number, position["done_steps"], version, position, cut.pause))

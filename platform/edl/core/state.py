@@ -53,6 +53,7 @@ class State:
         revoked: returned training leases at or above the floor.
         revocations: leases on their way back.
         final_pin: the cut at the end of training, once taken.
+        scaled: least and most workers that somebody wants instead of what the spec says; None: as it says.
         synced: every pod that exists has been seen.
         cut: the cut on its way, if any; ``cut_number`` is the last number used.
         frozen: the ledger when its snapshot was asked for, then the position that is being saved.
@@ -75,6 +76,7 @@ class State:
     last_evaluation: int = 0
     last_checkpoint: int = 0
     final_pin: int = 0
+    scaled: tuple[int | None, int | None] = (None, None)
     evaluated_final: bool = False
     phase: str = "Starting"
     reason: str = ""
@@ -119,6 +121,18 @@ class State:
     def main(self) -> Ledger | None:
         """The ledger that the job is about: training, or prediction."""
         return self.ledgers.get(PREDICTION if self.settings.predict else TRAINING)
+
+    @property
+    def workers_max(self) -> int:
+        """As many workers as are asked for while there is work."""
+        wanted = self.scaled[1]
+        return max(1, self.settings.workers if wanted is None else wanted)
+
+    @property
+    def workers_min(self) -> int:
+        """Below so many workers the job is called starved."""
+        wanted = self.scaled[0]
+        return min(self.workers_max, self.settings.workers_min if wanted is None else wanted)
 
     def training_over(self) -> bool:
         """Whether every step that is to be made is done."""

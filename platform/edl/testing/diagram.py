@@ -16,16 +16,30 @@ _BLOCK = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 
 
 def mermaid(transitions: Mapping[State, Mapping[Seen, State]] = TRANSITIONS) -> str:
-    """The diagram; what changes nothing is left out."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.ASKED}"]
+    """The diagram; what changes nothing is left out, and how every live pod can end is drawn once."""
+    live = {state: row for state, row in transitions.items() if state not in TERMINAL}
+    ends = _ends(live)
+    lines = ["stateDiagram-v2", "    state live {", f"        [*] --> {_name(State.ASKED)}"]
     lines += [
-        f"    {state} --> {becomes}: {what}"
-        for state, row in transitions.items()
+        f"        {_name(state)} --> {_name(becomes)}: {what}"
+        for state, row in live.items()
         for what, becomes in row.items()
-        if becomes is not state
+        if becomes is not state and (what, becomes) not in ends
     ]
-    lines += [f"    {end} --> [*]" for end in State if end in TERMINAL]
+    lines += ["    }", *(f"    live --> {_name(end)}: {what}" for what, end in ends)]
+    lines += [f"    {_name(end)} --> [*]" for end in State if end in {end for _, end in ends}]
     return "\n".join(lines)
+
+
+def _ends(live: Mapping[State, Mapping[Seen, State]]) -> list[tuple[Seen, State]]:
+    """What ends a pod in the same way whatever it was before."""
+    first = next(iter(live.values()))
+    common = [(what, end) for what, end in first.items() if end in TERMINAL]
+    return [(what, end) for what, end in common if all(row.get(what) is end for row in live.values())]
+
+
+def _name(state: State) -> str:
+    return state.value.replace(" ", "_")
 
 
 def renewed(document: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edl.core import events as ev
-from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
 from edl.core.job import JobState
 from edl.core.state import Settings
 
@@ -100,12 +100,27 @@ class Stage:
 
 
 def pod(stage: Stage, who: Words, fields: Fields) -> ev.Event:
-    """``pod worker-0 running``, ``pod worker-0 ended 137``, ``pod worker-0 gone``."""
+    """``pod worker-0 running``, ``... pending message="no room"``, ``... leaving cause=preempted``, ``... ended 137``,
+    ``... gone``; ``leaving`` keeps the phase that it had, and the cause holds."""
     role, _, index = who[0].partition("-")
     phases = {"pending": Phase.PENDING, "running": Phase.RUNNING, "gone": Phase.GONE, "ended": Phase.FAILED}
     code = int(who[2]) if len(who) > 2 else None
-    phase = Phase.SUCCEEDED if code == 0 else phases[who[1]]
-    stage.pods[who[0]] = PodSeen(fields.get("uid", who[0]), Role(role), int(index.rstrip("'")), phase, code)
+    before = stage.pods.get(who[0])
+    if who[1] == "leaving":
+        phase = before.phase if before is not None else Phase.RUNNING
+    else:
+        phase = Phase.SUCCEEDED if code == 0 else phases[who[1]]
+    stage.pods[who[0]] = PodSeen(
+        uid=fields.get("uid", who[0]),
+        role=Role(role),
+        index=int(index.rstrip("'")),
+        phase=phase,
+        exit_code=code,
+        leaving=who[1] == "leaving",
+        cause=Cause(fields.get("cause", "")),
+        message=fields.get("message", ""),
+        elevated="elevated" in who,
+    )
     return ev.PodChanged(stage.pods[who[0]])
 
 
@@ -136,6 +151,10 @@ def _applied(fields: Fields) -> dict[int, int]:
     return {_lease(name): int(through) for name, through in _leases(fields)}
 
 
+def _whole(fields: Fields, name: str) -> int | None:
+    return int(fields[name]) if name in fields else None
+
+
 def _report(who: Words, fields: Fields) -> ev.Event:
     result = json.loads(fields["result"]) if "result" in fields else None
     return ev.TaskReported(who[0], _lease(who[1]), None, result, int(fields.get("cut", 0)))
@@ -163,6 +182,7 @@ _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
     "refused": lambda stage, who, fields: ev.StartRefused(
         Role(who[0].split("-")[0]), int(who[0].split("-")[1]), " ".join(who[1:]), retry=True
     ),
+    "scale": lambda stage, who, fields: ev.ScaleWanted(_whole(fields, "min"), _whole(fields, "max")),
     "stop": lambda stage, who, fields: ev.StopWanted(" ".join(who)),
     "tick": lambda stage, who, fields: ev.Tick(),
 }
@@ -189,10 +209,10 @@ def shown(command: ev.Command) -> str:
             return f"answer   {', '.join(said) or 'yes'}"
         case ev.EndJob(phase, reason):
             return f"end      {phase}: {reason}"
-        case ev.StartPod(role, index):
-            return f"cluster  start {role}-{index}"
-        case ev.DeletePod(uid, _):
-            return f"cluster  delete {uid}"
+        case ev.StartPod(role, index, wish):
+            return f"cluster  start {role}-{index}{_wish(wish)}"
+        case ev.DeletePod(uid, grace):
+            return f"cluster  delete {uid} grace={grace:g}"
         case ev.AttachPs(uid, floor, revoked, live, cut, restore):
             load = f" load={restore}" if restore is not None else ""
             return f"{uid:8} attach floor={_number(floor)} revoked={_list(revoked)} live={_list(live)} cut={cut}{load}"
@@ -204,7 +224,28 @@ def shown(command: ev.Command) -> str:
     return f"all ps   {name[type(command).__name__]} cut={command.cut}"
 
 
-_TOLD = ("reason", "message", "cut", "step", "records", "updates", "repeated", "metrics", "path", "role", "index")
+_TOLD = (
+    *(
+        "reason",
+        "cause",
+        "message",
+        "cut",
+        "step",
+        "records",
+        "updates",
+        "repeated",
+        "metrics",
+        "path",
+        "role",
+        "index",
+    ),
+    *("min", "max"),
+)
+
+
+def _wish(wish: Wish) -> str:
+    memory = f" memory={wish.memory_factor:g}" if wish.memory_factor != 1 else ""
+    return f"{memory}{' elevated' if wish.elevated else ''}"
 
 
 def _number(lease: int) -> str:

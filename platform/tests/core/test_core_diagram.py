@@ -15,5 +15,12 @@ def test_the_document_shows_the_table_as_it_is() -> None:
 
 def test_what_changes_nothing_is_not_drawn() -> None:
     drawn = mermaid({State.RUNNING: {Seen.PENDING: State.RUNNING, Seen.GONE: State.DELETED}})
-    assert "running --> deleted: gone" in drawn
+    assert "live --> deleted: gone" in drawn
     assert "pending" not in drawn
+
+
+def test_an_end_that_not_every_live_pod_can_have_is_drawn_where_it_belongs() -> None:
+    gone = {Seen.GONE: State.DELETED}
+    drawn = mermaid({State.PENDING: gone, State.RUNNING: {**gone, Seen.EXIT_0: State.SUCCEEDED}})
+    assert "live --> deleted: gone" in drawn
+    assert "running --> succeeded: exit 0" in drawn

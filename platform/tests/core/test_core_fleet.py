@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.fleet import Fleet
+from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
+from edl.core.fleet import ASK_PATIENCE, Fleet
 
 
 def test_new_workers_get_consecutive_indices_though_each_wish_is_entered_as_it_is_read() -> None:
     fleet = Fleet(ps=1)
     asked = []
     for role, index in fleet.missing(3, now=0.0):
-        fleet.ask(role, index)
+        fleet.ask(role, index, 0.0)
         asked.append((role, index))
     assert asked == [(Role.PS, 0), (Role.WORKER, 0), (Role.WORKER, 1), (Role.WORKER, 2)]
     assert fleet.missing(3, now=0.0) == []
@@ -17,9 +17,98 @@ def test_new_workers_get_consecutive_indices_though_each_wish_is_entered_as_it_i
 def test_a_lost_worker_is_replaced_under_a_new_index_and_a_lost_ps_under_its_own() -> None:
     fleet = Fleet(ps=1)
     for role, index in fleet.missing(4, now=0.0):
-        fleet.ask(role, index)
+        fleet.ask(role, index, 0.0)
         fleet.see(PodSeen(f"{role}-{index}", role, index, Phase.RUNNING))
     for uid, role in (("worker-0", Role.WORKER), ("ps-0", Role.PS)):
         pod, _ = fleet.see(PodSeen(uid, role, 0, Phase.FAILED, exit_code=137))
         assert fleet.ended(pod, now=1.0)[0]
     assert fleet.missing(4, now=1.0) == [(Role.PS, 0), (Role.WORKER, 4)]
+
+
+def running(fleet: Fleet, role: Role, count: int) -> None:
+    for index in range(count):
+        fleet.see(PodSeen(f"{role}-{index}", role, index, Phase.RUNNING))
+
+
+def leaving(fleet: Fleet, role: Role, index: int) -> None:
+    fleet.see(PodSeen(f"{role}-{index}", role, index, Phase.RUNNING, leaving=True, cause=Cause.DELETED))
+
+
+def test_a_worker_that_was_told_to_go_is_replaced_before_it_has_gone_and_a_ps_after() -> None:
+    fleet = Fleet(ps=1)
+    running(fleet, Role.PS, 1)
+    running(fleet, Role.WORKER, 4)
+    for role in (Role.PS, Role.WORKER):
+        leaving(fleet, role, 0)
+    assert fleet.missing(4, now=0.0) == [(Role.WORKER, 4)]
+    assert [pod.index for pod in fleet.live(Role.WORKER)] == [0, 1, 2, 3]
+    assert [pod.index for pod in fleet.staying(Role.WORKER)] == [1, 2, 3]
+    fleet.see(PodSeen("ps-0", Role.PS, 0, Phase.GONE))
+    assert (Role.PS, 0) in fleet.missing(4, now=0.0)
+
+
+def test_why_a_pod_was_told_to_go_is_remembered_when_its_end_does_not_say() -> None:
+    fleet = Fleet(ps=0)
+    running(fleet, Role.WORKER, 1)
+    leaving(fleet, Role.WORKER, 0)
+    pod, _ = fleet.see(PodSeen("worker-0", Role.WORKER, 0, Phase.GONE, 1))
+    assert pod.state == "deleted"
+    assert pod.why() == "deleted"
+
+
+def refuse(fleet: Fleet, workers: int, now: float) -> list[int]:
+    """Everything that is asked for is refused; the indices that were asked for."""
+    asked = fleet.missing(workers, now)
+    for role, index in asked:
+        fleet.ask(role, index, now)
+    for role, index in asked:
+        fleet.refused(role, index, "exceeded quota", now)
+    return [index for _, index in asked]
+
+
+def test_what_was_refused_is_asked_for_under_the_same_index_and_one_at_a_time() -> None:
+    fleet = Fleet(ps=0)
+    assert refuse(fleet, 3, 0.0) == [0, 1, 2]
+    assert fleet.refusals == {(Role.WORKER, index): "exceeded quota" for index in range(3)}
+    assert refuse(fleet, 3, 0.5) == []
+    assert refuse(fleet, 3, 1.0) == [0]
+    assert fleet.missing(3, 3.0) == [(Role.WORKER, 0)]
+    fleet.ask(Role.WORKER, 0, 3.0)
+    assert fleet.missing(3, 3.0) == [], "one is tried with"
+    running(fleet, Role.WORKER, 1)
+    assert fleet.missing(3, 3.0) == [(Role.WORKER, 1), (Role.WORKER, 2)], "the cluster takes them again"
+    assert (Role.WORKER, 0) not in fleet.refusals
+
+
+def test_after_each_round_of_refusals_the_wait_is_twice_as_long_up_to_a_minute() -> None:
+    fleet, now, waits = Fleet(ps=0), 0.0, []
+    for _ in range(8):
+        assert refuse(fleet, 1, now) == [0]
+        waits.append(fleet.backoff[Role.WORKER].until - now)
+        now = fleet.backoff[Role.WORKER].until
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_refusals_of_one_role_do_not_hold_up_another() -> None:
+    fleet = Fleet(ps=2)
+    for index in range(2):
+        fleet.ask(Role.PS, index, 0.0)
+        fleet.see(PodSeen(f"ps-{index}", Role.PS, index, Phase.RUNNING))
+    refuse(fleet, 1, 0.0)
+    fleet.see(PodSeen("ps-1", Role.PS, 1, Phase.FAILED, 137))
+    assert fleet.missing(1, 0.0) == [(Role.PS, 1)]
+
+
+def test_a_refusal_is_forgotten_when_the_worker_is_not_wanted_any_more() -> None:
+    fleet = Fleet(ps=0)
+    refuse(fleet, 3, 0.0)
+    fleet.missing(1, 0.0)
+    assert list(fleet.refusals) == [(Role.WORKER, 0)]
+
+
+def test_what_was_asked_for_and_never_shown_is_asked_for_again() -> None:
+    fleet = Fleet(ps=0)
+    fleet.ask(Role.WORKER, 0, 0.0, Wish(elevated=True))
+    assert fleet.elevated() == 1
+    assert fleet.unseen(ASK_PATIENCE - 1) == []
+    assert fleet.unseen(ASK_PATIENCE) == [(Role.WORKER, 0)]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.cluster import Cause, Phase, PodSeen, Role
 from edl.core.pods import CRASHES_WITHOUT_A_STEP, TERMINAL, TRANSITIONS, Seen, State, relaunch, seen, transition
 
 
@@ -23,7 +23,7 @@ def test_terminal_states_stay_terminal(state: State, reports: list[Seen]) -> Non
 @given(st.lists(st.sampled_from(list(Seen))))
 def test_a_pod_never_runs_backwards(reports: list[Seen]) -> None:
     """Reports that were overtaken by newer ones change nothing."""
-    order = [State.ASKED, State.PENDING, State.RUNNING]
+    order = [State.ASKED, State.PENDING, State.RUNNING, State.LEAVING]
     state = State.ASKED
     for report in reports:
         before, state = state, transition(state, report)
@@ -50,6 +50,37 @@ def test_what_a_cluster_says_is_told_apart_by_the_exit_code(
     phase: Phase, exit_code: int | None, expected: Seen
 ) -> None:
     assert seen(PodSeen("u", Role.WORKER, 0, phase, exit_code)) is expected
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.GONE])
+@pytest.mark.parametrize("exit_code", [None, 1, 137, 143])
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (Cause.PREEMPTED, State.PREEMPTED),
+        (Cause.EVICTED, State.EVICTED),
+        (Cause.OUT_OF_MEMORY, State.OUT_OF_MEMORY),
+        (Cause.NODE_LOST, State.NODE_LOST),
+        (Cause.DELETED, State.DELETED),
+    ],
+)
+def test_a_cause_explains_an_end_whatever_the_exit_code(
+    cause: Cause, expected: State, exit_code: int | None, phase: Phase
+) -> None:
+    what = seen(PodSeen("u", Role.WORKER, 0, phase, exit_code, cause=cause))
+    assert transition(State.RUNNING, what) is expected
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_a_pod_that_was_done_with_its_work_succeeded_whoever_told_it_to_go(cause: Cause) -> None:
+    assert seen(PodSeen("u", Role.WORKER, 0, Phase.SUCCEEDED, 0, cause=cause)) is Seen.EXIT_0
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING])
+def test_a_pod_that_was_told_to_go_leaves_until_it_has_ended(phase: Phase) -> None:
+    what = PodSeen("u", Role.WORKER, 0, phase, leaving=True, cause=Cause.PREEMPTED)
+    assert seen(what) is Seen.LEAVING
+    assert transition(transition(State.RUNNING, seen(what)), Seen.RUNNING) is State.LEAVING
 
 
 @pytest.mark.parametrize("ended", sorted(TERMINAL - {State.CRASHED}))
