@@ -3,8 +3,8 @@
     python images/slim.py /opt/edl
 
 Gone are the packages' own tests, TensorFlow's C++ headers (only building custom operations needs them), libclang
-(TensorFlow lists it and never loads it), the Kubernetes client's second, asynchronous self, and setuptools. Bytecode is checked by nothing at start-up: the files never
-change, the root file system is read-only.
+(TensorFlow lists it and never loads it), the Kubernetes client's second, asynchronous self, and setuptools. Bytecode is
+not compared with its source at start-up: the files never change, the root file system is read-only.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ RUN /opt/build/bin/python3 -m pip wheel --no-deps --no-build-isolation --wheel-d
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="EDL submitter" \
-      org.opencontainers.image.description="Elastic, fault-tolerant deep learning: the light client"
+      org.opencontainers.image.description="Elastic, fault-tolerant deep learning: the light client" \
+      dev.edl.image="submitter"
 COPY --from=dependencies /opt/edl /opt/edl
 # Any uid may run this image: nothing asks for a line in /etc/passwd, a home of its own or a root that can be written.
 RUN mkdir -p /home/edl /run/edl && chmod 1777 /home/edl /run/edl

@@ -25,6 +25,7 @@ COMMANDS = {
     "validate": "Check a job file and say what it would run.",
     "schema": "Print the JSON Schema of job files.",
     "data": "Write example data sets.",
+    "zoo": "Make, build and push images of model code.",
 }
 """The commands, each with its line in the help, in the order of the help."""
 

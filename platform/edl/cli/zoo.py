@@ -1,0 +1,89 @@
+"""``edl zoo``: a folder of models becomes an image that jobs run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+
+app = typer.Typer(help="Make, build and push images of model code.", no_args_is_help=True, add_completion=False)
+
+ImageName = Annotated[str, typer.Argument(help="Name of the image, with its registry.", show_default=False)]
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write the zoo.")] = Path(),
+) -> None:
+    """Write a model zoo to start from: a sample model, its job file, a Dockerfile and a README."""
+    from edl.cli.zoo_template import unpack
+    from edl.engine.recipe import default_base
+
+    written = unpack(directory, base=default_base())
+    typer.echo("\n".join(f"wrote {path}" for path in written))
+    typer.echo(f"Next, in {directory.resolve()}:\n  edl data mnist data/mnist && edl run job.yaml")
+
+
+@app.command()
+def build(
+    path: Annotated[Path, typer.Argument(help="The zoo: the folder that model.zoo names.", show_default=False)],
+    image: Annotated[str, typer.Option(help="Name for the image: [REGISTRY/]NAME[:TAG].", show_default=False)],
+    base: Annotated[
+        str | None, typer.Option(help="Image to start from: EDL's training image of this version by default.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="A Dockerfile to use instead of the zoo's own.")] = None,
+) -> None:
+    """Build an image of a model zoo with the Docker engine.
+
+    The zoo is copied to /model_zoo. Its own Dockerfile is used if it has one, and else one is made that also installs
+    what its requirements.txt lists.
+    """
+    from edl.engine.build import build as built
+    from edl.engine.build import require_name
+    from edl.engine.connection import connect
+    from edl.engine.context import pack
+    from edl.engine.recipe import recipe
+    from edl.engine.verdict import inspect, require_runnable
+
+    name = require_name(image)
+    dockerfile, arguments = recipe(path, base, file)
+    with tempfile.TemporaryFile() as context:
+        size = pack(path, dockerfile, context)
+        client, where = connect()
+        typer.echo(f"Sending {decimal(size)} of {path} to {where}")
+        for line in built(client, where, context, name, arguments):
+            typer.echo(line)
+    about = inspect(client, where, name)
+    require_runnable(name, about["Config"])
+    typer.echo(f"Built {name} ({decimal(about['Size'])}).\n{_in_job_file(path, name)}")
+
+
+@app.command()
+def push(image: ImageName) -> None:
+    """Push an image to its registry, with the credentials of ``docker login``."""
+    from edl.cli.zoo_progress import follow
+    from edl.engine.build import require_name
+    from edl.engine.connection import connect
+    from edl.engine.push import push as pushed
+
+    name = require_name(image)
+    client, where = connect()
+    last = follow(pushed(client, where, name), Console(stderr=True))
+    typer.echo(f"Pushed {name}, {last.digest}." if last.digest else f"Pushed {name}.")
+
+
+def _in_job_file(zoo: Path, image: str) -> str:
+    from edl.cli.zoo_template import definitions
+
+    found = definitions(zoo)
+    lines = [
+        "In job.yaml:",
+        f"  image: {image}",
+        f"  model: {{zoo: /model_zoo, definition: {found[0] if found else '<module>.<function>'}}}",
+    ]
+    more = f"Other definitions: {', '.join(found[1:])}." if found[1:] else None
+    return "\n".join([*lines, *([more] if more else []), f"Next: edl zoo push {image}"])
