@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-_PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9./_]*(:[A-Za-z0-9][-A-Za-z0-9./_:]*)*")
+_PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9./_]*(:[A-Za-z0-9][-A-Za-z0-9./_:]*)*|[0-9]+([KMGT]i|m)")
 # YAML 1.1, which kubectl reads, has more words for true, false and null than YAML 1.2
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 
@@ -25,7 +25,8 @@ class _Representer(SafeRepresenter):
 
     def text(self, text: str) -> ScalarNode:
         plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
-        style = None if plain else "|" if text.endswith("\n") else '"'
+        lines = text.endswith("\n") and text.replace("\n", "").isprintable()
+        style = None if plain else "|" if lines else '"'
         node: ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
         return node
 
@@ -37,8 +38,8 @@ def yaml_text(manifests: Iterable[Mapping[str, Any]]) -> str:
     """One document each, in the order of the manifests, their fields in the order of the mappings."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer
-    yaml.default_flow_style = False  # type: ignore[assignment]  # declared by its default, None
-    yaml.sort_base_mapping_type_on_output = False
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 2**16  # a folded line is harder to search
     out = io.StringIO()
     yaml.explicit_start = True

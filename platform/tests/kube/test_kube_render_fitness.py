@@ -1,0 +1,217 @@
+"""What cannot be on a cluster is said by field, all of it at once, before a cluster is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kube.cluster_jobs import MNIST
+
+from edl.core.cluster import Role
+from edl.kube.fitness import notes, problems
+from edl.kube.render import render_job, render_pod
+from edl.spec.job import Data, Export, JobSpec, Strategy
+from edl.spec.load import load
+from edl.spec.placement import Pod, RunAs, Security, Storage, Volume
+from edl.spec.problem import SpecError
+
+CLAIM = Volume(mount="/data", claim="datasets")
+
+
+def told(spec: JobSpec) -> list[tuple[str, str]]:
+    return [(each.path, each.message) for each in problems(spec)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "path", "message"),
+    [
+        ({"image": None}, "image", "is missing"),
+        ({"strategy": Strategy(name="Local")}, "strategy.name", "found 'Local', which is one process on this machine"),
+        (
+            {"data": Data(training=("train",))},
+            "data.training",
+            "found 'train', must be an absolute path on a cluster",
+        ),
+        (
+            {"data": Data(training=("/data/x",), validation=("/database/x",))},
+            "data.validation",
+            "found '/database/x', which is not in a volume",
+        ),
+        (
+            {"data": Data(training=("/data/../etc",))},
+            "data.training",
+            "found '/data/../etc', which is not in a volume",
+        ),
+        (
+            {"export": Export("models")},
+            "export.path",
+            "found 'models', must be an absolute path on a cluster: pods can write nowhere else",
+        ),
+        (
+            {"export": Export("/models")},
+            "export.path",
+            "found '/models', which is not in a volume: pods can write nowhere else",
+        ),
+        ({"volumes": (CLAIM, Volume("/x", local="x"))}, "volumes[1].claim", "is missing"),
+        (
+            {"volumes": (replace(CLAIM, host_path="/x"),)},
+            "volumes[0].host_path",
+            "found '/x', but claim is given too",
+        ),
+        (
+            {"volumes": (CLAIM, Volume("/a:b", claim="c"))},
+            "volumes[1].mount",
+            "found '/a:b', which Kubernetes cannot mount at for its ':'",
+        ),
+        (
+            {"volumes": (CLAIM, Volume("/home", claim="c"))},
+            "volumes[1].mount",
+            "found '/home', which would hide /home/edl, where EDL mounts its own",
+        ),
+        ({"storage": Storage(path="runs")}, "storage.path", "found 'runs', must be an absolute path on a cluster"),
+        ({"storage": Storage(path="/runs")}, "storage.path", "found '/runs', must be a path in a volume"),
+        (
+            {"storage": Storage(claim="datasets", path="/runs")},
+            "storage.path",
+            "found '/runs', must be a path on the claim 'datasets'",
+        ),
+        (
+            {"storage": Storage(claim="runs", path="/data/")},
+            "storage.path",
+            "found '/data/', where the claim 'runs' cannot be mounted",
+        ),
+        (
+            {"storage": Storage(claim="runs", path="/")},
+            "storage.path",
+            "found '/', where the claim 'runs' cannot be mounted",
+        ),
+        (
+            {"volumes": (), "data": Data(training=("odps://a/b",)), "storage": Storage(path="/runs")},
+            "storage.path",
+            "found '/runs', but the job has no volume",
+        ),
+        (
+            {"security": Security(RunAs(user=0))},
+            "security.run_as.user",
+            "found 0, which is root; pods must not run as root",
+        ),
+        (
+            {"security": Security(RunAs(group=2**31))},
+            "security.run_as.group",
+            "found 2147483648, must be at most 2147483647",
+        ),
+    ],
+)
+def test_problems(changed: dict[str, Any], path: str, message: str) -> None:
+    assert told(replace(MNIST, **changed)) == [(path, message)]
+
+
+@pytest.mark.parametrize(
+    ("pod", "path"),
+    [
+        (Pod(env={"EDL_ROLE": "ps"}), "pod.env.EDL_ROLE"),
+        (Pod(env={"HOME": "/root"}), "pod.env.HOME"),
+        (Pod(env={"A=B": "c"}), "pod.env"),
+        (Pod(labels={"edl.dev/job": "x"}), "pod.labels.edl.dev/job"),
+        (Pod(labels={"app.kubernetes.io/name": "x"}), "pod.labels.app.kubernetes.io/name"),
+        (Pod(labels={"batch.kubernetes.io/controller-uid": "x"}), "pod.labels.batch.kubernetes.io/controller-uid"),
+        (Pod(labels={"a/b/c": "x"}), "pod.labels"),
+        (Pod(labels={"team": "a b"}), "pod.labels.team"),
+        (Pod(labels={"team": "a" * 64}), "pod.labels.team"),
+        (Pod(annotations={"edl.dev/run": "x"}), "pod.annotations.edl.dev/run"),
+        (Pod(annotations={"-": "x"}), "pod.annotations"),
+        (Pod(node_selector={"pool": "-"}), "pod.node_selector.pool"),
+        (Pod(overrides={"kind": "Job"}), "pod.overrides.kind"),
+        (Pod(overrides={"spec": None}), "pod.overrides.spec"),
+        (Pod(overrides={"metadata": {"name": "x"}}), "pod.overrides.metadata.name"),
+        (Pod(overrides={"metadata": {"ownerReferences": []}}), "pod.overrides.metadata.ownerReferences"),
+        (Pod(overrides={"metadata": {"labels": {"edl.dev/job": "x"}}}), "pod.overrides.metadata.labels.edl.dev/job"),
+        (Pod(overrides={"metadata": {"labels": {"a": 1}}}), "pod.overrides.metadata.labels.a"),
+        (Pod(overrides={"spec": {"restartPolicy": "Always"}}), "pod.overrides.spec.restartPolicy"),
+        (Pod(overrides={"spec": {"containers": {}}}), "pod.overrides.spec.containers"),
+        (Pod(overrides={"spec": {"containers": [{"image": "x"}]}}), "pod.overrides.spec.containers"),
+        (Pod(overrides={"spec": {"volumes": None}}), "pod.overrides.spec.volumes"),
+        (Pod(overrides={"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}), "pod.overrides.spec.volumes"),
+        (
+            Pod(overrides={"spec": {"containers": [{"name": "edl", "env": [{"name": "EDL_UID", "value": "x"}]}]}}),
+            "pod.overrides.spec.containers.env.EDL_UID",
+        ),
+        (
+            Pod(overrides={"spec": {"containers": [{"name": "edl", "env": [3]}]}}),
+            "pod.overrides.spec.containers[0].env",
+        ),
+    ],
+)
+def test_additions(pod: Pod, path: str) -> None:
+    assert [each for each, _ in told(replace(MNIST, pod=pod))] == [path]
+
+
+def test_what_a_user_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = """\
+name: mnist
+model: {definition: mnist.model.custom_model}
+data:
+  training: ./train
+volumes:
+- {mount: /data, local: ./data}
+pod:
+  labels:
+    edl.dev/job: other
+"""
+    Path("job.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load("job.yaml", demands=problems)
+    assert str(caught.value) == (
+        "job.yaml:1: image: is missing\n"
+        "  name the image that every role runs; edl zoo build makes one with your model\n"
+        "job.yaml:4: data.training: found './train', must be an absolute path on a cluster\n"
+        "  give the volume that holds it, such as volumes: [{claim: NAME, mount: /data}], and a path below its mount\n"
+        "job.yaml:6: volumes[0].claim: is missing\n"
+        "  name a PersistentVolumeClaim of the job's namespace; edl data cp brings data into it\n"
+        "job.yaml:8: pod.labels.edl.dev/job: found 'edl.dev/job', which EDL sets itself\n"
+        "  leave it out, or choose another name"
+    )
+
+
+def test_notes_say_what_it_costs() -> None:
+    assert notes(MNIST) == []
+    (kept,) = notes(replace(MNIST, volumes=(Volume("/data", host_path="/mnt/disk"),)))
+    assert "volumes[0].host_path" in kept
+    assert "uid 1000" in kept
+    (lost,) = notes(replace(MNIST, export=Export("/tmp/model")))
+    assert "/tmp/model is not in a volume" in lost
+
+
+_FIELDS = st.sampled_from(
+    ["metadata", "spec", "labels", "annotations", "containers", "volumes", "env", "name", "edl", "volumeMounts", "tty"]
+)
+_ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | _FIELDS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(_FIELDS, inner, max_size=3),
+    max_leaves=8,
+)
+_OVERRIDES = st.fixed_dictionaries(
+    {}, optional={name: st.dictionaries(_FIELDS, _ANYTHING, max_size=3) for name in ("metadata", "spec")}
+)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(overrides=_OVERRIDES | st.dictionaries(_FIELDS, _ANYTHING, max_size=2))
+def test_overrides_are_refused_or_leave_the_pod_its_identity(overrides: dict[str, Any]) -> None:
+    spec = replace(MNIST, pod=Pod(overrides=overrides))
+    if problems(spec):
+        return
+    render_job(spec, namespace="team-a", token="t")
+    plain, pod = (
+        render_pod(each, Role.PS, 0, namespace="team-a", job_uid="uid", run_dir="/data/r") for each in (MNIST, spec)
+    )
+    assert pod["metadata"]["labels"].items() >= plain["metadata"]["labels"].items()
+    for field in ("name", "namespace", "ownerReferences"):
+        assert pod["metadata"][field] == plain["metadata"][field]
+    ours = next(each for each in pod["spec"]["containers"] if each["name"] == "edl")
+    assert [each for each in plain["spec"]["containers"][0]["env"] if each not in ours["env"]] == []
