@@ -1,0 +1,90 @@
+"""What a master publishes comes back as it was, and never outgrows a ConfigMap."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.spec.event import Event, RecordsReturned, RunStarted, Warned
+from edl.spec.problem import SpecError
+from edl.spec.publication import EVENTS_BYTES, EVENTS_KEPT, MOMENTS_KEPT, Failure, Moment, Publication, extended
+from edl.spec.status import RoleStatus, Status, Summary
+
+STATUS = Status(job="digits", run="r", run_dir="/data/r", phase="Training", updated=2.0, loss=0.5)
+EVENTS: tuple[Event, ...] = (RunStarted(1.0, "r", "/data/r"), RecordsReturned(2.0, 0, 10, "train", 3, "preempted"))
+WHOLE = Publication(
+    STATUS,
+    EVENTS,
+    (Moment(1.0, 2), Moment(2.0, 1, 1, 12.5, 100)),
+    Summary(10, 10, metrics={"accuracy": 0.9}),
+    Failure("crash", "all workers crashed", "Traceback …"),
+)
+
+
+def test_it_comes_back_as_it_was() -> None:
+    assert Publication.from_pages(WHOLE.to_pages()) == WHOLE
+    assert Publication.from_pages({}) == Publication()
+    assert Publication.from_pages(Publication().to_pages()) == Publication()
+    assert WHOLE.detail == "Traceback …"
+
+
+@pytest.mark.parametrize(
+    ("page", "text", "why"),
+    [
+        ("status.json", "{", "status.json"),
+        ("status.json", "{}", "is missing"),
+        ("timeline.json", '{"a": 1}', "list of moments"),
+        ("timeline.json", '[{"time": 1, "workers": "many"}]', "workers"),
+        ("events.jsonl", '{"event": "new_year"}', "new_year"),
+        ("summary.json", '{"records_total": 1, "records_done": 1, "extra": 1}', "extra"),
+        ("failure.json", "[]", "failure.json"),
+    ],
+)
+def test_what_this_version_did_not_write_is_refused(page: str, text: str, why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        Publication.from_pages({page: text})
+
+
+def test_the_newest_events_are_kept() -> None:
+    many = tuple(Warned(float(n), f"warning {n}") for n in range(1000))
+    assert Publication.from_pages(Publication(events=many).to_pages()).events == many[-EVENTS_KEPT:]
+    long = tuple(Warned(float(n), "x" * 5000) for n in range(50))
+    kept = Publication.from_pages(Publication(events=long).to_pages()).events
+    assert kept == long[-len(kept) :]
+    assert 5000 * len(kept) <= EVENTS_BYTES < 5100 * (len(kept) + 1)
+
+
+def test_no_page_outgrows_a_configmap() -> None:
+    worker = RoleStatus(1, None, "waiting", "5f2b7f5c-9c2e-4ab0-a1a5-93f5bbb38a10")
+    status = Status(job="j", run="r", run_dir="/r", phase="Failed", updated=1.0, reason="ü" * 10**6)
+    huge = Publication(
+        Status(**{**_fields(status), "workers": (worker,) * 20_000}), failure=Failure("crash", "r" * 10**6, "d" * 10**6)
+    )
+    pages = huge.to_pages()
+    assert sum(len(page.encode()) for page in pages.values()) < 900_000
+    again = Publication.from_pages(pages)
+    assert again.status is not None
+    assert 1000 < len(again.status.workers) < 20_000
+
+
+def _fields(status: Status) -> dict[str, object]:
+    return {name: getattr(status, name) for name in status.__dataclass_fields__}
+
+
+@given(st.lists(st.floats(0.2, 5.0), min_size=1, max_size=3000))
+def test_a_timeline_covers_the_whole_life_in_bounded_space(steps: list[float]) -> None:
+    timeline: tuple[Moment, ...] = ()
+    now = 0.0
+    for step in steps:
+        now += step
+        timeline = extended(timeline, Moment(now, 1))
+    assert len(timeline) <= MOMENTS_KEPT
+    times = [moment.time for moment in timeline]
+    assert times == sorted(times)
+    assert times[0] == steps[0]
+    assert times[-1] == now
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert max(gaps, default=0.0) <= max(10.0, 12 * now / MOMENTS_KEPT)
