@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from edl.cli import resumption
 from edl.cli.checks import check
 from edl.cli.plan import Change, Plan
+from edl.cli.resume_option import ResumeMayStandAlone
 from edl.cli.start import folder_of, in_this_terminal, supervised
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
@@ -20,20 +19,7 @@ from edl.spec.load import load
 from edl.spec.paths import resolve_local
 from edl.store.rundir import JobLock, RunDir, create
 
-NEWEST = "newest"
-_RUN_ID = re.compile(r"r[1-9][0-9]*")
-
-
-class ResumeMayStandAlone(TyperCommand):
-    """A command whose ``--resume`` may come without a run: only ``r1``, ``r2`` … after it is taken for one."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Give a ``--resume`` that stands alone its value."""
-        followers = [*args[1:], ""]
-        alone = [arg == "--resume" and not _RUN_ID.fullmatch(after) for arg, after in zip(args, followers, strict=True)]
-        whole = [f"--resume={NEWEST}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
-        return super().parse_args(ctx, whole)
-
+NEWEST = ResumeMayStandAlone.newest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -1,0 +1,26 @@
+"""``--resume``, which may come with a run or stand alone."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+import typer
+from typer.core import TyperCommand
+
+
+class ResumeMayStandAlone(TyperCommand):
+    """A command whose ``--resume`` may come without a run: only what looks like one after it is taken for one."""
+
+    run_id: ClassVar[re.Pattern[str]] = re.compile(r"r[1-9][0-9]*")
+    newest: ClassVar[str] = "newest"
+    """What a ``--resume`` that stands alone means."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Give a ``--resume`` that stands alone its value."""
+        followers = [*args[1:], ""]
+        alone = [
+            arg == "--resume" and not self.run_id.fullmatch(after) for arg, after in zip(args, followers, strict=True)
+        ]
+        whole = [f"--resume={self.newest}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
+        return super().parse_args(ctx, whole)

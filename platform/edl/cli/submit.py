@@ -1,0 +1,81 @@
+"""``edl submit``: train a job on a cluster."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, NamespaceOption, YesOption
+from edl.cli.resume_option import ResumeMayStandAlone
+from edl.cli.submission import Options, client_plan, submitted
+from edl.cli.submission_voice import voice
+from edl.core.errors import BadInputError
+from edl.kube.names import LATEST
+from edl.kube.render import problems
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+from edl.spec.paths import is_shared
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class DryRun(StrEnum):
+    """Who is asked whether a job could be submitted."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class RunMayBeLatest(ResumeMayStandAlone):
+    """Runs on a cluster have the uid of the Job that began them."""
+
+    run_id = re.compile(rf"{LATEST}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+    newest = LATEST
+
+
+@app.command(cls=RunMayBeLatest)
+def submit(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="[RUN]", help="Go on with a run of the job; the newest by default.")
+    ] = None,
+    dry_run: Annotated[
+        DryRun | None,
+        typer.Option("--dry-run", help="Create nothing: client asks no cluster, server asks whether it would accept."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch/--detach", help="Stay until the job has ended.")] = False,
+    yes: YesOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line; needs --yes.")] = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Train a job on a cluster: shows a plan, asks, and waits until the master has started.
+
+    Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
+    """
+    spec = load(job, settings or (), required=("training",), demands=problems)
+    _check_resume(spec, job, resume)
+    options = Options(job, resume, context, namespace, yes=yes, watch=watch, as_json=as_json)
+    speaker = voice(as_json=as_json)
+    if dry_run is DryRun.CLIENT:
+        speaker.planned(client_plan(spec, options))
+        speaker.note(f"No cluster was asked. The manifests: edl render {job}")
+        return
+    raise typer.Exit(submitted(spec, options, speaker, dry_run=dry_run is DryRun.SERVER))
+
+
+def _check_resume(spec: JobSpec, job: Path, resume: str | None) -> None:
+    if resume is not None and not is_shared(spec):
+        raise BadInputError(
+            "--resume needs the volume that holds the earlier run, and the job has none",
+            where=str(job),
+            hint="Without volumes a run is gone with its master's pod.",
+        )
