@@ -20,6 +20,8 @@ from edl.core.errors import EdlError
 
 COMMANDS = {
     "run": "Train a job on this machine, elastically.",
+    "submit": "Train a job on a cluster, elastically.",
+    "delete": "Remove a job from a cluster.",
     "predict": "Predict with a trained model.",
     "render": "Print the Kubernetes manifests of a job.",
     "validate": "Check a job file and say what it would run.",
