@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from edl.core import priorities
 from edl.core.cluster import PLAIN, Role, Wish
 from edl.kube import mounts, names, security
 from edl.kube.kinds import Manifest
@@ -23,8 +24,6 @@ from edl.spec.quantity import cores_text, size_text
 GPU = "nvidia.com/gpu"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 GRACE_SECONDS = 30
-LOW = "low"
-"""PriorityClass of the workers that the fraction of a divided priority leaves."""
 _UNHEALTHY_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -53,12 +52,6 @@ def template(spec: JobSpec, place: Place, wish: Wish = PLAIN) -> Manifest:
     labels = merged["metadata"].get("labels", {}) | _identity(spec, place, wish)
     annotations = merged["metadata"].get("annotations", {})
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": merged["spec"]}
-
-
-def priority_class(priority: str, wish: Wish) -> str:
-    """The PriorityClass of a pod; of ``high=0.5``, ``high`` for an elevated pod and ``low`` for another."""
-    elevated, divided, _ = priority.partition("=")
-    return elevated if wish.elevated or not divided else LOW
 
 
 def role_section(spec: JobSpec, role: Role) -> Master | ParameterServers | Workers:
@@ -91,7 +84,7 @@ def _spec(spec: JobSpec, place: Place, wish: Wish) -> Manifest:
     found: Manifest = {
         "restartPolicy": "OnFailure" if master else "Never",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "priorityClassName": priority_class(section.priority, wish),
+        "priorityClassName": priorities.parse(section.priority).class_of(elevated=wish.elevated),
         "serviceAccountName": spec.security.master_account if master else spec.security.pod_account,
         "automountServiceAccountToken": master,
         "enableServiceLinks": False,

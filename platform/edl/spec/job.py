@@ -30,8 +30,8 @@ _DEFINITION = Text(
 )
 _PRIORITY = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a PriorityClass, such as high or low")
 _DIVIDED_PRIORITY = Text(
-    r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?(=(0|1|0\.[0-9]+|1\.0+))?$",
-    "the name of a PriorityClass, or one with the fraction of workers that get it, such as high=0.5",
+    r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?(=0\.[0-9]*[1-9][0-9]*)?$",
+    "the name of a PriorityClass, or one with the share of workers (above 0, below 1) that get it, such as high=0.5",
 )
 _PATH = Text(meaning="a path")
 _TEXT = Text()

@@ -47,7 +47,7 @@ def fit_jobs(draw: st.DrawFn, *, host_paths: bool = True) -> JobSpec:
         master=Master(priority=draw(_WORDS), resources=_resources(draw)),
         ps=ParameterServers(priority=draw(_WORDS), resources=_resources(draw)),
         workers=Workers(
-            priority=draw(st.from_regex(r"\A[a-z]{1,9}(=0\.[0-9]{1,3})?\Z")),
+            priority=draw(st.from_regex(r"\A[a-z]{1,9}(=0\.[0-9]{0,2}[1-9])?\Z")),
             resources=WorkerResources(draw(_CPU), draw(_MEMORY), draw(st.integers(0, 16))),
         ),
         volumes=volumes,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edl.spec.job import Data, Export, JobSpec, Model
-from edl.spec.paths import resolve_local
+from edl.spec.paths import is_shared, pod_storage, resolve_local, volume_of
 from edl.spec.placement import Storage, Volume
 
 HOME = Path("/home/ann/mnist")
@@ -81,3 +81,35 @@ def test_base_directory_may_be_relative(tmp_path: Path, monkeypatch: pytest.Monk
     assert resolved.data.training == (str(tmp_path / "jobs" / "train"),)
     assert resolved.storage.path == str(tmp_path / ".edl")
     assert resolved.volumes[0].local == str(tmp_path / "jobs" / "data")
+
+
+IN_PODS = replace(SPEC, volumes=(Volume(mount="/data/", claim="a"), Volume(mount="/zoo", claim="b")))
+
+
+@pytest.mark.parametrize(
+    ("volumes", "storage", "expected"),
+    [
+        (IN_PODS.volumes, Storage(), "/data/edl"),
+        (IN_PODS.volumes, Storage(claim="b"), "/zoo/edl"),
+        (IN_PODS.volumes, Storage(claim="c"), "/edl"),
+        (IN_PODS.volumes, Storage(claim="c", path="/runs"), "/runs"),
+        (IN_PODS.volumes, Storage(path="/data/runs"), "/data/runs"),
+        ((Volume(mount="/mnt", host_path="/disk"),), Storage(), "/mnt/edl"),
+        ((), Storage(), "/edl"),
+    ],
+)
+def test_storage_in_pods(volumes: tuple[Volume, ...], storage: Storage, expected: str) -> None:
+    assert pod_storage(replace(SPEC, volumes=volumes, storage=storage)) == expected
+
+
+def test_pods_share_a_volume_or_nothing() -> None:
+    assert is_shared(IN_PODS)
+    assert is_shared(replace(SPEC, volumes=(), storage=Storage(claim="c")))
+    assert not is_shared(replace(SPEC, volumes=()))
+
+
+def test_the_innermost_volume_holds_a_path() -> None:
+    outer, inner = Volume(mount="/data"), Volume(mount="/data/big/")
+    assert volume_of("/data/big/x", (outer, inner)) is inner
+    assert volume_of("/data/bigger", (outer, inner)) is outer
+    assert volume_of("/data/../etc", (outer, inner)) is None

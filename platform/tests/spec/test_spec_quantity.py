@@ -68,3 +68,25 @@ def test_not_a_duration(text: str) -> None:
 @given(st.integers(0, 10**15), st.sampled_from(["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"]))
 def test_sizes_scale_exactly(count: int, unit: str) -> None:
     assert quantity.size(f"{count}{unit}") == count * quantity.size(f"1{unit}")
+
+
+@given(st.integers(0, 2**53))
+def test_sizes_are_written_exactly(count: int) -> None:
+    assert quantity.size(quantity.size_text(count)) == count
+
+
+@given(st.integers(0, 10**6))
+def test_thousandths_of_a_core_are_written_exactly(thousandths: int) -> None:
+    assert quantity.cores(quantity.cores_text(thousandths / 1000)) == thousandths / 1000
+
+
+@pytest.mark.parametrize(("count", "text"), [(2.0, "2"), (0.25, "250m"), (0.1 + 0.2, "300m"), (0.0001, "1m"), (0, "0")])
+def test_cores_as_kubernetes_writes_them(count: float, text: str) -> None:
+    assert quantity.cores_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(2 << 30, "2Gi"), (1536 << 20, "1536Mi"), (1_500_000_000, "1500000000"), (0, "0")]
+)
+def test_sizes_as_kubernetes_writes_them(count: int, text: str) -> None:
+    assert quantity.size_text(count) == text
