@@ -15,11 +15,15 @@ from edl.spec.event import (
     JobEnded,
     LeaseRevoked,
     Quarantined,
+    RecordsLeased,
     RecordsReturned,
+    RoleAsked,
     RoleEnded,
+    RoleLeaving,
     RoleStarted,
     RolledBack,
     RunStarted,
+    Scaled,
     Warned,
 )
 from edl.spec.status import Status
@@ -28,6 +32,8 @@ EXPORT = "export"
 """The source of a lease that is no range of the user's records."""
 _LARGEST_OWN_EXIT = 128
 """Exit codes above it stand for signals, which the reason names."""
+_NOT_READY = ("pending", "starting", "leaving")
+"""What workers are doing that cannot work yet, or not any more."""
 _AT_WORK = ("Training", "Predicting")
 """Phases in which records are done, so that pace and time left mean something."""
 
@@ -37,10 +43,17 @@ def sentence(event: Event) -> str:
     match event:
         case RunStarted():
             return f"run {event.run} starts in {event.run_dir}"
+        case RoleAsked():
+            return f"{role(event.role, event.index)} asked for{_because(event.reason)}"
         case RoleStarted():
             return f"{role(event.role, event.index)} started{_pid(event.pid)}"
+        case RoleLeaving():
+            why = ", ".join(part for part in (event.cause, event.message) if part)
+            return f"{role(event.role, event.index)} was told to go{_because(why)}"
         case RoleEnded():
             return f"{role(event.role, event.index)} ended{_pid(event.pid)}: {_ending(event)}"
+        case Scaled():
+            return f"{workers(event.max)} wanted, at least {event.min}"
         case JobEnded():
             return f"job {event.phase.lower()}{_because(event.reason.partition(chr(10))[0])}"
         case Warned():
@@ -57,6 +70,9 @@ def _of_records(event: Event) -> str | None:
         case RecordsReturned():
             what = "the export" if event.source == EXPORT else _range(event)
             return f"{what} of {_worker(event.worker)} back in the queue{_because(event.reason)}"
+        case RecordsLeased():
+            what = "the export" if event.source == EXPORT else _range(event)
+            return f"{what} leased again by {_worker(event.worker)}"
         case Quarantined():
             return f"{_range(event)} left out{_because(event.reason)}"
     return None
@@ -84,7 +100,7 @@ def headline(status: Status) -> str:
     if status.epochs > 1 and status.epoch:
         parts.append(f"epoch {status.epoch}/{status.epochs}")
     parts += measurements(status)
-    live = sum(worker.state != "starting" for worker in status.workers)
+    live = sum(worker.state not in _NOT_READY for worker in status.workers)
     parts.append(f"{live}/{len(status.workers)} workers ready" if live < len(status.workers) else workers(live))
     return ", ".join(parts)
 
@@ -126,12 +142,12 @@ def _ending(event: RoleEnded) -> str:
 
 
 def _because(reason: str) -> str:
-    return f": {reason}" if reason else ""
+    return f": {' '.join(reason.split())}" if reason else ""
 
 
 def _worker(index: int | None) -> str:
     return "nobody" if index is None else f"worker {index}"
 
 
-def _range(event: LeaseRevoked | RecordsReturned | Quarantined) -> str:
+def _range(event: LeaseRevoked | RecordsReturned | RecordsLeased | Quarantined) -> str:
     return f"records {event.start:,} to {event.end:,} of {PurePosixPath(event.source).name}"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from edl.core.cluster import PodSeen, Role, Synced
+from edl.core.cluster import PLAIN, PodSeen, Role, Synced, Wish
 from edl.core.errors import BadInputError, RetryableError
 from edl.local import wire
 from edl.core.sightings import Sightings
@@ -49,8 +49,11 @@ class LocalCluster:
             )
         return cls(Path(path), token)
 
-    def start(self, role: Role, index: int) -> str:
-        """Start a pod; see ``edl.core.cluster.Cluster.start``. A call cut off half-way is made again."""
+    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
+        """Start a pod; see ``edl.core.cluster.Cluster.start``. A call cut off half-way is made again.
+
+        Processes of one machine have no memory limit and no priority: wishes change nothing.
+        """
         return str(self._ask({"op": "start", "role": role.value, "index": index})["uid"])
 
     def delete(self, uid: str, *, grace: float) -> None:

@@ -56,7 +56,7 @@ class Pods:
             if isinstance(wish, DeletePod):
                 self._cluster.delete(wish.uid, grace=wish.grace)
             else:
-                self._cluster.start(wish.role, wish.index)
+                self._cluster.start(wish.role, wish.index, wish.wish)
         except (RetryableError, BadInputError) as error:
             if isinstance(wish, StartPod):
                 return StartRefused(wish.role, wish.index, str(error), isinstance(error, RetryableError))

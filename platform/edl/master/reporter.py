@@ -16,6 +16,7 @@ from edl.core.errors import EdlError, StorageError
 from edl.core.events import Tell
 from edl.core.fleet import Pod
 from edl.core.job import JobState
+from edl.core.staffing import starved
 from edl.core.state import TRAINING
 from edl.core.tasks import Ledger
 from edl.master import threads
@@ -29,6 +30,9 @@ from edl.store.rundir import RunDir, append_line, read_json, write_json
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 0.2
+PENDING, LEAVING = "pending", "leaving"
+"""What pods are doing that do not run yet, or were told to go."""
+_REFUSALS_SHOWN = 8
 
 
 class Reporter:
@@ -117,10 +121,24 @@ class Reporter:
             seconds_left=(total - done) / rate if rate > 0 else None,
             workers=tuple(self._role(pod) for pod in state.fleet.live(Role.WORKER)),
             ps=tuple(self._role(pod) for pod in state.fleet.live(Role.PS)),
+            workers_wanted=state.workers_max,
+            workers_min=state.workers_min,
+            starved=starved(state),
+            refusals=self._refusals(),
         )
 
     def _role(self, pod: Pod) -> RoleStatus:
-        return RoleStatus(pod.index, pod.pid, describe_pod(self._state, pod), pod.uid)
+        doing, reason = describe_pod(self._state, pod), ""
+        if doing == PENDING:
+            reason = pod.message or pod.reason
+        elif doing == LEAVING:
+            reason = pod.why()
+        return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason)
+
+    def _refusals(self) -> dict[str, str]:
+        """The first few: they are all asked for one after the other, and the status has to stay small."""
+        refused = sorted(self._state.fleet.refusals.items())[:_REFUSALS_SHOWN]
+        return {f"{role}-{index}": reason for (role, index), reason in refused}
 
     def summary(self) -> Summary:
         """What the run has come to. Call with the shell's lock held."""
@@ -173,6 +191,10 @@ def epoch_of(ledger: Ledger) -> int:
 
 def describe_pod(state: JobState, pod: Pod) -> str:
     """What a pod is doing, in a word."""
+    if not pod.staying:
+        return LEAVING
+    if not pod.ran:
+        return PENDING
     if pod.role is Role.PS:
         return "serving" if pod.attached and pod.initialized else "starting"
     kinds = [kind for kind, _ in state.leases_of(pod.uid)]

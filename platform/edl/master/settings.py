@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edl.core import priorities
 from edl.core.state import Settings
 from edl.spec.job import JobSpec
 from edl.spec.zoo import locate, names
 
 
-def settings_of(spec: JobSpec, *, predict: bool, describe: bool) -> Settings:
+def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool = True) -> Settings:
     """The settings of a job that trains, or of one that predicts and needs no parameter servers.
 
     Args:
         predict: the run predicts.
         describe: a worker describes the data set, with the user's own reader.
+        durable: what is written to the run directory outlives the master's pod.
     """
     train = spec.train
     return Settings(
@@ -32,7 +34,21 @@ def settings_of(spec: JobSpec, *, predict: bool, describe: bool) -> Settings:
         skip_crashing=train.on_crashing_range == "skip",
         ps=0 if predict else spec.ps.count,
         workers=spec.workers.max,
+        workers_min=spec.workers.min,
+        elevated_share=priorities.parse(spec.workers.priority).share,
+        oom_memory_factor=spec.workers.oom_memory_factor,
+        worker_memory=_size(spec.workers.resources.memory),
+        ps_memory=_size(spec.ps.resources.memory),
+        durable=durable,
     )
+
+
+def _size(count: int) -> str:
+    """Bytes as a person would write them: ``2Gi``, ``1536Mi``."""
+    for shift, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if count and count % (1 << shift) == 0:
+            return f"{count >> shift}{unit}"
+    return str(count)
 
 
 def defines_reader(spec: JobSpec) -> bool:

@@ -19,6 +19,7 @@ from edl.spec.status import ROLES, Index, Metrics, Phase, Pid, Reason, Report, S
 
 _COUNT = Whole(0)
 _NAME = Text(meaning="a name")
+_FREE = Text(r"^[\s\S]*$")
 
 Role = Annotated[str, Option(Choice(ROLES), "Which role.")]
 Worker = Annotated[int | None, Option(Nullable(_COUNT), "Index of the worker; null when none was at it.")]
@@ -54,6 +55,16 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RoleAsked(Event):
+    """The master asked for a process or pod."""
+
+    kind: ClassVar[str] = "role_asked"
+    role: Role
+    index: Index
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class RoleStarted(Event):
     """A process or pod of the job started."""
 
@@ -61,6 +72,17 @@ class RoleStarted(Event):
     role: Role
     index: Index
     pid: Pid
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLeaving(Event):
+    """A process or pod of the job was told to go and is still there."""
+
+    kind: ClassVar[str] = "role_leaving"
+    role: Role
+    index: Index
+    cause: Annotated[str, Option(_FREE, "Who or what wanted that; empty if the cluster does not say.")]
+    message: Annotated[str, Option(_FREE, "The cluster's own words.")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +121,26 @@ class RecordsReturned(Event):
     source: Source
     worker: Worker
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsLeased(Event):
+    """A range that had gone back to the queue is in the hands of a worker again."""
+
+    kind: ClassVar[str] = "records_leased"
+    start: Start
+    end: End
+    source: Source
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Event):
+    """Somebody wants other numbers of workers than before."""
+
+    kind: ClassVar[str] = "scaled"
+    min: Annotated[int, Option(_COUNT, "Below so many the job is called starved.", "workers")]
+    max: Annotated[int, Option(_COUNT, "As many are asked for while there is work.", "workers")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +222,14 @@ EVENTS: Mapping[str, type[Event]] = {
     event.kind: event
     for event in (
         RunStarted,
+        RoleAsked,
         RoleStarted,
+        RoleLeaving,
         RoleEnded,
+        Scaled,
         LeaseRevoked,
         RecordsReturned,
+        RecordsLeased,
         EvaluationStarted,
         EvaluationEnded,
         CheckpointSaved,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Self
 
 from edl.spec.collection import ListOf, Named, Nullable
-from edl.spec.kind import Choice, Measure, Number, Text, Whole
+from edl.spec.kind import Choice, Flag, Measure, Number, Text, Whole
 from edl.spec.node import Json, Place, tree
 from edl.spec.problem import Problem, SpecError
 from edl.spec.section import Option, Section
@@ -66,6 +66,8 @@ class RoleStatus(Report):
     pid: Pid
     state: Annotated[str, Option(_NAME, "What it is doing.")]
     uid: Annotated[str, Option(_FREE, "Names this incarnation of the process or pod.")] = ""
+    node: Annotated[str, Option(_FREE, "Where it runs; empty while it has no place, and under edl run.")] = ""
+    reason: Annotated[str, Option(_FREE, "Why it is pending or leaving, in the cluster's words.")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ class Status(Report):
     seconds_left: Annotated[float | None, Option(Nullable(_SECONDS), "Time left, as far as known.", "seconds")] = None
     workers: Annotated[tuple[RoleStatus, ...], Option(ListOf(Section(RoleStatus)), "Every live worker.")] = ()
     ps: Annotated[tuple[RoleStatus, ...], Option(ListOf(Section(RoleStatus)), "Every parameter server.")] = ()
+    workers_wanted: Annotated[int, Option(_COUNT, "As many are asked for while there is work.", "workers")] = 0
+    workers_min: Annotated[int, Option(_COUNT, "Below so many the job is called starved.", "workers")] = 0
+    starved: Annotated[bool, Option(Flag(), "Work waits, and fewer workers run than the job should have.")] = False
+    refusals: Annotated[
+        Mapping[str, str],
+        Option(Named(_FREE), "What the cluster would not start, such as worker-7, and what it said."),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

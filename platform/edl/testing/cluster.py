@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from edl.core.cluster import Phase, PodSeen, Role, Synced
+from edl.core.cluster import PLAIN, Cause, Phase, PodSeen, Role, Synced, Wish
 from edl.core.errors import BadInputError, EdlError, RetryableError
 from edl.local.ending import Ending
 from edl.testing.clock import VirtualClock
@@ -20,6 +20,8 @@ from edl.testing.clock import VirtualClock
 KILLED = -9
 TERMINATED = -15
 """Return codes in the manner of ``subprocess``."""
+NO_ROOM = "0/1 nodes are available: 1 Insufficient cpu."
+"""What the scheduler says of a pod without room."""
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class _Pod:
     """A pod and how it will behave."""
 
     seen: PodSeen
+    wish: Wish = PLAIN
     scheduled: bool = False
     deleting: bool = False
     on_sigterm: int | None = TERMINATED
@@ -85,7 +88,7 @@ class FakeCluster:
         with self._lock, suppress(ValueError):
             self._subscribers.remove(call)
 
-    def start(self, role: Role, index: int) -> str:
+    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
         """Accept a pod; see ``edl.core.cluster.Cluster.start``."""
         with self._lock:
             if self._refusal is not None:
@@ -93,7 +96,7 @@ class FakeCluster:
             if role == Role.MASTER or index < 0:
                 raise BadInputError(f"A master cannot start {role} {index}")
             uid = self._names.get((role, index))
-            return uid if uid is not None else self._accept(role, index)
+            return uid if uid is not None else self._accept(role, index, wish)
 
     def delete(self, uid: str, grace: float) -> None:
         """Tell a pod to go; an ended one is forgotten."""
@@ -104,13 +107,7 @@ class FakeCluster:
             if pod.seen.ended:
                 del self._pods[uid]
                 return
-            pod.deleting = True
-            if pod.seen.phase == Phase.PENDING:
-                self._end(uid, None)
-            elif grace <= 0:
-                self._end(uid, KILLED)
-            else:
-                self._terminate(uid, grace)
+            self._delete(uid, grace)
 
     def kill(self, uid: str, returncode: int = KILLED) -> None:
         """End a pod now, as by ``kill -9`` from outside; ``returncode`` as in ``subprocess`` (0: it is done)."""
@@ -121,6 +118,26 @@ class FakeCluster:
         """Send SIGTERM from outside, as a preemption does, without ever following up."""
         with self._lock:
             self._terminate(uid, None)
+
+    def take(self, uid: str, cause: Cause, grace: float = 30.0) -> None:
+        """Somebody else than the master deletes a pod: the scheduler, an eviction, a person, a lost node."""
+        with self._lock:
+            pod = self._pods.get(uid)
+            if pod is not None and not pod.seen.ended:
+                pod.seen = replace(pod.seen, cause=cause)
+                self._delete(uid, grace)
+
+    def run_out_of_memory(self, uid: str) -> None:
+        """The kernel kills a pod that wants more memory than it may have."""
+        with self._lock:
+            if uid in self._pods and not self._pods[uid].seen.ended:
+                self._pods[uid].seen = replace(self._pods[uid].seen, cause=Cause.OUT_OF_MEMORY)
+                self._end(uid, KILLED)
+
+    def wish(self, uid: str) -> Wish:
+        """What a pod was asked for with."""
+        with self._lock:
+            return self._pods[uid].wish
 
     def behave(self, uid: str, *, on_sigterm: int | None) -> None:
         """Set the return code with which a pod answers SIGTERM; None: it ignores SIGTERM."""
@@ -138,14 +155,29 @@ class FakeCluster:
             self._capacity = capacity
             self._schedule()
 
-    def _accept(self, role: Role, index: int) -> str:
+    def _delete(self, uid: str, grace: float) -> None:
+        pod = self._pods[uid]
+        pod.deleting = True
+        if pod.seen.phase == Phase.PENDING:
+            self._end(uid, None)
+        elif grace <= 0:
+            self._end(uid, KILLED)
+        else:
+            self._terminate(uid, grace)
+            if not pod.seen.ended:
+                pod.seen = replace(pod.seen, leaving=True)
+                self._change(pod, reason="Terminating")
+
+    def _accept(self, role: Role, index: int, wish: Wish) -> str:
         uid = f"{role}-{index}-{next(self._numbers):06x}"
-        self._pods[uid] = _Pod(PodSeen(uid, role, index, Phase.PENDING), term_latency=self._term_latency)
+        seen = PodSeen(uid, role, index, Phase.PENDING, elevated=wish.elevated)
+        self._pods[uid] = _Pod(seen, wish, term_latency=self._term_latency)
         self._names[role, index] = uid
         self._waiting[uid] = None
         self._schedule()
         pod = self._pods[uid]
         if not pod.scheduled:
+            pod.seen = replace(pod.seen, message=NO_ROOM)
             self._change(pod, reason="Unschedulable")
         elif pod.seen.phase == Phase.PENDING:
             self._change(pod, reason="Scheduled")
@@ -166,6 +198,7 @@ class FakeCluster:
         with self._lock:
             pod = self._pods.get(uid)
             if pod is not None and not pod.seen.ended:
+                pod.seen = replace(pod.seen, message="", node="fake-node")
                 self._change(pod, phase=Phase.RUNNING, reason="Started")
 
     def _terminate(self, uid: str, grace: float | None) -> None:
@@ -215,10 +248,10 @@ class FakeConnection:
         self._inboxes: list[SimpleQueue[PodSeen | None]] = []
         self._closed = False
 
-    def start(self, role: Role, index: int) -> str:
+    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
         """Ask for a pod."""
         self._require_open()
-        return self._cluster.start(role, index)
+        return self._cluster.start(role, index, wish)
 
     def delete(self, uid: str, *, grace: float) -> None:
         """Tell a pod to go."""

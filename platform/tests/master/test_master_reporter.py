@@ -15,13 +15,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import Parts
 
+from edl.core.cluster import Cause, Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
     Granted,
     LeaseWanted,
     ModelDeclared,
+    PodChanged,
     Progressed,
+    ScaleWanted,
     SnapshotTaken,
+    StartRefused,
     Steps,
     Tell,
     Tick,
@@ -29,6 +33,7 @@ from edl.core.events import (
 from edl.master.rate import WINDOW_SECONDS, Rate
 from edl.master.reporter import Reporter, began, rate_since
 from edl.spec.event import EVENTS, RoleStarted, parse
+from edl.spec.status import Status
 from edl.store.rundir import RunDir, append_line, read_json
 
 # ---------------------------------------------------------------------------------------------- rates
@@ -95,6 +100,10 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 
 WORDS: dict[str, dict[str, Any]] = {
+    "role_asked": {"role": "worker", "index": 4, "reason": "4 wanted, 3 there or on their way"},
+    "role_leaving": {"role": "worker", "index": 0, "cause": "preempted", "message": "", "uid": "worker-0"},
+    "scaled": {"min": 1, "max": 4},
+    "records_leased": {"source": "s", "start": 0, "end": 4, "worker": "worker-0", "task": "training"},
     "role_started": {"role": "worker", "index": 0, "pid": 7, "uid": "worker-0"},
     "role_ended": {"role": "ps", "index": 0, "pid": None, "uid": "ps-0", "reason": "Killed", "exit_code": 137},
     "lease_revoked": {"epoch": 0, "source": "s", "start": 0, "end": 4, "worker": "worker-0", "lease": 7, "reason": "x"},
@@ -154,6 +163,40 @@ def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
     assert (summary.records_total, summary.records_done, summary.records_lost) == (8, 2, 0)
     stage.reporter.write_status(status)
     assert read_json(stage.run.status) == status.to_json()
+
+
+def seen(stage: Stage, index: int, phase: Phase, **more: Any) -> None:
+    stage.shell.handle(PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, phase, **more)))
+
+
+def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(stage: Stage) -> None:
+    stage.parts.populate()
+    stage.shell.handle(ScaleWanted(min=2, max=3))
+    seen(stage, 0, Phase.RUNNING, node="node-a")
+    seen(stage, 1, Phase.PENDING, reason="Unschedulable", message="0/3 nodes are available")
+    status = stage.reporter.status()
+    assert [(role.state, role.reason, role.node) for role in status.workers] == [
+        ("starting", "", "node-a"),
+        ("pending", "0/3 nodes are available", ""),
+    ]
+    assert (status.workers_min, status.workers_wanted, status.starved) == (2, 3, True)
+    assert Status.from_json(status.to_json()) == status
+
+
+def test_a_worker_that_was_told_to_go_is_leaving_and_says_why(stage: Stage) -> None:
+    stage.parts.populate()
+    seen(stage, 0, Phase.RUNNING, leaving=True, cause=Cause.PREEMPTED, message="by default/serving-7")
+    (worker,) = stage.reporter.status().workers
+    assert (worker.state, worker.reason) == ("leaving", "preempted: by default/serving-7")
+
+
+def test_what_the_cluster_refused_is_in_the_status_until_it_starts(stage: Stage) -> None:
+    stage.parts.populate()
+    stage.shell.handle(ScaleWanted(max=2))
+    stage.shell.handle(StartRefused(Role.WORKER, 1, "exceeded quota: pods=3", retry=True))
+    assert stage.reporter.status().refusals == {"worker-1": "exceeded quota: pods=3"}
+    seen(stage, 1, Phase.PENDING)
+    assert stage.reporter.status().refusals == {}
 
 
 def test_records_that_are_planned_leased_returned_or_done_are_not_lost(stage: Stage) -> None:

@@ -30,13 +30,16 @@ def test_settings_are_the_spec_in_records_and_steps(tmp_path: Path) -> None:
         train={"minibatch_size": 8, "minibatches_per_task": 4, "epochs": 3, "seed": 5, "max_steps": 100},
         checkpoint={"every_steps": 7},
         export={},
-        ps={"count": 2},
+        ps={"count": 2, "resources": {"memory": "1.5Gi"}},
         workers={"min": 1, "max": 3},
     )
     settings = settings_of(spec, predict=False, describe=True)
     assert (settings.minibatch, settings.task_records, settings.epochs) == (8, 32, 3)
     assert (settings.seed, settings.max_steps, settings.checkpoint_steps) == (5, 100, 7)
     assert (settings.ps, settings.workers, settings.export, settings.describe) == (2, 3, True, True)
+    assert (settings.workers_min, settings.elevated_share, settings.oom_memory_factor) == (1, 0.0, 1.0)
+    assert (settings.worker_memory, settings.ps_memory, settings.durable) == ("2Gi", "1536Mi", True)
+    assert not settings_of(spec, predict=False, describe=True, durable=False).durable
 
 
 def test_predicting_needs_no_parameter_servers_and_exports_nothing(tmp_path: Path) -> None:

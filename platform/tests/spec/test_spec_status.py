@@ -21,10 +21,14 @@ def test_an_event_is_one_line() -> None:
 def test_every_kind_of_event() -> None:
     assert list(EVENTS) == [
         "run_started",
+        "role_asked",
         "role_started",
+        "role_leaving",
         "role_ended",
+        "scaled",
         "lease_revoked",
         "records_returned",
+        "records_leased",
         "evaluation_started",
         "evaluation_ended",
         "checkpoint_saved",
@@ -83,7 +87,9 @@ def test_status_lists_its_roles() -> None:
         updated=5.0,
         workers=(RoleStatus(index=0, pid=7, state="training", uid="w0"),),
     )
-    assert status.to_json()["workers"] == [{"index": 0, "pid": 7, "state": "training", "uid": "w0"}]
+    assert status.to_json()["workers"] == [
+        {"index": 0, "pid": 7, "state": "training", "uid": "w0", "node": "", "reason": ""}
+    ]
     assert Status.from_json(status.to_json()) == status
 
 

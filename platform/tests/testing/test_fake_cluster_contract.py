@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 from cluster_contract import ClusterContract
 
-from edl.core.cluster import Cluster, Phase, PodSeen, Role
+from edl.core.cluster import Cause, Cluster, Phase, PodSeen, Role, Wish
 from edl.core.errors import RetryableError
 from edl.testing.clock import VirtualClock
-from edl.testing.cluster import FakeCluster, FakeConnection
+from edl.testing.cluster import NO_ROOM, FakeCluster, FakeConnection
 
 START_LATENCY = 2.0
 
@@ -68,7 +68,7 @@ def test_pods_without_room_wait_until_others_end() -> None:
     fake = FakeCluster(VirtualClock(), capacity=2)
     uids = [fake.start(Role.WORKER, index) for index in range(4)]
     assert list(states(fake).values()) == [Phase.RUNNING, Phase.RUNNING, Phase.PENDING, Phase.PENDING]
-    assert fake.pods()[2].reason == "Unschedulable"
+    assert (fake.pods()[2].reason, fake.pods()[2].message) == ("Unschedulable", NO_ROOM)
     fake.kill(uids[0])
     assert states(fake)["worker-2"] == Phase.RUNNING
     fake.resize(3)
@@ -102,7 +102,31 @@ def test_sigterm_takes_its_time_and_the_grace_cuts_it_short() -> None:
     fake.delete(slow, 10)
     fake.delete(cut, 1)
     clock.advance(20)
-    assert seen == [(1, cut, 137), (3, slow, 143)]
+    assert seen == [(0, slow, None), (0, cut, None), (1, cut, 137), (3, slow, 143)]
+    assert fake.pods() == []
+
+
+def test_a_pod_that_was_told_to_go_leaves_with_its_cause_until_it_has_ended() -> None:
+    clock = VirtualClock()
+    fake = FakeCluster(clock, term_latency=2)
+    uid = fake.start(Role.WORKER, 0, Wish(elevated=True))
+    seen: list[PodSeen] = []
+    fake.subscribe(seen.append)
+    fake.take(uid, Cause.PREEMPTED)
+    clock.advance(2)
+    assert [(pod.phase, pod.leaving, pod.cause, pod.elevated) for pod in seen] == [
+        (Phase.RUNNING, True, Cause.PREEMPTED, True),
+        (Phase.GONE, True, Cause.PREEMPTED, True),
+    ]
+
+
+def test_a_pod_that_runs_out_of_memory_is_told_apart_from_one_that_is_killed() -> None:
+    fake = FakeCluster(VirtualClock())
+    uids = [fake.start(Role.WORKER, index, Wish(memory_factor=1.5)) for index in range(2)]
+    assert fake.wish(uids[0]).memory_factor == 1.5
+    fake.run_out_of_memory(uids[0])
+    fake.kill(uids[1])
+    assert [(pod.exit_code, pod.cause) for pod in fake.pods()] == [(137, Cause.OUT_OF_MEMORY), (137, Cause.NONE)]
 
 
 def test_refusal_lasts_until_it_is_taken_back() -> None:
