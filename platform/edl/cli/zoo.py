@@ -81,9 +81,9 @@ def _in_job_file(zoo: Path, image: str) -> str:
 
     found = definitions(zoo)
     lines = [
-        "In job.yaml:",
+        "In job.yaml (where a relative zoo is /model_zoo in the image):",
         f"  image: {image}",
-        f"  model: {{zoo: /model_zoo, definition: {found[0] if found else '<module>.<function>'}}}",
+        f"  model: {{zoo: ., definition: {found[0] if found else '<module>.<function>'}}}",
     ]
     more = f"Other definitions: {', '.join(found[1:])}." if found[1:] else None
     return "\n".join([*lines, *([more] if more else []), f"Next: edl zoo push {image}"])
