@@ -7,8 +7,8 @@ import sys
 from typing import Protocol, Self
 
 from edl.cli.outcome import Outcome
-from edl.cli.plan import Plan
 from edl.cli.progress import Progress
+from edl.cli.undertaking import Undertaking
 from edl.spec.event import Event
 
 
@@ -21,7 +21,7 @@ class Face(Protocol):
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was found."""
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Undertaking) -> None:
         """What will run."""
 
     def happened(self, event: Event, progress: Progress) -> None:
@@ -33,7 +33,7 @@ class Face(Protocol):
     def notice(self, text: str) -> None:
         """Something about ``edl run`` itself."""
 
-    def ended(self, plan: Plan, outcome: Outcome) -> None:
+    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
         """The end, after everything of the job is gone."""
 
 

@@ -8,8 +8,8 @@ from typing import Any, Self, TextIO
 
 from edl.cli.closing import complaint
 from edl.cli.outcome import Outcome
-from edl.cli.plan import Plan
 from edl.cli.progress import Progress
+from edl.cli.undertaking import Undertaking
 from edl.spec.event import Event
 from edl.spec.status import Status
 
@@ -30,7 +30,7 @@ class JsonLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Undertaking) -> None:
         """Nothing: the first event names the run."""
 
     def happened(self, event: Event, progress: Progress) -> None:
@@ -48,12 +48,12 @@ class JsonLines:
         """For people, who look at standard error."""
         print(text, file=self._errors, flush=True)
 
-    def ended(self, plan: Plan, outcome: Outcome) -> None:
+    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
         """The summary; the user's traceback and the reason on standard error."""
         if outcome.phase == "Failed":
             self.notice(complaint(outcome))
         end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
-        self._write({"event": "summary", "job": plan.job, "run": plan.run.run_id, **end, **outcome.summary.to_json()})
+        self._write({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **outcome.summary.to_json()})
 
     def _write(self, value: dict[str, Any]) -> None:
         self._out.write(json.dumps(value, allow_nan=False) + "\n")

@@ -7,8 +7,8 @@ from typing import Self, TextIO
 
 from edl.cli.closing import closing, complaint
 from edl.cli.outcome import Outcome
-from edl.cli.plan import Plan
 from edl.cli.progress import Progress
+from edl.cli.undertaking import Undertaking
 from edl.cli.wording import clock, headline, sentence
 from edl.spec.event import Event
 from edl.spec.status import Status
@@ -32,7 +32,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Undertaking) -> None:
         """The plan."""
         self._print("\n".join(plan.lines()))
 
@@ -51,7 +51,7 @@ class Lines:
         """A line."""
         self._print(text)
 
-    def ended(self, plan: Plan, outcome: Outcome) -> None:
+    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
         """What was wrong, then the summary."""
         if outcome.phase == "Failed":
             print(complaint(outcome), file=self._errors, flush=True)

@@ -10,9 +10,9 @@ from rich.live import Live
 
 from edl.cli.closing import closing, complaint
 from edl.cli.outcome import Outcome
-from edl.cli.plan import Plan
 from edl.cli.progress import Progress
 from edl.cli.screen import screen
+from edl.cli.undertaking import Undertaking
 from edl.spec.event import Event
 
 REDRAW_SECONDS = 0.25
@@ -24,7 +24,7 @@ class LiveView:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-        self._plan: Plan | None = None
+        self._plan: Undertaking | None = None
         self._notice = ""
         self._drawn = 0.0
 
@@ -34,7 +34,7 @@ class LiveView:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: Undertaking) -> None:
         """The plan stays above the view."""
         self._plan = plan
         for line in plan.lines():
@@ -56,7 +56,7 @@ class LiveView:
         """Shown in the view from now on."""
         self._notice, self._drawn = text, 0.0
 
-    def ended(self, plan: Plan, outcome: Outcome) -> None:
+    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
         """What was wrong, then the summary, below the last picture."""
         if outcome.phase == "Failed":
             print(complaint(outcome), file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.cli.outcome import Outcome
 from edl.spec.job import JobSpec
 from edl.spec.node import Json
 from edl.store.rundir import RunDir
@@ -52,15 +53,31 @@ class Plan:
         return self.spec.name
 
     @property
-    def can_predict(self) -> bool:
-        """Whether the job names records to predict."""
-        return bool(self.spec.data.prediction)
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.run.run_id
+
+    @property
+    def logs(self) -> str:
+        """Directory of the run's logs."""
+        return str(self.run.logs)
 
     def lines(self) -> list[str]:
         """The plan, for people."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
         work = self._prediction() if self.output else self._training()
         return [title, *(f"  {line}" for line in [*work, self._roles(), self._where(), *map(_change, self.changes)])]
+
+    def next_steps(self, outcome: Outcome) -> list[str]:
+        """What people may do after the end."""
+        if self.output:
+            return []
+        if outcome.phase != "Done":
+            what = "Go on" if outcome.phase == "Interrupted" else "Go on when the cause is gone"
+            return [f"{what} with: edl run {self.job_file} --resume {self.run_id}"]
+        if self.spec.data.prediction:
+            return [f"Predict with: edl predict {self.job_file} --from {self.run_id} --output predictions"]
+        return []
 
     def _training(self) -> list[str]:
         train, counts = self.spec.train, self.counts
