@@ -11,21 +11,10 @@ from collections.abc import Iterator
 from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.errors import ApiError, NotFoundError
-from edl.kube.kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Kind, Manifest
+from edl.kube.kinds import CONFIGMAPS, SECRETS, SERVICES, Kind
+from edl.kube.render import owner
 
 log = logging.getLogger(__name__)
-
-
-def owner(job: str, uid: str) -> Manifest:
-    """A reference to a job's Job. With ``controller: true`` the Job controller would take what has it for its own."""
-    return {
-        "apiVersion": JOBS.api_version,
-        "kind": JOBS.name,
-        "name": names.master(job),
-        "uid": uid,
-        "controller": False,
-        "blockOwnerDeletion": False,
-    }
 
 
 def adopt(api: Api, job: str, uid: str) -> None:

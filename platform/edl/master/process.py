@@ -1,8 +1,8 @@
 """The master process: put together, run to the end of the job, taken apart.
 
-Exits 0 when the job is over (done, or failed by its own rules: ``failure.json`` says which), 143 when it was told to go
-(the journal is flushed, pods are left alone, another master goes on), 1 when it cannot go on itself and another one
-may: its log says why.
+Exits 0 when the job is over (done, or failed by its own rules: ``failure.json`` says which; on Kubernetes 1 when it was
+not done, after the Job was told not to start another master), 143 when it was told to go (the journal is flushed, pods
+are left alone, another master goes on), 1 when it cannot go on itself and another one may: its log says why.
 
 A journal that cannot be written ends the job as failed, of kind ``storage``: no other master could decide anything
 either. That end is told to people and to the supervisor, but not to the journal, which ends where it was cut off: after
@@ -20,12 +20,11 @@ import threading
 import time
 from contextlib import ExitStack
 
-from edl.core.cluster import Cluster, Role
+from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
 from edl.core.events import DeletePod, EndJob, Event, PodChanged, PodsSynced
 from edl.core.fleet import Pod
 from edl.core.job import JobState
-from edl.local.client import LocalCluster
 from edl.master import threads
 from edl.master.checkpoints import Checkpoints
 from edl.master.dataset import describe
@@ -33,10 +32,13 @@ from edl.master.ending import tell_end, tell_so_far
 from edl.master.interpreter import tune
 from edl.master.parameter_servers import ParameterServers
 from edl.master.pods import Pods
+from edl.master.publishing import Publisher
 from edl.master.reporter import PERIOD_SECONDS, Reporter
 from edl.master.servicer import Servicer
 from edl.master.settings import defines_reader, settings_of
-from edl.master.shell import Shell
+from edl.master.shell import MasterEndsError, Shell
+from edl.master.surroundings import DONE_EXIT, FAILED_EXIT, Surroundings, surroundings_of
+from edl.master.wishes import events_of
 from edl.rpc import edl_pb2_grpc
 from edl.rpc.channels import serve
 from edl.rpc.identity import Identity
@@ -49,9 +51,10 @@ from edl.store.rundir import RunDir
 log = logging.getLogger("edl.master")
 
 SIGTERM_EXIT = 143
-FAILED_EXIT = 1
 LEAVE_SECONDS = 1.5
-"""How long workers get to leave by themselves at the end of the job, and then pods to go when they are told to."""
+"""How long workers get to leave by themselves at the end of the job."""
+GRACE_SECONDS = 0.75
+"""What pods get that are then told to go."""
 _THREADS_BESIDE_WORKERS = 16
 
 
@@ -65,11 +68,27 @@ def main() -> int:
     try:
         identity = Identity.from_environment()
         spec = load(identity.run_dir / "spec.json")
-        with Master(identity, spec, LocalCluster.from_environment(identity.token)) as master:
-            return master.run(stopping)
+        return serve_job(identity, spec, surroundings_of(spec, identity.token, os.environ), stopping)
     except EdlError as error:
         log.error("%s", error)
         return error.exit_code
+
+
+def serve_job(identity: Identity, spec: JobSpec, around: Surroundings, stopping: threading.Event) -> int:
+    """Be the master of a job, once that is allowed; returns the exit code.
+
+    Raises:
+        EdlError: this master cannot begin.
+    """
+    with ExitStack() as taken:
+        taken.callback(around.close)
+        if not around.acquire(stopping):
+            log.info("told to go before it was this master's turn")
+            return SIGTERM_EXIT
+        with Master(identity, spec, around) as master:
+            code = master.run(stopping)
+        master.publish_end()  # all that it wrote is on disk now
+        return around.conclude(failed=master.failed) if code == DONE_EXIT else code
 
 
 class Master:
@@ -78,15 +97,16 @@ class Master:
     Args:
         identity: of this process.
         spec: of the job.
-        cluster: where its pods are.
+        around: where it is; it has the right to decide.
 
     Raises:
         RefusedError: another master has the journal open.
         StorageError: the journal cannot be read or opened.
     """
 
-    def __init__(self, identity: Identity, spec: JobSpec, cluster: Cluster) -> None:
+    def __init__(self, identity: Identity, spec: JobSpec, around: Surroundings) -> None:
         self._run = RunDir(identity.run_dir)
+        self._around = around
         self._predict = (identity.run_dir / "predict.json").exists()
         self._spec, self._identity = spec, identity
         self._bad_module: BadInputError | None = None
@@ -96,15 +116,21 @@ class Master:
         checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use)
         incarnation = self._journal.incarnation
         self._servers = ParameterServers(identity.token, incarnation, state.settings.ps, checkpoints)
-        self._pods = Pods(cluster)
-        self.shell = Shell(state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell)
+        self._pods = Pods(around.cluster)
+        self.shell = Shell(
+            state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell, fence=around.fence
+        )
+        self._publisher = Publisher(around.board, self._run) if around.board is not None else None
         self._servicer = Servicer(self.shell, self._servers, incarnation)
         self._parts = ExitStack()
         self._closing = threading.Event()
 
     def _replayed(self, holder: str) -> tuple[JobState, Journal]:
         settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader())
-        journal, replay = Journal.open(self._run.journal, holder=holder)
+        fence = self._around.fence
+        journal, replay = Journal.open(
+            self._run.journal, holder=holder, exclusive=fence is None, at_least=fence.incarnation if fence else 0
+        )
         state = JobState(settings)
         state.replay(replay.snapshot, list(replay.entries))
         if replay.incarnation:
@@ -154,16 +180,31 @@ class Master:
         if not self._already_over():
             self._pods.start(self._seen, shell.fail)
             threads.start("data", self._describe, shell.fail)
+            threads.start("wishes", self._follow_wishes, shell.fail)
             shell.run(stopping.is_set)
         if shell.ended is not None:
             return self._end(shell.ended)
-        if isinstance(shell.failure, StorageError):
+        if isinstance(shell.failure, StorageError) and shell.time.runs():
             return self._end_unrecorded(shell.failure)
-        self._tell_so_far()
+        if shell.time.runs():
+            self._tell_so_far()
         if shell.failure is not None:
             return FAILED_EXIT
         log.info("told to go: the journal is flushed, pods are left alone")
         return SIGTERM_EXIT
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job is over and not done."""
+        ended = self.shell.ended
+        return ended is not None and ended.phase != "Done"
+
+    def publish_end(self) -> None:
+        """Show people what has become of the job, or of this master."""
+        if self._publisher is not None and self.shell.time.runs():
+            with self.shell.lock:
+                status = self._reporter.status()
+            self._publisher.tell_end(status)
 
     def _already_over(self) -> bool:
         """Whether the master before this one ended the job and did not live to say so."""
@@ -192,11 +233,27 @@ class Master:
             for uid in self._servers.addresses().keys() - live:
                 self._servers.ended(uid)
 
+    def _follow_wishes(self) -> None:
+        """What people pin to the board; it ends with the board, which may be after the end of this master."""
+        board = self._around.board
+        if board is None:
+            return
+        try:
+            for event in events_of(board.desired()):
+                self.shell.handle(event)
+        except MasterEndsError as error:
+            log.info("wishes are left to the next master: %s", error)
+
     def _keep_status(self) -> None:
+        """Tell how it is going; a master that may not decide knows nothing that another one does not know better."""
         while not self._closing.wait(PERIOD_SECONDS):
+            if not self.shell.time.runs():
+                continue
             with self.shell.lock:
                 status = self._reporter.status()
             self._reporter.write_status(status)
+            if self._publisher is not None:
+                self._publisher.tell(status)
 
     def _in_use(self) -> set[int]:
         with self.shell.lock:
@@ -213,7 +270,7 @@ class Master:
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
         tell_end(self._run, self._reporter, ended, status, summary)
-        return 0
+        return DONE_EXIT
 
     def _end_unrecorded(self, error: StorageError) -> int:
         """The journal cannot be written: nobody can go on with this job until somebody has looked at the disk."""
@@ -230,16 +287,16 @@ class Master:
 
     def _dismiss(self) -> None:
         """Let the pods go, and wait until they are gone: workers were told to stop, and most leave by themselves."""
-        self._await_gone(Role.WORKER)
+        self._await_gone(LEAVE_SECONDS, Role.WORKER)
         for pod in self._live(Role.WORKER, Role.PS):
-            self._pods.do(DeletePod(pod.uid, LEAVE_SECONDS / 2))
-        self._await_gone(Role.WORKER, Role.PS)
+            self._pods.do(DeletePod(pod.uid, GRACE_SECONDS))
+        self._await_gone(self._around.gone_seconds, Role.WORKER, Role.PS)
 
     def _live(self, *roles: Role) -> list[Pod]:
         with self.shell.lock:
             return [pod for role in roles for pod in self.shell.state.fleet.live(role)]
 
-    def _await_gone(self, *roles: Role) -> None:
-        until = time.monotonic() + LEAVE_SECONDS
+    def _await_gone(self, seconds: float, *roles: Role) -> None:
+        until = time.monotonic() + seconds
         while time.monotonic() < until and self._live(*roles):
             self.shell.pause(0.05)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from edl.core.errors import EdlError, RetryableError
+from edl.core.errors import EdlError, RefusedError, RetryableError
 from edl.core.events import (
     Acknowledged,
     AnnounceCut,
@@ -27,7 +27,9 @@ from edl.core.events import (
     Event,
     Granted,
     LeaseWanted,
+    ModelDeclared,
     Progressed,
+    PsRegistered,
     Record,
     StartPod,
     StopWork,
@@ -35,9 +37,13 @@ from edl.core.events import (
     Tell,
     Tick,
     WaitForWork,
+    WorkerFailed,
+    WorkerLeft,
 )
+from edl.core.fence import Fence
 from edl.core.job import JobState
 from edl.master import threads
+from edl.master.core_time import CoreTime
 from edl.master.outbox import Outbox
 from edl.store.journal import Journal
 
@@ -50,10 +56,18 @@ _ROUTINE = (LeaseWanted, Progressed, TaskReported, Tick)
 waking the clock for each of them would cost as much as handling them."""
 _BRINGS_NO_WORK = (LeaseWanted, Progressed)
 """Events after which a worker that waits for work need not ask again."""
+_REQUESTS = (LeaseWanted, Progressed, TaskReported, WorkerLeft, WorkerFailed, ModelDeclared, PsRegistered)
+"""Events behind which somebody waits for an answer; while nothing may be decided they are refused for now, and all
+other events, which are facts, wait."""
+_FROZEN_SECONDS = 0.2
 
 
 class MasterEndsError(RetryableError):
     """This master cannot go on; the one after it will answer."""
+
+
+class FrozenError(RetryableError):
+    """This master does not know whether it is the master still; it will, or another one answers."""
 
 
 class Effects(Protocol):
@@ -72,9 +86,11 @@ class Shell:
         pods: carries out StartPod and DeletePod.
         ps: carries out what is meant for parameter servers.
         tell: writes an event for people.
+        fence: the right to decide; None where nobody else can have it.
         clock: monotonic seconds.
 
     Attributes:
+        time: the core's.
         lock: held while state is read or changed.
         ended: how the job ended, once that is on disk.
         failure: why this master cannot go on; the first reason counts.
@@ -89,11 +105,13 @@ class Shell:
         pods: Effects,
         ps: Effects,
         tell: Callable[[Tell], None],
+        fence: Fence | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = state
         self.journal = journal
         self.clock = clock
+        self.time = CoreTime(clock, fence)
         self.ended: EndJob | None = None
         self.failure: Exception | None = None
         self.announced = state.cut_number
@@ -114,8 +132,27 @@ class Shell:
 
         Raises:
             MasterEndsError: the journal cannot be written, a newer master has opened it, or deciding failed.
+            FrozenError: nothing may be decided now; raised for requests, while facts wait until it may be.
         """
-        return self._decide(lambda: self.state.handle(event, self.clock()), event)
+        if isinstance(event, _REQUESTS):
+            if not self.time.runs():
+                raise FrozenError("this master waits for its Lease")
+        else:
+            self.await_right()
+        return self._decide(lambda: self.state.handle(event, self.time.now()), event)
+
+    def await_right(self) -> None:
+        """Return when this master may decide.
+
+        Raises:
+            MasterEndsError: it never will again, or it ends.
+        """
+        while not self.time.runs():
+            if self.time.over():
+                self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
+            if self._stopping:
+                raise MasterEndsError("this master ends while it waits for its Lease")
+            self.pause(_FROZEN_SECONDS)
 
     def begin(self, incarnation: int) -> None:
         """Enter this master's number into the journal, before any event."""
@@ -246,8 +283,13 @@ class Shell:
     def run(self, stopped: Callable[[], bool], longest: float = 0.5) -> None:
         """Let time pass for the core until the job has ended, this master failed or ``stopped`` says so."""
         while not (self._is_over() or stopped()):
+            if self.time.over():
+                self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
+            elif not self.time.runs():
+                self.pause(_FROZEN_SECONDS)
+                continue
             with self.lock:
-                now = self.clock()
+                now = self.time.now()
                 wait = min(max(self.state.deadline(now) - now, 0.001), longest)
                 if not self._is_over():
                     self._alarm.wait(wait)

@@ -17,7 +17,8 @@ from master.stage import LONG, TOKEN
 
 from edl.core.cluster import PodSeen, Role
 from edl.core.errors import EdlError, RefusedError
-from edl.master.process import Master
+from edl.master.process import Master, serve_job
+from edl.master.surroundings import OneMachine, Surroundings
 from edl.ps.control_plane import ControlPlane
 from edl.ps.conversation import Stamp
 from edl.ps.declaration import Declaration, DenseVariable
@@ -217,14 +218,16 @@ class PlayedJob:
         for pod in self.cluster.pods():
             self.cluster.kill(pod.uid)
 
-    def master(self) -> Master:
-        identity = Identity(self.run.path, Role.MASTER, 0, "master-0-a", TOKEN, self.folder, self._address)
-        return Master(identity, self.spec, self.cluster.connect())
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.run.path, Role.MASTER, 0, "master-0-a", TOKEN, self.folder, self._address)
 
-    def run_master(self) -> int:
+    def master(self) -> Master:
+        return Master(self.identity, self.spec, OneMachine(self.cluster.connect()))
+
+    def run_master(self, around: Surroundings | None = None) -> int:
         self.stopping.clear()
-        with self.master() as master:
-            return master.run(self.stopping)
+        return serve_job(self.identity, self.spec, around or OneMachine(self.cluster.connect()), self.stopping)
 
     # ------------------------------------------------------------------ what it left behind
 

@@ -1,0 +1,171 @@
+"""What a master in a pod stands on: the cluster, the fence and the board of its job, and how it ends it.
+
+Nothing is asked of the API server before ``Platform.acquire``; nothing else is asked before that has succeeded: until
+then another master decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from edl.core.cluster import Role, Wish
+from edl.core.errors import BadInputError, RetryableError
+from edl.kube import names
+from edl.kube.api import Api, Pacing
+from edl.kube.board import KubeBoard
+from edl.kube.cluster import KubeCluster
+from edl.kube.errors import ApiError
+from edl.kube.kinds import JOBS, Manifest
+from edl.kube.lease import Candidate, LeaseFence
+from edl.kube.ownership import adopt
+from edl.kube.pace import Pace
+from edl.kube.render import owner, render_pod
+from edl.spec.job import JobSpec
+
+log = logging.getLogger(__name__)
+
+CONCLUDE_SECONDS = 20.0
+"""How long a master goes on telling Kubernetes that its job has failed."""
+_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a master is, as its pod tells it.
+
+    Attributes:
+        job: name of the job.
+        job_uid: of the Job.
+        namespace: of all of it.
+        pod: name of the master's pod.
+        pod_uid: of the master's pod.
+        run_dir: directory of the run.
+        token_secret: name of the Secret that the pods of the job mount.
+    """
+
+    job: str
+    job_uid: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    run_dir: str
+    token_secret: str
+
+    @classmethod
+    def from_environment(cls, job: str, variables: Mapping[str, str]) -> Place:
+        """Read what ``edl.kube.render`` put into the master's pod.
+
+        Raises:
+            BadInputError: a variable is missing.
+        """
+        wanted = ("EDL_JOB_UID", "EDL_NAMESPACE", "EDL_POD", "EDL_UID", "EDL_RUN_DIR")
+        missing = [name for name in wanted if not variables.get(name)]
+        if missing:
+            raise BadInputError(f"The environment lacks {', '.join(missing)}", hint="edl submit makes a master's pod.")
+        job_uid, namespace, pod, uid, run_dir = (variables[name] for name in wanted)
+        return cls(job, job_uid, namespace, pod, uid, run_dir, variables.get("EDL_TOKEN_SECRET") or names.token(job))
+
+
+class Platform:
+    """A job on Kubernetes, as its master has it.
+
+    Args:
+        spec: of the job, as the pods of the job are rendered from it.
+        place: where the master is.
+        connect: makes an API client; called for requests that wait for one another and for those that must not.
+    """
+
+    def __init__(self, spec: JobSpec, place: Place, connect: Callable[[Pacing | None], Api]) -> None:
+        api = connect(Pace())
+        owners = (owner(place.job, place.job_uid),)
+        self._api, self._place = api, place
+        self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
+        render = partial(_render, spec, place)
+        self.cluster = KubeCluster(api, place.job, place.job_uid, place.namespace, render)
+        self.board = KubeBoard(connect(None), place.job, owners)
+
+    @classmethod
+    def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:
+        """The platform of this pod.
+
+        Raises:
+            BadInputError: this is no master's pod, or it has no service account.
+        """
+        from edl.kube.connection import connect  # the Kubernetes client, which takes its time
+
+        place = Place.from_environment(spec.name, variables)
+        connection = connect(namespace=place.namespace, pool_size=_CONNECTIONS)
+        return cls(spec, place, lambda pace: Api(connection, pace=pace))
+
+    def acquire(self, stopping: threading.Event) -> bool:
+        """Wait for the right to decide; then what was applied by hand is made the Job's own.
+
+        Args:
+            stopping: set when this master is told to go.
+
+        Returns:
+            Whether it has the right; not, if it was told to go before.
+
+        Raises:
+            ApiError: it will never get it: its service account may not touch Leases.
+        """
+        if not self.fence.acquire(stopping.is_set, stopping.wait):
+            return False
+        threading.Thread(target=self._adopt, name="ownership", daemon=True).start()
+        return True
+
+    def conclude(self, *, failed: bool) -> None:
+        """Tell Kubernetes that this was the last master: one that exits 1 after this is not replaced.
+
+        Goes on for a while if the server is away. When that was in vain, another master starts, reads in the journal
+        that the job has ended, and does this again.
+        """
+        if not failed:
+            return
+        until = time.monotonic() + CONCLUDE_SECONDS
+        while not self._fail_job() and time.monotonic() < until:
+            time.sleep(1.0)
+
+    def close(self) -> None:
+        """Show what was published last, and give the right back."""
+        self.board.close()
+        self.fence.release()
+
+    def _adopt(self) -> None:
+        try:
+            adopt(self._api, self._place.job, self._place.job_uid)
+        except Exception:  # training does not depend on it
+            log.exception("the objects of the job were not made the Job's own")
+
+    def _fail_job(self) -> bool:
+        """Whether the Job knows, or never will."""
+        name = names.master(self._place.job)
+        test: list[dict[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": self._place.job_uid},
+            {"op": "replace", "path": "/spec/backoffLimit", "value": 0},
+        ]
+        try:
+            self._api.patch(JOBS, name, test, style="json")
+        except ApiError as error:
+            log.warning("the Job was not told that it has failed: %s", error)
+            return not isinstance(error, RetryableError)
+        return True
+
+
+def _render(spec: JobSpec, place: Place, role: Role, index: int, wish: Wish) -> Manifest:
+    return render_pod(
+        spec,
+        role,
+        index,
+        namespace=place.namespace,
+        job_uid=place.job_uid,
+        run_dir=place.run_dir,
+        wish=wish,
+        token_secret=place.token_secret,
+    )

@@ -1,0 +1,21 @@
+"""Wishes of people as events of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from edl.core.board import Desired
+from edl.core.events import Event, ScaleWanted, StopWanted
+
+
+def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
+    """What each wish means for the job; the core ignores what is so already.
+
+    Args:
+        wishes: as they are pinned, one after the other.
+    """
+    for wish in wishes:
+        if wish.stop:
+            yield StopWanted("stopped by its user")
+            return
+        yield ScaleWanted(wish.min, wish.max)

@@ -1,0 +1,265 @@
+"""A master among others: with a fence that comes and goes, a board that people read, and a Job that ends."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from master.played_job import RECORDS, PlayedJob, played_job
+from master.stage import Parts
+
+from edl.core.board import Desired
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.errors import BadInputError, RetryableError
+from edl.core.events import LeaseWanted, PodChanged, Tick
+from edl.local.client import LocalCluster
+from edl.master.core_time import CoreTime
+from edl.master.process import serve_job
+from edl.master.shell import FrozenError, MasterEndsError
+from edl.master.surroundings import OneMachine, surroundings_of
+from edl.spec.publication import Publication
+from edl.store.rundir import read_json
+
+
+class PlayedFence:
+    def __init__(self, incarnation: int = 1) -> None:
+        self.incarnation = incarnation
+        self.held, self.gone = True, False
+        self.asked = threading.Semaphore(0)
+
+    def holds(self) -> bool:
+        self.asked.release()
+        return self.held
+
+    def lost(self) -> bool:
+        return self.gone
+
+    def release(self) -> None:
+        self.held = False
+
+
+class PlayedBoard:
+    def __init__(self) -> None:
+        self.pages: list[Mapping[str, str]] = []
+        self.wishes: queue.Queue[Desired | None] = queue.Queue()
+
+    def publish(self, pages: Mapping[str, str]) -> None:
+        self.pages.append(pages)
+
+    def desired(self) -> Iterator[Desired]:
+        while (wish := self.wishes.get()) is not None:
+            yield wish
+
+    def close(self) -> None:
+        self.wishes.put(None)
+
+    def read(self) -> Publication:
+        return Publication.from_pages(self.pages[-1])
+
+
+class Pod:
+    """Surroundings as on Kubernetes, without one."""
+
+    gone_seconds = 1.5
+
+    def __init__(self, job: PlayedJob, incarnation: int = 1) -> None:
+        self.cluster = job.cluster.connect()
+        self.fence, self.board = PlayedFence(incarnation), PlayedBoard()
+        self.told: list[str] = []
+        self.admitted = True
+
+    def acquire(self, stopping: threading.Event) -> bool:
+        return self.admitted
+
+    def conclude(self, *, failed: bool) -> int:
+        assert self.fence.held
+        self.told.append("failed" if failed else "done")
+        return 1 if failed else 0
+
+    def close(self) -> None:
+        self.board.close()
+        self.fence.release()
+        self.told.append("released")
+
+
+def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
+    with played_job() as job:
+        pod = Pod(job)
+        assert job.run_master(pod) == 0
+        assert pod.told == ["done", "released"]
+        told = pod.board.read()
+        assert told.status is not None
+        assert told.status.phase == "Done"
+        assert told.summary is not None
+        assert told.summary.records_done == RECORDS
+        assert told.events[-1].kind == "job_ended"
+        assert told.timeline[-1].records_done == RECORDS
+        assert [pod for pod in job.cluster.pods() if not pod.ended] == []
+        assert not (job.run.journal / "LOCK").exists()
+
+
+def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
+    with played_job(data={"training": "empty.csv"}) as job:
+        pod = Pod(job)
+        assert job.run_master(pod) == 1
+        assert pod.told == ["failed", "released"]
+        told = pod.board.read()
+        assert told.failure is not None
+        assert "no records" in told.failure.reason
+
+
+def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_replaced() -> None:
+    with played_job() as job:
+        job.at_step[6] = lambda worker: job.stopping.set()
+        pod = Pod(job)
+        assert job.run_master(pod) == 143
+        assert pod.told == ["released"]
+        assert all(not each.ended for each in job.cluster.pods())
+        following = Pod(job, incarnation=7)
+        assert job.run_master(following) == 0
+        assert following.board.read().status.incarnation == 7  # type: ignore[union-attr]
+        assert job.summary()["records_lost"] == 0
+
+
+def test_one_that_never_had_its_turn_touches_nothing() -> None:
+    with played_job() as job:
+        pod = Pod(job)
+        pod.admitted = False
+        assert job.run_master(pod) == 143
+        assert pod.told == ["released"]
+        assert list(job.run.journal.iterdir()) == []
+
+
+def test_a_stop_that_is_pinned_to_the_job_ends_it_as_interrupted() -> None:
+    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
+        pod = Pod(job)
+        pod.board.wishes.put(Desired())
+        job.at_step[4] = lambda worker: pod.board.wishes.put(Desired(stop=True))
+        assert job.run_master(pod) == 1
+        assert pod.told == ["failed", "released"]
+        assert read_json(job.run.status)["phase"] == "Interrupted"
+        assert [each for each in job.cluster.pods() if not each.ended] == []
+
+
+def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
+    with played_job() as job:
+        pod = Pod(job)
+        for _ in range(2):
+            pod.board.wishes.put(Desired(max=3))
+        assert job.run_master(pod) == 0
+        assert [(entry["min"], entry["max"]) for entry in job.entries("scaled")] == [(None, 3)]
+
+
+def test_a_master_that_lost_its_lease_ends_and_says_nothing_more() -> None:
+    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
+        pod = Pod(job)
+
+        def lose(worker: Any) -> None:
+            pod.fence.held, pod.fence.gone = False, True
+
+        job.at_step[6] = lose
+        before = job.run_master
+        assert before(pod) == 1
+        assert pod.told == ["released"]
+        assert not (job.run.path / "summary.json").exists()
+        assert all(not each.ended for each in job.cluster.pods())
+
+
+def test_a_master_that_freezes_for_a_while_loses_nothing() -> None:
+    with played_job() as job:
+        pod = Pod(job)
+
+        def freeze(worker: Any) -> None:
+            pod.fence.held = False
+            while not pod.fence.asked.acquire(blocking=False):
+                pass
+            threading.Timer(0.3, thaw).start()
+
+        def thaw() -> None:
+            pod.fence.held = True
+
+        job.at_step[6] = freeze
+        assert job.run_master(pod) == 0
+        summary = job.summary()
+        assert (summary["records_done"], summary["records_repeated"], summary["workers_lost"]) == (RECORDS, 0, 0)
+
+
+# ---------------------------------------------------------------------------------------------- the shell
+
+
+@pytest.fixture
+def fence() -> PlayedFence:
+    return PlayedFence()
+
+
+def parts(fence: PlayedFence, clock: Callable[[], float] = lambda: 0.0) -> Parts:
+    found = Parts(clock=clock)
+    found.populate()
+    found.shell.time = CoreTime(clock, fence)
+    return found
+
+
+def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: PlayedFence) -> None:
+    shell = parts(fence).shell
+    fence.held = False
+    with pytest.raises(FrozenError) as told:
+        shell.handle(LeaseWanted("worker-0"))
+    assert isinstance(told.value, RetryableError)
+    entered = threading.Thread(
+        target=shell.handle, args=(PodChanged(PodSeen("worker-9", Role.WORKER, 9, Phase.RUNNING)),)
+    )
+    entered.start()
+    while not fence.asked.acquire(timeout=30):
+        pass
+    assert "worker-9" not in shell.state.fleet.pods
+    fence.held = True
+    entered.join()
+    assert "worker-9" in shell.state.fleet.pods
+
+
+def test_facts_of_a_master_that_was_replaced_end_with_it(fence: PlayedFence) -> None:
+    shell = parts(fence).shell
+    fence.held, fence.gone = False, True
+    with pytest.raises(MasterEndsError):
+        shell.handle(Tick())
+    assert "another master" in str(shell.failure)
+    shell.run(lambda: False)
+
+
+def test_the_cores_time_stands_still_while_it_is_frozen(fence: PlayedFence) -> None:
+    clock = [10.0]
+    time = CoreTime(lambda: clock[0], fence)
+    assert (time.runs(), time.now()) == (True, 10.0)
+    fence.held = False
+    assert not time.runs()
+    clock[0] = 100.0
+    assert (time.runs(), time.now()) == (False, 10.0)
+    fence.held = True
+    assert (time.runs(), time.now()) == (True, 10.0)
+    clock[0] = 101.0
+    assert time.now() == 11.0
+
+
+# ---------------------------------------------------------------------------------------------- which they are
+
+
+def test_the_environment_says_where_a_master_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with played_job() as job:
+        monkeypatch.setattr(LocalCluster, "from_environment", lambda token: job.cluster)
+        assert isinstance(surroundings_of(job.spec, "token", {}), OneMachine)
+        with pytest.raises(BadInputError, match="EDL_POD"):
+            surroundings_of(job.spec, "token", {"EDL_JOB_UID": "u", "EDL_NAMESPACE": "team"})
+
+
+def test_a_timeline_goes_on_after_a_restart() -> None:
+    with played_job() as job:
+        job.at_step[6] = lambda worker: job.stopping.set()
+        assert job.run_master(Pod(job)) == 143
+        kept = json.loads((job.run.path / "timeline.json").read_text())
+        following = Pod(job)
+        assert serve_job(job.identity, job.spec, following, threading.Event()) == 0
+        assert following.board.read().timeline[0].time == kept[0]["time"]
