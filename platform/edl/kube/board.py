@@ -24,6 +24,7 @@ PERIOD_SECONDS = 1.0
 """The least time between two publications."""
 LAST_SECONDS = 5.0
 """How long the last publication may take."""
+_LAST_PAUSE_SECONDS = 0.2
 _BACKOFF = Backoff(first=0.5, longest=30.0)
 
 
@@ -44,6 +45,7 @@ class KubeBoard:
         self._pages: Mapping[str, str] | None = None
         self._shown: frozenset[str] = frozenset()
         self._closing = False
+        self._until = float("inf")
         self._changed = threading.Condition()
         self._stream: Stream | None = None
         self._thread = threading.Thread(target=self._publish, name="board", daemon=True)
@@ -61,6 +63,7 @@ class KubeBoard:
         """Show what was published last, as far as the server answers in time; end ``desired``."""
         with self._changed:
             self._closing = True
+            self._until = self._clock() + LAST_SECONDS
             self._changed.notify_all()
         if self._stream is not None:
             self._stream.close()
@@ -70,13 +73,26 @@ class KubeBoard:
         failures = 0
         while (pages := self._next()) is not None:
             began = self._clock()
-            error = self._show(pages)
+            error = self._show(pages, quiet=failures > 0)
             failures = failures + 1 if error else 0
             pause = _pause(failures, error) if error else PERIOD_SECONDS - (self._clock() - began)
-            with self._changed:
-                if error and self._pages is None and not self._closing:
-                    self._pages = pages  # again, unless there are newer ones
-                self._changed.wait_for(lambda: self._closing, max(0.0, pause))
+            if not self._rest(pages if error else None, pause):
+                return
+
+    def _rest(self, again: Mapping[str, str] | None, seconds: float) -> bool:
+        """Wait before the next publication; at the end only for a server that fails, and not for long.
+
+        Returns:
+            Whether there may be another one.
+        """
+        with self._changed:
+            if self._pages is None:
+                self._pages = again  # unless there are newer ones
+            self._changed.wait_for(lambda: self._closing, max(0.0, seconds))
+            if not (self._closing and again):
+                return True
+            self._changed.wait(_LAST_PAUSE_SECONDS)
+            return self._clock() < self._until
 
     def _next(self) -> Mapping[str, str] | None:
         """The newest pages, once there are some; None when the board is closed and all is shown."""
@@ -85,12 +101,13 @@ class KubeBoard:
             pages, self._pages = self._pages, None
             return pages
 
-    def _show(self, pages: Mapping[str, str]) -> ApiError | None:
+    def _show(self, pages: Mapping[str, str], *, quiet: bool) -> ApiError | None:
         gone: dict[str, Any] = dict.fromkeys(self._shown - pages.keys())
         try:
             self._write({**gone, **pages})
         except ApiError as error:
-            log.warning("the status was not published: %s", error)
+            if not quiet:
+                log.warning("the status was not published: %s", error)
             return error
         self._shown = frozenset(pages)
         return None
@@ -123,7 +140,7 @@ class KubeBoard:
                 failures += 1
                 if not isinstance(error, RetryableError):
                     log.warning("wishes cannot be read: %s", error)
-                self._rest(_pause(failures, error))
+                self._wait(_pause(failures, error))
 
     def _jobs(self) -> Iterator[Manifest]:
         """The Job as it is, then as it becomes, until the stream ends."""
@@ -136,7 +153,7 @@ class KubeBoard:
                 return
             yield from (job for kind, job in stream.events() if kind in ("ADDED", "MODIFIED"))
 
-    def _rest(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._closing, seconds)
 

@@ -1,0 +1,159 @@
+"""The board: the newest pages win, a server that is away is no reason to stop, wishes arrive once each."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kube.lease_server import LeaseServer
+
+from edl.core.board import Desired
+from edl.kube import board, names
+from edl.kube.api import Listing
+from edl.kube.board import KubeBoard
+from edl.kube.errors import AwayError
+from edl.kube.kinds import CONFIGMAPS, JOBS
+from edl.kube.pace import Backoff
+
+JOB = "digits"
+STATUS = names.status(JOB)
+
+
+class Stream:
+    """A watch whose lines a test writes."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[Any] = queue.Queue()
+
+    def events(self) -> Iterator[tuple[str, Any]]:
+        while (line := self.lines.get()) is not None:
+            if isinstance(line, Exception):
+                raise line
+            yield line
+
+    def close(self) -> None:
+        self.lines.put(None)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class Server(LeaseServer):
+    """Also lists and watches the Job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: queue.Queue[Stream] = queue.Queue()
+
+    def list(self, kind: Any, *, fields: str) -> Listing:
+        assert fields == f"metadata.name={names.master(JOB)}"
+        return Listing((self.get(kind, names.master(JOB)),), "7")
+
+    def watch(self, kind: Any, *, resource_version: str, fields: str) -> Stream:
+        assert resource_version == "7"
+        stream = Stream()
+        self.streams.put(stream)
+        return stream
+
+
+def job(**desired: Any) -> dict[str, Any]:
+    meta = {"name": names.master(JOB), "annotations": {names.DESIRED: json.dumps(desired)} if desired else {}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta}
+
+
+@pytest.fixture
+def server() -> Server:
+    found = Server()
+    found.put(CONFIGMAPS, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": STATUS}})
+    found.put(JOBS, job())
+    return found
+
+
+@pytest.fixture
+def kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeBoard]:
+    monkeypatch.setattr(board, "PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(board, "_BACKOFF", Backoff(first=0.0, longest=0.0))
+    found = KubeBoard(server, JOB, ({"kind": "Job", "uid": "u"},))  # type: ignore[arg-type]
+    yield found
+    found.close()
+
+
+def shown(server: Server) -> dict[str, str]:
+    found: dict[str, str] = server.stored(CONFIGMAPS, STATUS)["data"]
+    return found
+
+
+def test_the_newest_pages_are_shown_and_old_ones_go(server: Server, kept: KubeBoard) -> None:
+    arrived = threading.Event()
+    server.before = lambda method: arrived.set()
+    kept.publish({"a": "1", "b": "1"})
+    assert arrived.wait(30)
+    kept.publish({"a": "2"})
+    kept.close()
+    assert shown(server) == {"a": "2"}
+
+
+def test_what_comes_while_a_request_is_on_its_way_is_one_publication(server: Server, kept: KubeBoard) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def hold(method: str) -> None:
+        inside.set()
+        assert go.wait(30)
+
+    server.before = hold
+    kept.publish({"a": "0"})
+    assert inside.wait(30)
+    for n in range(1, 100):
+        kept.publish({"a": str(n)})
+    go.set()
+    kept.close()
+    assert shown(server) == {"a": "99"}
+    assert len(server.requests) == 2
+
+
+def test_a_server_that_is_away_gets_the_newest_pages_when_it_is_back(server: Server, kept: KubeBoard) -> None:
+    tries = threading.Semaphore(0)
+    server.away = True
+    server.before = lambda method: tries.release()
+    kept.publish({"a": "1"})
+    for _ in range(3):
+        assert tries.acquire(timeout=30)
+    server.away = False
+    kept.close()
+    assert shown(server) == {"a": "1"}
+
+
+def test_a_configmap_that_is_missing_is_made_and_owned(server: Server, kept: KubeBoard) -> None:
+    server.remove(CONFIGMAPS, STATUS)
+    kept.publish({"a": "1"})
+    kept.close()
+    assert shown(server) == {"a": "1"}
+    meta = server.stored(CONFIGMAPS, STATUS)["metadata"]
+    assert (meta["ownerReferences"][0]["uid"], meta["labels"][names.JOB]) == ("u", JOB)
+
+
+def test_wishes_arrive_once_each_also_those_that_a_watch_missed(server: Server, kept: KubeBoard) -> None:
+    wishes = kept.desired()
+    assert next(wishes) == Desired()
+    found: queue.Queue[Desired] = queue.Queue()
+    reading = threading.Thread(target=lambda: [found.put(wish) for wish in wishes])
+    reading.start()
+    stream = server.streams.get(timeout=30)
+    stream.lines.put(("MODIFIED", job(max=8)))
+    stream.lines.put(("MODIFIED", job(max=8)))
+    stream.lines.put(("BOOKMARK", {"metadata": {"resourceVersion": "9"}}))
+    assert found.get(timeout=30) == Desired(max=8)
+    server.put(JOBS, job(max=8, stop=True))
+    stream.lines.put(AwayError("it fell silent"))
+    assert found.get(timeout=30) == Desired(max=8, stop=True)
+    server.streams.get(timeout=30)
+    kept.close()
+    reading.join(30)
+    assert found.empty()
