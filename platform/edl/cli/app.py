@@ -21,12 +21,22 @@ from edl.core.errors import EdlError
 COMMANDS = {
     "run": "Train a job on this machine, elastically.",
     "submit": "Train a job on a cluster, elastically.",
+    "list": "List the jobs of a namespace.",
+    "status": "Show how far a job on a cluster is, and what it has.",
+    "logs": "Show what the pods of a job printed.",
+    "events": "Show what happened to a job.",
+    "why": "Say why a job waits, is slow or has failed.",
+    "wait": "Wait until a job is done, has started, or has so many workers.",
+    "scale": "Change how many workers a job asks for.",
+    "stop": "End a job now, in a way that can be gone on with.",
     "delete": "Remove a job from a cluster.",
+    "top": "Show what the pods of a job use.",
+    "doctor": "Check that a cluster is fit for jobs.",
     "predict": "Predict with a trained model.",
     "render": "Print the Kubernetes manifests of a job.",
     "validate": "Check a job file and say what it would run.",
     "schema": "Print the JSON Schema of job files.",
-    "data": "Write example data sets.",
+    "data": "Write example data sets; copy files to and from volumes.",
     "zoo": "Make, build and push images of model code.",
 }
 """The commands, each with its line in the help, in the order of the help."""

@@ -1,4 +1,4 @@
-"""``edl data``: example data sets, written as files that ``edl run`` can read."""
+"""``edl data``: example data sets, written as files that ``edl run`` can read; files to and from volume claims."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from edl.cli import data_copy
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.data.layout import Layout
     from edl.data.tables import DataSet
 
-app = typer.Typer(help="Write example data sets to train on.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Write example data sets to train on; copy files to and from volumes of a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.command()(data_copy.cp)
+app.command()(data_copy.ls)
 
 # NumPy, protobuf and scikit-learn are imported when a command runs: `edl` starts quickly, and the light client has none
 # of them. Hence these choices are named here too; mypy compares them with those of edl.data.

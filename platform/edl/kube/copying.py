@@ -52,14 +52,14 @@ class Visit:
     """What a pod is asked for.
 
     Attributes:
-        claim: that it mounts.
+        claim: that it mounts; None for a pod that only shows that its image can be pulled.
         image: has Python and EDL.
         run_as: must be allowed to read or write there.
         read_only: whether it mounts the claim so.
         seconds: after which it ends by itself.
     """
 
-    claim: str
+    claim: str | None
     image: str
     run_as: RunAs
     read_only: bool = False
@@ -81,8 +81,11 @@ def pod(visit: Visit, name: str) -> Manifest:
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
         "securityContext": security.of_container(),
-        "volumeMounts": [{"name": "claim", "mountPath": MOUNT, "readOnly": visit.read_only}],
     }
+    volumes = {}
+    if visit.claim is not None:
+        container["volumeMounts"] = [{"name": "claim", "mountPath": MOUNT, "readOnly": visit.read_only}]
+        volumes = {"volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": visit.claim}}]}
     spec: Manifest = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": visit.seconds,
@@ -91,7 +94,7 @@ def pod(visit: Visit, name: str) -> Manifest:
         "enableServiceLinks": False,
         "securityContext": security.of_pod(visit.run_as),
         "containers": [container],
-        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": visit.claim}}],
+        **volumes,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
@@ -109,7 +112,8 @@ def visited(api: Api, visit: Visit, tell: Callable[[str], None]) -> Iterator[str
         BadInputError: there is no such claim, the pod is refused, or it cannot start.
         RetryableError: the cluster is away, or has no room for the pod within READY_SECONDS.
     """
-    _require(api, visit.claim)
+    if visit.claim is not None:
+        _require(api, visit.claim)
     name = f"edl-data-{secrets.token_hex(4)}"
     try:
         api.create(pod(visit, name))

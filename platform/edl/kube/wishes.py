@@ -13,6 +13,8 @@ from edl.kube.errors import ConflictError
 from edl.kube.kinds import JOBS, Manifest
 
 _ATTEMPTS = 5
+ANY = (0, 2**31 - 1)
+"""Bounds of a spec that is not looked at."""
 
 
 def desired_of(job: Manifest) -> Desired:

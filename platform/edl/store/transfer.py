@@ -51,6 +51,11 @@ class Frame(NamedTuple):
 class Pipe(Protocol):
     """Bytes to and from another process."""
 
+    @property
+    def last_words(self) -> str:
+        """The end of what the process wrote for people."""
+        ...
+
     def read(self, size: int) -> bytes:
         """Exactly ``size`` bytes; fewer only when the other end has ended."""
         ...

@@ -1,0 +1,76 @@
+"""``edl doctor``: whether a cluster and a namespace are fit for jobs, and who can mend what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, NamespaceOption, api_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from edl.kube.api import Api
+    from edl.kube.doctor import Checkup
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def doctor(
+    images: Annotated[
+        list[str] | None,
+        typer.Option("--image", metavar="IMAGE", help="Also pull this image, in a short pod; repeatable."),
+    ] = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Check a cluster and a namespace: rights, accounts, priorities, volumes, Pod Security, images.
+
+    Exit codes: 0 jobs can run, 1 something that they need is missing, 2 there is no cluster.
+    """
+    api = api_of(context, namespace)
+    levels: Counter[str] = Counter()
+    if not as_json:
+        print(f"{api.host}, namespace {api.namespace}", flush=True)
+    for found in _examined(api, images or []):
+        levels[found.level.value] += 1
+        print(_line(found, as_json=as_json), flush=True)
+    if not as_json:
+        print(_end(levels))
+    raise typer.Exit(1 if levels["FAIL"] else 0)
+
+
+def _examined(api: Api, images: list[str]) -> Iterator[Checkup]:
+    from edl.cli.data_copy import submitter_image
+    from edl.cli.ticker import Ticker
+    from edl.kube.doctor import Checkup, Level, examine, pull
+
+    yield from examine(api)
+    for image in images:
+        with Ticker() as ticker:
+            found = pull(api, image, ticker.say)
+        yield found
+    if not images:
+        remedy = f"`edl doctor --image {submitter_image()}` pulls it; `edl data` and submissions from a pod use it."
+        yield Checkup(Level.OK, "images", "none was pulled", remedy)
+
+
+def _line(found: Checkup, *, as_json: bool) -> str:
+    if as_json:
+        told = {"level": found.level.value, "about": found.about, "text": found.text, "remedy": found.remedy}
+        return json.dumps(told)
+    head = f"{found.level.value:<4}  {found.about:<10}  {found.text}"
+    return f"{head}\n{'':18}-> {found.remedy}" if found.remedy else head
+
+
+def _end(levels: Counter[str]) -> str:
+    if levels["FAIL"]:
+        return f"{levels['FAIL']} things that jobs need are missing, {levels['WARN']} more are worth a look."
+    if levels["WARN"]:
+        return f"Jobs can run here; {levels['WARN']} things are worth a look."
+    return "Jobs can run here."

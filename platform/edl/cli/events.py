@@ -1,0 +1,100 @@
+"""``edl events``: what happened to a job, told by its master and by Kubernetes, in one row."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.wording import sentence
+
+if TYPE_CHECKING:
+    from edl.kube.api import Api
+    from edl.kube.happenings import Happening
+    from edl.kube.jobs import JobSeen
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_FOLLOW_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """One line.
+
+    Attributes:
+        time: unix seconds.
+        by: ``job`` or ``cluster``.
+        text: for people.
+        value: for programs.
+        key: of two looks at the same event, the same.
+    """
+
+    time: float
+    by: str
+    text: str
+    value: dict[str, Any]
+    key: str
+
+    def line(self) -> str:
+        """The line, with local date and time."""
+        return f"{time.strftime('%m-%d %H:%M:%S', time.localtime(self.time))}  {self.by:<7}  {self.text}"
+
+
+@app.command()
+def events(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+) -> None:
+    """Show what happened to a job: the newest events of its master, and Kubernetes' events of its objects."""
+    from edl.cli.polling import polled
+    from edl.kube import jobs
+
+    api, shown = api_of(context, namespace), set[str]()
+    for seen in polled(lambda: jobs.find(api, job), _FOLLOW_SECONDS):
+        for each in merged(seen, _happened(api, job)):
+            if each.key not in shown:
+                shown.add(each.key)
+                print(json.dumps(each.value) if as_json else each.line(), flush=True)
+        if not follow or seen.ended:
+            break
+    if not shown and not as_json:
+        print("Nothing is known to have happened yet; Kubernetes forgets its events after an hour.")
+
+
+def merged(seen: JobSeen, happenings: Iterable[Happening]) -> list[Told]:
+    """Both in the order of their time."""
+    own = [_of_job(event) for event in seen.told.events]
+    return sorted([*own, *(_of_cluster(each) for each in happenings)], key=lambda told: told.time)
+
+
+def _of_job(event: Any) -> Told:
+    return Told(event.time, "job", sentence(event), {"by": "job", **event.to_json()}, event.line())
+
+
+def _of_cluster(each: Happening) -> Told:
+    times = f" ({each.count} times)" if each.count > 1 else ""
+    value = {
+        "by": "cluster",
+        "event": each.reason,
+        "time": each.time,
+        "about": each.about,
+        "message": each.text,
+        "warning": each.warning,
+        "count": each.count,
+    }
+    text = f"{each.about}: {each.reason}: {each.text}{times}"
+    return Told(each.time, "cluster", text, value, f"{each.about} {each.reason} {each.text} {each.count}")
+
+
+def _happened(api: Api, job: str) -> list[Happening]:
+    from edl.kube.happenings import happened
+
+    return happened(api, job)

@@ -1,0 +1,79 @@
+"""``edl list``: the jobs of a namespace."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, NamespaceOption, api_of
+from edl.cli.columns import age, aligned
+
+if TYPE_CHECKING:
+    from edl.kube.jobs import JobSeen
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_RIGHT = ("PROGRESS", "WORKERS", "SAMPLES/S", "AGE")
+
+
+@app.command("list")
+def list_jobs(
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the jobs of a namespace: phase, progress, workers at work of those wanted, pace and age."""
+    from edl.kube import jobs
+
+    api, now = api_of(context, namespace), time.time()
+    found = jobs.listed(api, everywhere=everywhere)
+    if as_json:
+        print(json.dumps([told(job) for job in found]))
+        return
+    for line in table(found, now, everywhere=everywhere):
+        print(line)
+    if not found:
+        where = "the cluster" if everywhere else f"namespace {api.namespace}"
+        print(f"There are no jobs in {where}. Submit one with: edl submit JOB.yaml")
+
+
+def table(found: list[JobSeen], now: float, *, everywhere: bool) -> list[str]:
+    """The jobs as lines, with a head; empty for none."""
+    if not found:
+        return []
+    head = ["JOB", "PHASE", "PROGRESS", "WORKERS", "SAMPLES/S", "AGE"]
+    rows = [_row(job, now) for job in found]
+    if everywhere:
+        head, rows = ["NAMESPACE", *head], [[job.namespace, *row] for job, row in zip(found, rows, strict=True)]
+    return aligned([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT])
+
+
+def _row(job: JobSeen, now: float) -> list[str]:
+    status = job.status
+    if status is None:
+        return [job.name, job.phase, "-", "-", "-", age(now - job.created)]
+    share = f"{100 * status.records_done // status.records_total} %" if status.records_total else "-"
+    if job.ended:
+        return [job.name, job.phase, share, "-", "-", age(now - job.created)]
+    starved = " starved" if status.starved else ""
+    workers = f"{job.running}/{status.workers_wanted}"
+    return [job.name, job.phase + starved, share, workers, f"{status.samples_per_second:,.0f}", age(now - job.created)]
+
+
+def told(job: JobSeen) -> dict[str, Any]:
+    """A job for programs: what is known without its master, and the master's own status."""
+    return {
+        "job": job.name,
+        "namespace": job.namespace,
+        "uid": job.uid,
+        "phase": job.phase,
+        "created": job.created,
+        "ended": job.ended_at,
+        "desired": {"min": job.desired.min, "max": job.desired.max, "stop": job.desired.stop},
+        "status": job.status.to_json() if job.status else None,
+        "summary": job.told.summary.to_json() if job.told.summary else None,
+        "unreadable": job.unreadable or None,
+    }

@@ -1,0 +1,175 @@
+"""``edl logs``: what the pods of a job printed; of pods that are gone, what the run keeps on its volume."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.core.errors import BadInputError, EdlError
+
+if TYPE_CHECKING:
+    from edl.kube.api import Api
+    from edl.kube.copying import Place
+    from edl.kube.jobs import JobSeen
+    from edl.kube.kinds import Manifest
+    from edl.kube.printed import Chosen
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+RoleOption = Annotated[Literal["master", "ps", "worker"], typer.Option("--role", "-r", help="Whose.")]
+_CHUNK_OF_TAIL = 1 << 20
+"""Bytes from the end of a file in which its last lines are looked for."""
+
+
+@app.command()
+def logs(
+    job: JobArgument,
+    role: RoleOption = "master",
+    index: Annotated[int | None, typer.Option("--index", "-i", min=0, help="Which one; all by default.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what they print.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
+    stored: Annotated[bool, typer.Option("--stored", help="From the volume, also of pods that are there.")] = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Show what the master or other pods of a job printed; several pods at once with their names in front.
+
+    Of pods that are gone, the run keeps the logs on its volume: they are read through a short-lived pod.
+    """
+    from edl.core.cluster import Role
+    from edl.kube import jobs
+    from edl.kube.printed import Chosen, chosen_pods
+
+    api = api_of(context, namespace)
+    seen, chosen = jobs.find(api, job), Chosen(Role(role), index)
+    pods = [] if stored else chosen_pods(jobs.pods_of(api, job, chosen.role), chosen)
+    if pods:
+        _print_pods(api, pods, follow=follow, tail=tail)
+    else:
+        _print_stored(api, seen, chosen, tail)
+
+
+def _print_pods(api: Api, pods: Sequence[Manifest], *, follow: bool, tail: int | None) -> None:
+    from edl.kube.printed import lines_of
+
+    if len(pods) == 1:
+        for line in lines_of(api, pods[0], follow=follow, tail=tail):
+            _print(line)
+    elif follow:
+        for name, line in _together(api, pods, tail):
+            _print(line, name)
+    else:
+        for pod in pods:
+            for name, line in _one(api, pod, follow=False, tail=tail):
+                _print(line, name)
+
+
+def _one(api: Api, pod: Manifest, *, follow: bool, tail: int | None) -> Iterator[tuple[str, bytes]]:
+    """A pod's lines; one that has not started, or is gone meanwhile, has one line that says so."""
+    from edl.kube.jobs import label_of
+    from edl.kube.printed import lines_of
+
+    name = label_of(pod)
+    try:
+        for line in lines_of(api, pod, follow=follow, tail=tail):
+            yield name, line
+    except EdlError as error:
+        yield name, f"({error.message})".encode()
+
+
+def _together(api: Api, pods: Sequence[Manifest], tail: int | None) -> Iterator[tuple[str, bytes]]:
+    """The lines of several pods as they come, until all have ended."""
+    queue: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
+
+    def read(pod: Manifest) -> None:
+        try:
+            for each in _one(api, pod, follow=True, tail=tail):
+                queue.put(each)
+        finally:
+            queue.put(None)
+
+    for pod in pods:
+        Thread(target=read, args=(pod,), daemon=True).start()  # ends with the command, whatever it waits for
+    left = len(pods)
+    while left:
+        each = queue.get()
+        if each is None:
+            left -= 1
+        else:
+            yield each
+
+
+def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None) -> None:
+    """From the volume.
+
+    Raises:
+        BadInputError: the run keeps no logs, or none of these pods.
+    """
+    place = _place(api, seen, chosen)
+    from edl.cli.data_copy import volume
+    from edl.spec.placement import RunAs
+
+    run_as = RunAs(**_run_as(api, seen.name))
+    with volume(api, place.claim, None, run_as, 10, read_only=True) as reader:
+        for name, lines in reader.repeatedly(lambda files: list(_read(files, place, chosen, tail))):
+            for line in lines:
+                _print(line, name if chosen.index is None and chosen.role.value != "master" else "")
+
+
+def _place(api: Api, seen: JobSeen, chosen: Chosen) -> Place:
+    from edl.kube import jobs
+    from edl.kube.printed import stored
+
+    if seen.status is None:
+        raise BadInputError(f"{chosen} has no pod, and the master has not said anything yet", hint=_try(seen.name))
+    found = stored(jobs.spec_of(api, seen.name), seen.status.run_dir)
+    if found is None:
+        raise BadInputError(
+            f"{chosen} has no pod, and the job keeps no logs: its runs are on no volume claim",
+            hint="Give the job a volume (volumes in the job file); logs outlive their pods then.",
+        )
+    return found
+
+
+def _read(files: object, place: Place, chosen: Chosen, tail: int | None) -> Iterator[tuple[str, list[bytes]]]:
+    """Each log of the volume that is wanted, with the name of its pod."""
+    from edl.cli.transfer import Files
+
+    assert isinstance(files, Files)
+    wanted = f"{chosen.role.value}-" if chosen.index is None else f"{chosen}.log"
+    there = [each for each in files.entries(place.path, recursive=False) if each.path.startswith(wanted)]
+    if not there:
+        raise BadInputError(f"there is no log of {chosen}", where=str(place))
+    for entry in sorted(there, key=lambda each: (len(each.path), each.path)):
+        offset = 0 if tail is None else max(0, entry.size - _CHUNK_OF_TAIL)
+        text = b"".join(files.read(f"{place.path}/{entry.path}", offset, entry.size))
+        yield entry.path.removesuffix(".log"), last(text.splitlines(), tail)
+
+
+def last(lines: Iterable[bytes], tail: int | None) -> list[bytes]:
+    """The last ``tail`` lines; all of them for None."""
+    return list(lines) if tail is None else list(deque(lines, maxlen=tail))
+
+
+def _run_as(api: Api, job: str) -> dict[str, int]:
+    from edl.kube import jobs
+
+    found = jobs.spec_of(api, job)["security"]["run_as"]
+    return {"user": int(found["user"]), "group": int(found["group"])}
+
+
+def _print(line: bytes, name: str = "") -> None:
+    text = line.decode(errors="replace")
+    sys.stdout.write(f"[{name}] {text}\n" if name else f"{text}\n")
+    sys.stdout.flush()
+
+
+def _try(job: str) -> str:
+    return f"`edl why {job}` says what it waits for."

@@ -1,0 +1,42 @@
+"""``edl scale``: how many workers a job that runs may have."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.core.errors import BadInputError
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def scale(
+    job: JobArgument,
+    low: Annotated[int | None, typer.Option("--min", metavar="N", min=0, help="Below, it is called starved.")] = None,
+    high: Annotated[int | None, typer.Option("--max", metavar="N", min=1, help="So many are asked for.")] = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Change how many workers a running job asks for; nothing restarts."""
+    if low is None and high is None:
+        raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
+    from edl.core.board import Desired
+    from edl.kube import jobs, wishes
+
+    api = api_of(context, namespace)
+    seen = jobs.find(api, job)
+    if seen.ended:
+        raise BadInputError(f"{job} is {seen.phase} already", hint=f"Its end: edl status {job}")
+    bounds = jobs.worker_bounds(jobs.spec_of(api, job))
+    wanted = wishes.pin(api, job, Desired(low, high), bounds)
+    least, most = (bounds[0] if wanted.min is None else wanted.min), (bounds[1] if wanted.max is None else wanted.max)
+    if as_json:
+        print(json.dumps({"job": job, "min": least, "max": most}))
+        return
+    print(f"{job}: {least} to {most} workers are wanted; the master hears of it within seconds.")
+    print(f"Wait for them with: edl wait {job} --for workers={most}")

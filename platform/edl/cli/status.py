@@ -1,0 +1,86 @@
+"""``edl status``: a job as it is now, once or as a live view."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.list import told
+
+if TYPE_CHECKING:
+    from edl.kube.api import Api
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def status(
+    job: JobArgument,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the job has ended.")] = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line a change.")] = False,
+) -> None:
+    """Show a job: phase, records, pace, its pods and where they run, its workers over time."""
+    api = api_of(context, namespace)
+    if watch:
+        _follow(api, job, as_json=as_json)
+        return
+    from edl.cli.status_view import next_step, view
+    from edl.kube import jobs
+
+    seen = jobs.find(api, job)
+    if as_json:
+        print(json.dumps(told(seen)))
+        return
+    for line in view(seen, time.time(), shutil.get_terminal_size().columns):
+        print(line)
+    print(f"\n{next_step(seen)}")
+
+
+def _follow(api: Api, job: str, *, as_json: bool) -> None:
+    """Until the job has ended or is deleted."""
+    if as_json or not sys.stdout.isatty():
+        _follow_lines(api, job, as_json=as_json)
+    else:
+        _follow_live(api, job)
+
+
+def _follow_live(api: Api, job: str) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from edl.cli.polling import polled
+    from edl.cli.status_view import view
+    from edl.kube import jobs
+
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        for seen in polled(lambda: jobs.find(api, job)):
+            lines = view(seen, time.time(), console.width)
+            live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
+            if seen.ended:
+                return
+
+
+def _follow_lines(api: Api, job: str, *, as_json: bool) -> None:
+    from edl.cli.polling import polled
+    from edl.cli.wording import clock, headline
+    from edl.kube import jobs
+
+    before: object = None
+    for seen in polled(lambda: jobs.find(api, job)):
+        known = (seen.phase, seen.status)
+        if known != before:
+            text = headline(seen.status) if seen.status else seen.phase
+            print(json.dumps(told(seen)) if as_json else f"{clock(time.time())}  {text}", flush=True)
+            before = known
+        if seen.ended:
+            return

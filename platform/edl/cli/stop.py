@@ -1,0 +1,28 @@
+"""``edl stop``: end a job now, in a way that can be gone on with."""
+
+from __future__ import annotations
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def stop(job: JobArgument, context: ContextOption = None, namespace: NamespaceOption = None) -> None:
+    """End a job now: its pods go, its run stays and can be resumed."""
+    from edl.core.board import Desired
+    from edl.kube import jobs, wishes
+
+    api = api_of(context, namespace)
+    seen = jobs.find(api, job)
+    if seen.ended:
+        print(f"{job} is {seen.phase} already.")
+        return
+    wishes.pin(api, job, Desired(stop=True), wishes.ANY)
+    print(f"{job} is asked to stop; its pods go within seconds.")
+    if seen.status is None:
+        print(f"Its master has not said anything yet; remove the job with: edl delete {job}")
+    else:
+        print(f"Go on with it later: edl submit JOB.yaml --resume {seen.status.run}")

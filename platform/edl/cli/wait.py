@@ -1,0 +1,113 @@
+"""``edl wait``: come back when a job is where it is waited for."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from edl.kube.jobs import JobSeen
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+TIMED_OUT = 124
+"""As timeout(1) has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is waited for.
+
+    Attributes:
+        reached: whether a job is there.
+        name: as the command line has it.
+    """
+
+    name: str
+    reached: Callable[[JobSeen], bool]
+
+
+def goal(text: str) -> Goal:
+    """The goal that ``--for`` names; raises BadInputError for anything else."""
+    if text == "done":
+        return Goal(text, lambda job: job.phase == "Done")
+    if text == "started":
+        return Goal(text, lambda job: job.status is not None and job.status.phase != "Starting")
+    if match := re.fullmatch(r"workers=([0-9]+)", text):
+        count = int(match[1])
+        return Goal(text, lambda job: job.status is not None and not job.ended and job.running >= count)
+    raise BadInputError(f"nobody can wait for {text!r}", where="--for", hint="Wait for: done, started, workers=N")
+
+
+@app.command()
+def wait(
+    job: JobArgument,
+    what: Annotated[str, typer.Option("--for", metavar="GOAL", help="done, started, or workers=N.")] = "done",
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Such as 90s or 1h30m; forever by default.")
+    ] = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Wait until a job is done, has started its first step, or has so many workers.
+
+    Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
+    """
+    aim, seconds = goal(what), None if timeout is None else _seconds(timeout)
+    from edl.kube import jobs
+
+    api = api_of(context, namespace)
+    code, said = await_goal(lambda: jobs.find(api, job), aim, seconds)
+    print(said, file=sys.stderr if code else sys.stdout)
+    raise typer.Exit(code)
+
+
+def await_goal(
+    look: Callable[[], JobSeen],
+    aim: Goal,
+    seconds: float | None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[int, str]:
+    """Exit code and what is said, once it is known; raises UnknownJobError if there is no such job to begin with."""
+    from edl.cli.polling import polled
+    from edl.kube.jobs import UnknownJobError
+
+    began, seen = clock(), None
+    try:
+        for seen in polled(look, clock=clock, sleep=sleep):
+            if aim.reached(seen):
+                return 0, f"{seen.name}: {aim.name} after {clock() - began:.0f} s"
+            if seen.ended:
+                return (
+                    1,
+                    f"{seen.name} is {seen.phase}, and was waited for: {aim.name}\n  `edl why {seen.name}` says more.",
+                )
+            if seconds is not None and clock() - began >= seconds:
+                return (
+                    TIMED_OUT,
+                    f"{seen.name} is still {seen.phase} after {seconds:g} s\n  `edl why {seen.name}` says more.",
+                )
+    except UnknownJobError:
+        if seen is None:
+            raise
+        return 1, f"{seen.name} was deleted while it was waited for: {aim.name}"
+    raise AssertionError("unreachable")
+
+
+def _seconds(text: str) -> float:
+    from edl.spec.quantity import duration
+
+    try:
+        return float(text) if text.replace(".", "", 1).isdigit() else duration(text)
+    except ValueError as error:
+        raise BadInputError(f"{text!r} is no time", where="--timeout", hint="Such as 90s, 5m or 1h30m.") from error

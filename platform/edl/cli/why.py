@@ -1,0 +1,76 @@
+"""``edl why``: why a job waits, is slow or has failed, in plain words and with what can be done."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+
+if TYPE_CHECKING:
+    from edl.kube.api import Api
+    from edl.kube.complaint import Complaint
+    from edl.kube.diagnosis import Evidence
+    from edl.kube.jobs import JobSeen
+    from edl.kube.kinds import Manifest
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_DETAIL_LINES = 30
+
+
+@app.command()
+def why(
+    job: JobArgument,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say why a job waits, is slower than it could be, or has failed; and what can be done."""
+    from edl.kube.diagnosis import diagnose
+
+    evidence = gather(api_of(context, namespace), job)
+    found = diagnose(evidence)
+    if as_json:
+        keys = ("about", "text", "remedy", "said")
+        print(json.dumps([{key: getattr(each, key) for key in keys} for each in found]))
+        return
+    for line in lines(evidence.job, found):
+        print(line)
+
+
+def gather(api: Api, job: str) -> Evidence:
+    """All that a diagnosis needs; raises UnknownJobError."""
+    from edl.kube import jobs
+    from edl.kube.diagnosis import Evidence
+    from edl.kube.happenings import happened
+
+    return Evidence(jobs.find(api, job), jobs.pods_of(api, job), happened(api, job), _nodes(api), time.time())
+
+
+def lines(seen: JobSeen, found: Sequence[Complaint]) -> Iterator[str]:
+    """The findings, for people."""
+    if seen.unreadable:
+        yield f"What the master says cannot be read: {seen.unreadable}"
+    if not found:
+        yield f"{seen.name} is {seen.phase}; nothing keeps it from going on."
+    for each in found:
+        yield f"{each.about}: {each.text}"
+        if each.remedy:
+            yield textwrap.indent(each.remedy, "  -> ", lambda _: True)
+        if each.said:
+            yield from (f"     {line}" for line in each.said.strip().splitlines()[-_DETAIL_LINES:])
+
+
+def _nodes(api: Api) -> list[Manifest] | None:
+    from edl.kube.errors import ForbiddenError
+    from edl.kube.kinds import NODES
+
+    with suppress(ForbiddenError):  # many users may not; then what can never fit is not told apart
+        return list(api.list(NODES).items)
+    return None

@@ -1,0 +1,75 @@
+"""Which requests EDL's users make, and whether this one may: SelfSubjectAccessReview."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.kube.api import Api
+from edl.kube.kinds import ACCESS_REVIEWS
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One kind of request.
+
+    Attributes:
+        verb: as RBAC has it.
+        resource: plural, with its subresource: ``pods/exec``.
+        group: API group; empty for the core group.
+        needed_for: what does not work without it.
+        role: who has it, by the name of the Role.
+        namespaced: asked about the namespace, not about the whole cluster.
+    """
+
+    verb: str
+    resource: str
+    group: str
+    needed_for: str
+    role: str = "edl-data-scientist"
+    namespaced: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
+
+
+_SUBMIT, _LOOK, _STOP = "edl submit", "edl list, status, why", "edl delete"
+NEEDED = (
+    *(Right("create", resource, "", _SUBMIT) for resource in ("configmaps", "secrets", "services", "pods")),
+    Right("create", "jobs", "batch", _SUBMIT),
+    *(Right(verb, "jobs", "batch", _LOOK) for verb in ("get", "list", "watch")),
+    *(Right(verb, "configmaps", "", _LOOK) for verb in ("get", "list", "watch")),
+    *(Right(verb, "pods", "", _LOOK) for verb in ("get", "list", "watch")),
+    Right("list", "events", "", "edl events, why"),
+    Right("get", "pods/log", "", "edl logs"),
+    Right("patch", "jobs", "batch", "edl submit, scale, stop"),
+    Right("delete", "jobs", "batch", _STOP),
+    *(Right("delete", resource, "", _STOP) for resource in ("pods", "configmaps", "secrets", "services")),
+    Right("get", "persistentvolumeclaims", "", "edl submit, data"),
+)
+"""Without these the commands do not work."""
+
+_PLAN = "what edl submit says about free room"
+WANTED = (
+    Right("list", "nodes", "", _PLAN, "edl-cluster-viewer", namespaced=False),
+    Right("list", "pods", "", _PLAN, "edl-cluster-viewer", namespaced=False),
+    Right("list", "resourcequotas", "", _PLAN),
+    Right("get", "priorityclasses", "scheduling.k8s.io", "the checks before a submission", namespaced=False),
+    Right("create", "pods/exec", "", "edl data cp, ls", "edl-data-copy"),
+    Right("list", "pods", "metrics.k8s.io", "edl top"),
+)
+"""Without these something less is shown or possible."""
+
+
+def may(api: Api, right: Right) -> bool:
+    """Whether whoever asks has a right, as far as the API server's authorizers know."""
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {"verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource}
+    if right.namespaced:
+        attributes["namespace"] = api.namespace
+    review = {
+        "apiVersion": ACCESS_REVIEWS.api_version,
+        "kind": ACCESS_REVIEWS.name,
+        "spec": {"resourceAttributes": attributes},
+    }
+    answer = api.ask("POST", ACCESS_REVIEWS.path(), body=review).body
+    return bool(answer.get("status", {}).get("allowed"))
