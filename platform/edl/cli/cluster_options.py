@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edl.cli.names_completion import complete_jobs
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ NamespaceOption = Annotated[
     typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; the context's by default."),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False)]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False, autocompletion=complete_jobs)
+]
 
 
 def api_of(context: str | None, namespace: str | None) -> Api:

@@ -8,15 +8,17 @@ from fractions import Fraction
 from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edl.core.cluster import Role
-from edl.kube.existing import Existing
 from edl.kube.forecast import Fit, Forecast
 from edl.kube.kinds import Manifest
 from edl.kube.quantity import Resources, all_said, said
 from edl.spec.job import JobSpec
 from edl.spec.paths import is_shared, pod_storage
+
+if TYPE_CHECKING:
+    from edl.kube.jobs import JobSeen
 
 _LABEL = 10
 _COLUMNS = ("role", "pods", "priority", "each")
@@ -46,7 +48,7 @@ class KubePlan:
     manifests: Sequence[Manifest]
     forecast: Forecast
     quotas: Sequence[tuple[str, Resources, Resources]] | None = None
-    replaced: Existing | None = None
+    replaced: JobSeen | None = None
     run: str | None = None
     warnings: Sequence[str] = ()
     asked: bool = True
@@ -89,13 +91,13 @@ class KubePlan:
 
     def _where(self) -> str:
         place = f"namespace {self.namespace}" if self.namespace else "the context's namespace"
-        return place + (f" of {self.context}" if self.context else "")
+        return place + (f" of context {self.context}" if self.context else "")
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         yield "image", str(self.spec.image)
         if self.replaced:
-            yield "removes", f"the job of that name of {self.replaced.since}, which has ended ({self.replaced.phase})"
-        yield "creates", ", ".join(_created(self.manifests))
+            yield "removes", f"the job of that name of {_since(self.replaced)}, which has ended ({self.replaced.phase})"
+        yield "creates", _created(self.manifests)
         if self.run:
             yield "goes on", "with the newest run" if self.run == "latest" else f"with run {self.run}"
         claims = [volume.claim for volume in self.spec.volumes if volume.claim]
@@ -110,8 +112,8 @@ class KubePlan:
                 if len(self.forecast.of(Role.WORKER)) == 1
                 else rows[-1]
             )
-        fits = [_fate(fit) for fit in self.forecast.fits] if self.asked else [""] * len(rows)
-        columns = [*_COLUMNS, "at once"] if self.asked else [*_COLUMNS]
+        fits = ["" if fit.placed is None else str(fit.placed) for fit in self.forecast.fits]
+        columns = [*_COLUMNS, "at once"] if any(fits) else [*_COLUMNS]
         cells = [columns, *([*row, fate][: len(columns)] for row, fate in zip(rows, fits, strict=True))]
         widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
         for row in cells:
@@ -162,13 +164,23 @@ def _row(label: str, text: str, width: int) -> list[str]:
     return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), **_WHOLE)
 
 
-def _created(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Kinds and names, the Job first; kinds of one name together."""
+def _created(manifests: Sequence[Manifest]) -> str:
+    """Kinds and names, the Job first; kinds of one name and names of one kind together."""
     by_name: dict[str, list[str]] = {}
     for manifest in reversed(manifests):
         by_name.setdefault(manifest["metadata"]["name"], []).append(manifest["kind"])
+    by_kinds: dict[str, list[str]] = {}
     for name, kinds in by_name.items():
-        yield f"{' and '.join(kinds)} {name}"
+        by_kinds.setdefault(" and ".join(kinds), []).append(name)
+    return ", ".join(
+        kinds + ("s " if len(found) > 1 else " ") + " and ".join(found) for kinds, found in by_kinds.items()
+    )
+
+
+def _since(job: JobSeen) -> str:
+    from edl.kube.existing import since
+
+    return since(job)
 
 
 def _priority(fit: Fit) -> str:
@@ -177,12 +189,6 @@ def _priority(fit: Fit) -> str:
 
 def _each(fit: Fit) -> str:
     return all_said({name: amount for name, amount in fit.each.items() if name != "pods"})
-
-
-def _fate(fit: Fit) -> str:
-    if fit.placed is None:
-        return str(fit.allowed) if fit.allowed < fit.crowd.count else "not known"
-    return str(fit.placed)
 
 
 def _for_what(fits: Sequence[Fit]) -> str:

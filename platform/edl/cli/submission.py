@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 from edl.cli.cluster_options import agreed, api_of
 from edl.cli.kubeplan import KubePlan
+from edl.cli.leftovers import remove
 from edl.cli.submission_voice import Voice
 from edl.cli.ticker import Ticker
 from edl.core.errors import BadInputError, JobFailedError
 from edl.kube.capacity import Room
-from edl.kube.findings import merged, of_quota
 from edl.kube.forecast import Forecast, forecast
 from edl.kube.quotas import Quotas
 from edl.kube.render import notes
 from edl.kube.request import Request, request_of
-from edl.kube.starting import Sight, Stage, await_start
 from edl.spec.job import JobSpec
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
     from edl.kube.preflight import Survey
+    from edl.kube.starting import Sight
     from edl.kube.submit import Submitted
 
 DECLINED, INTERRUPTED = 1, 130
@@ -94,7 +94,7 @@ def _plan(api: Api, spec: JobSpec, options: Options, request: Request) -> KubePl
     from edl.kube.preflight import survey
 
     with Ticker() as ticker:
-        ticker.say(f"asking {api.host} …")
+        ticker.say(f"asking {api.host} …", lasting=False)
         answers = survey(api, request)
     quotas = Quotas(answers.quotas or ())
     left = None if answers.quotas is None else quotas.left()
@@ -113,6 +113,7 @@ def _plan(api: Api, spec: JobSpec, options: Options, request: Request) -> KubePl
 
 
 def _outlook(api: Api, request: Request, answers: Survey, quotas: Quotas) -> Forecast:
+    from edl.kube.findings import merged, of_quota
     from edl.kube.preflight import PreflightError
 
     known = answers.nodes is not None and answers.tenants is not None
@@ -140,7 +141,7 @@ def _carry_out(api: Api, options: Options, request: Request, plan: KubePlan, voi
 
 
 def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> int:
-    from edl.kube.starting import Lookout
+    from edl.kube.starting import Lookout, Stage, await_start
 
     began = time.monotonic()
     with Ticker() as ticker:
@@ -156,44 +157,38 @@ def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> 
     else:
         voice.happened("waiting", facts, f"Not started yet, after {seconds:.0f} s: {said(sight)}")
     if options.watch:
-        from edl.cli.following import follow
+        from edl.cli.following import Watched, follow
 
-        return follow(api, made, options)
+        again = f"{options.command('submit', str(options.job_file))} --resume"
+        watched = Watched(made.name, options.resume or made.uid, again, options.command("delete", made.name))
+        return follow(api, watched, made.uid, as_json=options.as_json)
     voice.note("\n".join(next_steps(options, made.name, started=sight.started)))
     return 0
-
-
-def remove(api: Api, job: str) -> None:
-    """Remove a job whole, showing what is left."""
-    from edl.kube.removal import Removal, listed
-
-    with Ticker() as ticker:
-        Removal(api, job).finish(
-            lambda there: ticker.say(f"removing {listed(there.objects)} …"), time.monotonic, time.sleep
-        )
 
 
 def said(sight: Sight) -> str:
     """Where the master is, in a line."""
     pod = f" ({sight.pod})" if sight.pod else ""
     why = ": ".join(part for part in (sight.reason, " ".join(sight.message.split())) if part)
-    return f"master {_STAGES[sight.stage]}{pod}" + (f": {why}" if why else "")
+    return f"master {_STAGES[sight.stage.value]}{pod}" + (f": {why}" if why else "")
 
 
 _STAGES = {
-    Stage.ABSENT: "has no pod yet",
-    Stage.PENDING: "waits for a node",
-    Stage.CREATING: "is being created",
-    Stage.RUNNING: "runs",
-    Stage.SERVING: "is at work",
-    Stage.ENDED: "has ended",
-    Stage.FAILED: "failed",
+    "no pod yet": "has no pod yet",
+    "pending": "waits for a node",
+    "creating": "is being created",
+    "running": "runs",
+    "serving": "is at work",
+    "ended": "has ended",
+    "failed": "failed",
 }
+"""By the values of ``edl.kube.starting.Stage``."""
 
 
 def refusal(job: str, sight: Sight) -> StartError:
     """Why the master did not start, in the container's or the kubelet's own words."""
-    how = sight.reason if sight.exit_code is None else f"{sight.reason}, exit code {sight.exit_code}"
+    code = "" if sight.exit_code is None else f"exit code {sight.exit_code}"
+    how = code if code and sight.reason == "Error" else ", ".join(part for part in (sight.reason, code) if part)
     words = "\n".join(f"  {line}" for line in sight.message.splitlines())
     hint = f"{_remedy(sight)} Everything was removed.".strip()
     return StartError(f"The master did not start ({how})" + (f":\n{words}" if words else ""), where=job, hint=hint)

@@ -26,10 +26,10 @@ class Ticker:
         if self._rewrites and self._last:
             self._write("\r\x1b[K")
 
-    def say(self, text: str) -> None:
-        """The newest word; nothing if it is that of before."""
+    def say(self, text: str, *, lasting: bool = True) -> None:
+        """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
         line = " ".join(text.split())
-        if line == self._last:
+        if line == self._last or not (lasting or self._rewrites):
             return
         self._last = line
         if self._rewrites:

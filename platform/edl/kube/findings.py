@@ -9,8 +9,9 @@ from fractions import Fraction
 
 from edl.core.cluster import Role
 from edl.kube.errors import ApiError, ConflictError
-from edl.kube.existing import Existing
+from edl.kube.existing import since
 from edl.kube.forecast import Crowd, Fit
+from edl.kube.jobs import JobSeen
 from edl.kube.kinds import CLAIMS, Kind
 from edl.kube.quantity import said
 from edl.kube.removal import Remains, listed
@@ -37,8 +38,12 @@ class Finding:
     about: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        who = f"{' and '.join(self.about)} pods: " if self.about else ""
+        who = f"{_listed(self.about)} pods: " if self.about else ""
         return f"  {who}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:
@@ -51,15 +56,15 @@ def merged(findings: Iterable[Finding]) -> list[Finding]:
     return list(found.values())
 
 
-def of_name(job: str, old: Existing | None, there: Remains, *, replaces: bool) -> list[Finding]:
+def of_name(job: str, old: JobSeen | None, there: Remains, *, replaces: bool) -> list[Finding]:
     """What is wrong with the job's name: another job has it, or what is left of one."""
     if old is None:
         if not there:
             return []
         message = f"an earlier job {job} left something behind: {listed(there.objects)}"
         return [Finding(message, f"Remove it first: edl delete {job}")]
-    taken = f"the name {job} is taken by a job of {old.since}"
-    if old.leaving:
+    taken = f"the name {job} is taken by a job of {since(old)}"
+    if old.phase == "Deleting":
         return [Finding(f"{taken}, which is being deleted", f"Wait for that: edl delete {job}")]
     if not old.ended:
         hint = f"See edl status {job}; remove it with edl delete {job}, or choose another name: --set name=…"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -177,6 +178,12 @@ class Removal:
                 conditions = node.get("status", {}).get("conditions") or ()
                 ready[name] = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
         return ready
+
+
+def counted(objects: Iterable[Manifest]) -> str:
+    """How many objects of each kind."""
+    kinds = Counter(thing["kind"] for thing in objects)
+    return ", ".join(f"{count} {kind}" + ("s" if count > 1 else "") for kind, count in kinds.items())
 
 
 def listed(objects: Sequence[Manifest], most: int = 5) -> str:

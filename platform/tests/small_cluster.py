@@ -1,0 +1,232 @@
+"""A cluster in memory behind `Api`: objects, owners, admission and rights, as far as submitting and deleting go."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import urllib3
+
+from edl.kube import names
+from edl.kube.api import Answer, Api, Connection, Stream
+from edl.kube.errors import translate
+from edl.kube.kinds import BY_NAME, EVENTS, PODS, Kind, Manifest
+
+NOW = 1_800_000_000.0
+Key = tuple[str, str, str]
+Admission = Callable[[Manifest], str | None]
+"""Looks at an object that is to be created, may change it, and refuses it with a message."""
+
+RUNNING: Manifest = {"phase": "Running", "containerStatuses": [{"name": "edl", "state": {"running": {}}}]}
+
+
+def when(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class SmallCluster(Api):
+    """Everything happens at once, inside the request that causes it.
+
+    Attributes:
+        admissions: asked for each object in turn.
+        denied: verb and plural of what this user may not do.
+        master: status of a master's pod from the moment at which its Job may run.
+        published: pages of the status ConfigMap from then on.
+        held: names of pods that stay after they were told to go, until grace 0.
+        created: kind and name of all that was really created, in order.
+        breaks: raised instead of answering a request: method and plural.
+    """
+
+    def __init__(self, namespace: str = "team") -> None:
+        super().__init__(Connection("https://cluster.test", urllib3.PoolManager(), dict, namespace, "lab"))
+        self.objects: dict[Key, Manifest] = {}
+        self.now = NOW
+        self.admissions: list[Admission] = []
+        self.denied: set[tuple[str, str]] = set()
+        self.master: Manifest | None = RUNNING
+        self.published: dict[str, str] = {}
+        self.held: set[str] = set()
+        self.created: list[tuple[str, str]] = []
+        self.dry_runs: list[Manifest] = []
+        self.breaks: dict[tuple[str, str], BaseException] = {}
+        self.logged: dict[str, list[str]] = {}
+        self._uids = itertools.count(1)
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------------ a test's hands
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Place an object, as others would have created it."""
+        with self._lock:
+            kind = BY_NAME[manifest["kind"]]
+            thing = copy.deepcopy(manifest)
+            meta = thing["metadata"]
+            meta.setdefault("uid", f"uid-{next(self._uids)}")
+            meta.setdefault("creationTimestamp", when(self.now))
+            if kind.namespaced:
+                meta.setdefault("namespace", self.namespace)
+            self.objects[kind.plural, meta.get("namespace", ""), meta["name"]] = thing
+            return thing
+
+    def node(self, name: str, cpu: str = "4", memory: str = "16Gi", ready: str = "True", **spec: Any) -> Manifest:
+        status = {
+            "allocatable": {"cpu": cpu, "memory": memory, "pods": "110"},
+            "conditions": [{"type": "Ready", "status": ready}],
+        }
+        meta = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+        return self.put({"apiVersion": "v1", "kind": "Node", "metadata": meta, "spec": spec, "status": status})
+
+    def claim(self, name: str, mode: str = "ReadWriteMany") -> Manifest:
+        spec, kind = {"accessModes": [mode]}, "PersistentVolumeClaim"
+        return self.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec})
+
+    def of(self, kind: Kind) -> list[Manifest]:
+        return [thing for (plural, _, _), thing in self.objects.items() if plural == kind.plural]
+
+    def labelled(self) -> list[str]:
+        """Kind and name of all that belongs to a job."""
+        return [
+            f"{thing['kind']} {thing['metadata']['name']}"
+            for thing in self.objects.values()
+            if names.JOB in (thing["metadata"].get("labels") or {})
+        ]
+
+    def deny(self, verb: str, *kinds: Kind) -> None:
+        self.denied |= {(verb, kind.plural) for kind in kinds}
+
+    # ------------------------------------------------------------------ requests
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Answer:
+        with self._lock:
+            kind, namespace, name = _parsed(path)
+            if (method, kind.plural) in self.breaks:
+                raise self.breaks[method, kind.plural]
+            verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
+            self._authorize(verb, kind, namespace)
+            query, body = query or {}, copy.deepcopy(body)
+            if method == "POST":
+                found = self._create(kind, namespace, body, dry_run="dryRun" in query)
+            elif not name:
+                found = {"items": self._listed(kind, namespace, query), "metadata": {"resourceVersion": "1"}}
+            else:
+                found = self._one(method, kind, namespace, name, body)
+            return Answer(copy.deepcopy(found), self.now)
+
+    def logs(self, pod: str, **_: Any) -> Stream:  # type: ignore[override]
+        text = "\n".join(self.logged.get(pod, [])).encode()
+        response = urllib3.HTTPResponse(iter([text]), preload_content=False)
+        return Stream(response, "logs")
+
+    def _authorize(self, verb: str, kind: Kind, namespace: str) -> None:
+        if (verb, kind.plural) in self.denied:
+            where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+            resource = f'resource "{kind.plural}" in API group "{kind.group}" {where}'
+            _refuse(403, f'{kind.plural} is forbidden: User "ann" cannot {verb} {resource}')
+
+    def _create(self, kind: Kind, namespace: str, thing: Manifest, *, dry_run: bool) -> Manifest:
+        meta = thing["metadata"]
+        name = meta.setdefault("name", f"{meta.get('generateName', '')}x7")
+        for admission in self.admissions:
+            if (message := admission(thing)) is not None:
+                _refuse(403, f'{kind.plural} "{name}" is forbidden: {message}')
+        if (kind.plural, namespace, name) in self.objects:
+            _refuse(409, f'{kind.plural} "{name}" already exists')
+        if dry_run:
+            self.dry_runs.append(thing)
+            return thing
+        made = self.put(thing)
+        self.created.append((kind.name, name))
+        return made
+
+    def _one(self, method: str, kind: Kind, namespace: str, name: str, body: Any) -> Manifest:
+        thing = self.objects.get((kind.plural, namespace, name))
+        if thing is None:
+            _refuse(404, f'{kind.plural} "{name}" not found')
+        assert thing is not None
+        if method == "PATCH":
+            suspended = thing.get("spec", {}).get("suspend")
+            _merge(thing, body)
+            if suspended and not thing["spec"].get("suspend"):
+                self._run_job(thing)
+        elif method == "DELETE":
+            if body.get("preconditions", {}).get("uid", thing["metadata"]["uid"]) != thing["metadata"]["uid"]:
+                _refuse(409, "Precondition failed: UID in precondition")
+            assert body["propagationPolicy"] == "Background"
+            self._delete(kind, thing, body.get("gracePeriodSeconds"))
+        return thing
+
+    def _run_job(self, job: Manifest) -> None:
+        """The Job controller, scheduler and kubelet."""
+        meta, template = job["metadata"], copy.deepcopy(job["spec"]["template"])
+        if self.master is not None:
+            owners = [{"kind": "Job", "uid": meta["uid"], "name": meta["name"], "controller": True}]
+            template["metadata"] |= {"name": f"{meta['name']}-abcde", "ownerReferences": owners}
+            template["spec"]["nodeName"] = "n1"
+            self.put({"apiVersion": "v1", "kind": "Pod", **template, "status": self.master})
+        for page in self.of(BY_NAME["ConfigMap"]):
+            if page["metadata"]["name"].endswith("-status"):
+                page["data"] = self.published
+
+    def _delete(self, kind: Kind, thing: Manifest, grace: int | None) -> None:
+        meta = thing["metadata"]
+        if kind is PODS and meta["name"] in self.held and grace != 0:
+            meta.setdefault("deletionTimestamp", when(self.now + 30))
+            return
+        del self.objects[kind.plural, meta.get("namespace", ""), meta["name"]]
+        for owned in list(self.objects.values()):
+            if any(owner["uid"] == meta["uid"] for owner in owned["metadata"].get("ownerReferences") or ()):
+                self._delete(BY_NAME[owned["kind"]], owned, None)
+
+    def _listed(self, kind: Kind, namespace: str, query: Mapping[str, str]) -> list[Manifest]:
+        wanted = [part.partition("=") for part in (query.get("labelSelector") or "").split(",") if part]
+        uid = (query.get("fieldSelector") or "").partition("involvedObject.uid=")[2].partition(",")[0]
+        return [
+            thing
+            for (plural, place, _), thing in self.objects.items()
+            if plural == kind.plural
+            and namespace in ("", place)
+            and all(_has(thing, name, value, bool(equals)) for name, equals, value in wanted)
+            and (kind is not EVENTS or thing["involvedObject"]["uid"] == uid)
+        ]
+
+
+def _has(thing: Manifest, name: str, value: str, equals: bool) -> bool:
+    labels = thing["metadata"].get("labels") or {}
+    return labels.get(name) == value if equals else name in labels
+
+
+def _parsed(path: str) -> tuple[Kind, str, str]:
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    kind = next(kind for kind in BY_NAME.values() if kind.plural == rest[0])
+    return kind, namespace, rest[1] if len(rest) > 1 else ""
+
+
+def _merge(into: Manifest, patch: Manifest) -> None:
+    for name, value in patch.items():
+        if isinstance(value, dict):
+            _merge(into.setdefault(name, {}), value)
+        elif value is None:
+            into.pop(name, None)
+        else:
+            into[name] = value
+
+
+def _refuse(code: int, message: str) -> None:
+    raise translate(code, json.dumps({"message": message}).encode(), where="https://cluster.test")
