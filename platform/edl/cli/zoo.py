@@ -44,7 +44,7 @@ def build(
     """
     from edl.engine.build import build as built
     from edl.engine.build import require_name
-    from edl.engine.connection import connect
+    from edl.engine.connection import connected
     from edl.engine.context import pack
     from edl.engine.recipe import recipe
     from edl.engine.verdict import inspect, require_runnable
@@ -53,11 +53,11 @@ def build(
     dockerfile, arguments = recipe(path, base, file)
     with tempfile.TemporaryFile() as context:
         size = pack(path, dockerfile, context)
-        client, where = connect()
-        typer.echo(f"Sending {decimal(size)} of {path} to {where}")
-        for line in built(client, where, context, name, arguments):
-            typer.echo(line)
-    about = inspect(client, where, name)
+        with connected() as engine:
+            typer.echo(f"Sending {decimal(size)} of {path} to {engine.address}")
+            for line in built(engine, context, name, arguments):
+                typer.echo(line)
+            about = inspect(engine, name)
     require_runnable(name, about["Config"])
     typer.echo(f"Built {name} ({decimal(about['Size'])}).\n{_in_job_file(path, name)}")
 
@@ -67,12 +67,12 @@ def push(image: ImageName) -> None:
     """Push an image to its registry, with the credentials of ``docker login``."""
     from edl.cli.zoo_progress import follow
     from edl.engine.build import require_name
-    from edl.engine.connection import connect
+    from edl.engine.connection import connected
     from edl.engine.push import push as pushed
 
     name = require_name(image)
-    client, where = connect()
-    last = follow(pushed(client, where, name), Console(stderr=True))
+    with connected() as engine:
+        last = follow(pushed(engine, name), Console(stderr=True))
     typer.echo(f"Pushed {name}, {last.digest}." if last.digest else f"Pushed {name}.")
 
 

@@ -9,7 +9,7 @@ from typing import IO, Any
 from docker.utils import match_tag
 
 from edl.core.errors import BadInputError
-from edl.engine.connection import Client
+from edl.engine.connection import Engine
 from edl.engine.context import DOCKERFILE
 from edl.engine.errors import BuildFailedError, translated
 
@@ -35,12 +35,11 @@ def require_name(image: str) -> str:
     return image if ":" in image.rpartition("/")[2] else f"{image}:latest"
 
 
-def build(client: Client, where: str, context: IO[bytes], image: str, arguments: Mapping[str, str]) -> Iterator[str]:
+def build(engine: Engine, context: IO[bytes], image: str, arguments: Mapping[str, str]) -> Iterator[str]:
     """Build the image; what the engine says meanwhile, line by line.
 
     Args:
-        client: from :func:`edl.engine.connection.connect`.
-        where: the engine's address, for errors.
+        engine: from :func:`edl.engine.connection.connected`.
         context: a tar archive from :func:`edl.engine.context.pack`.
         image: the name to give to the image.
         arguments: build arguments.
@@ -49,8 +48,8 @@ def build(client: Client, where: str, context: IO[bytes], image: str, arguments:
         BuildFailedError: a step failed, or the base image cannot be had.
         EngineError: the engine went away.
     """
-    with translated(where):
-        told = client.build(
+    with translated(engine.address):
+        told = engine.client.build(
             fileobj=context,
             custom_context=True,
             dockerfile=DOCKERFILE,
@@ -69,16 +68,17 @@ def lines(told: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     Raises:
         BuildFailedError: the messages say that the build failed.
     """
-    rest, step = "", ""
-    for message in told:
-        if "error" in message:
-            raise failed(str(message["error"]), step)
+    rest, step, error = "", "", ""
+    for message in told:  # to its end, error or not: the connection is free then
+        error = error or str(message.get("error", ""))
         *whole, rest = (rest + _text(message)).split("\n")
         for line in (found.rstrip() for found in whole if found.strip()):
             step = line if line.startswith("Step ") else step
             yield line
     if rest.strip():
         yield rest.rstrip()
+    if error:
+        raise failed(error, step)
 
 
 def failed(reason: str, step: str) -> BuildFailedError:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from docker import APIClient
@@ -39,8 +41,22 @@ def address(environment: Mapping[str, str]) -> str:
     return found
 
 
-def connect(environment: Mapping[str, str] | None = None) -> tuple[Client, str]:
-    """A client of the engine, and the engine's address.
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that answers.
+
+    Attributes:
+        client: what talks to it.
+        address: where it is, for messages.
+    """
+
+    client: Client
+    address: str
+
+
+@contextmanager
+def connected(environment: Mapping[str, str] | None = None) -> Iterator[Engine]:
+    """The engine that the environment names, for as long as the block lasts.
 
     TLS follows ``DOCKER_TLS_VERIFY`` and ``DOCKER_CERT_PATH``.
 
@@ -50,13 +66,22 @@ def connect(environment: Mapping[str, str] | None = None) -> tuple[Client, str]:
     """
     known = os.environ if environment is None else environment
     where = address(known)
+    client = _connect(where, kwargs_from_env(environment=dict(known)).get("tls") or False)
     try:
-        tls = kwargs_from_env(environment=dict(known)).get("tls")
-        client = APIClient(base_url=where, version="auto", timeout=GREETING_TIMEOUT, tls=tls or False)
+        yield Engine(client, where)
+    finally:
+        client.close()
+
+
+def _connect(where: str, tls: object) -> Client:
+    try:
+        if where.startswith("unix://"):
+            os.stat(where.removeprefix("unix://"))  # the library leaves a socket open when there is none
+        client = APIClient(base_url=where, version="auto", timeout=GREETING_TIMEOUT, tls=tls)
     except (DockerException, OSError, ValueError) as error:
         raise no_engine(where, error) from error
     client.timeout = SILENCE_TIMEOUT
-    return client, where
+    return client
 
 
 def _of_context() -> str | None:

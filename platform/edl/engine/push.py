@@ -10,7 +10,7 @@ from typing import Any
 
 from docker.errors import APIError
 
-from edl.engine.connection import Client
+from edl.engine.connection import Engine
 from edl.engine.errors import PushRefusedError, translated
 
 _NO_ACCESS = re.compile(r"denied|unauthorized|no basic auth|authentication required|forbidden", re.IGNORECASE)
@@ -58,16 +58,16 @@ class Pushing:
         )
 
 
-def push(client: Client, where: str, image: str) -> Iterator[Pushing]:
+def push(engine: Engine, image: str) -> Iterator[Pushing]:
     """Push an image to the registry that its name says, with the credentials of ``docker login``.
 
     Raises:
         PushRefusedError: there is no such image here, or the registry refuses it.
         EngineError: the engine went away.
     """
-    with translated(where):
+    with translated(engine.address):
         try:
-            told = client.push(image, stream=True, decode=True)
+            told = engine.client.push(image, stream=True, decode=True)
         except APIError as error:
             raise refused(str(error.explanation or error), image) from error
         yield from progress(told, image)
@@ -79,12 +79,13 @@ def progress(told: Iterable[Mapping[str, Any]], image: str) -> Iterator[Pushing]
     Raises:
         PushRefusedError: a message says no.
     """
-    state = Pushing()
-    for message in told:
-        if "error" in message:
-            raise refused(str(message["error"]), image)
+    state, error = Pushing(), ""
+    for message in told:  # to its end, error or not: the connection is free then
+        error = error or str(message.get("error", ""))
         state = state.hear(message)
         yield state
+    if error:
+        raise refused(error, image)
 
 
 def refused(reason: str, image: str) -> PushRefusedError:

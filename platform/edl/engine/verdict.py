@@ -7,7 +7,7 @@ from posixpath import basename
 from typing import Any
 
 from edl.core.errors import BadInputError
-from edl.engine.connection import Client
+from edl.engine.connection import Engine
 from edl.engine.errors import translated
 
 ENTRY_POINT = "edl-role"
@@ -15,14 +15,14 @@ KIND = "dev.edl.image"
 """Label of EDL's own images, which images made from them inherit: ``training`` or ``submitter``."""
 
 
-def inspect(client: Client, where: str, image: str) -> dict[str, Any]:
+def inspect(engine: Engine, image: str) -> dict[str, Any]:
     """The engine's description of an image: ``Config``, ``Size`` (bytes) and more.
 
     Raises:
         EngineError: there is no such image, or the engine went away.
     """
-    with translated(where):
-        found: dict[str, Any] = client.inspect_image(image)
+    with translated(engine.address):
+        found: dict[str, Any] = engine.client.inspect_image(image)
         return found
 
 
