@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edl.core.cluster import Role
 from edl.kube.forecast import Fit, Forecast
 from edl.kube.kinds import Manifest
-from edl.kube.quantity import Resources, all_said, said
+from edl.kube.quantity import Resources, all_said, plain, said
 from edl.spec.job import JobSpec
 from edl.spec.paths import is_shared, pod_storage
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from edl.kube.jobs import JobSeen
 
 _LABEL = 10
+_SHOWN = ("cpu", "memory", "pods", "nvidia.com/gpu")
+"""Resources of a quota that are worth a word."""
 _COLUMNS = ("role", "pods", "priority", "each")
 
 
@@ -135,7 +137,7 @@ class KubePlan:
             shown = [
                 f"{said(each, max(left[each], Fraction()))} of {said(each, hard[each])} ({each})"
                 for each in hard
-                if each.rpartition(".")[2] in ("cpu", "memory", "pods", "nvidia.com/gpu")
+                if plain(each) in _SHOWN
             ]
             if shown:
                 yield "quota", f"{name} leaves {', '.join(shown)}"

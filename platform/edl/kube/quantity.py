@@ -67,12 +67,17 @@ def lacks(room: Resources, wanted: Resources) -> list[str]:
 
 def said(name: str, amount: Fraction) -> str:
     """An amount for people: ``1.5 CPU``, ``2 GiB``, ``1 nvidia.com/gpu``."""
-    kind = name.rpartition(".")[2] if name.startswith(("requests.", "limits.")) else name
+    kind = plain(name)
     if kind == "cpu":
         return f"{_short(amount)} CPU"
     if kind in _BYTES:
         return _size(amount) + ("" if kind == "memory" else f" {kind}")
     return f"{_short(amount)} {kind}"
+
+
+def plain(name: str) -> str:
+    """The resource of a quota's ``requests.cpu`` or ``limits.cpu``."""
+    return name.removeprefix("requests.").removeprefix("limits.")
 
 
 def all_said(amounts: Resources) -> str:

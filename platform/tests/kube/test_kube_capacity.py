@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.cluster import Role
+from edl.kube.capacity import Room, requests_of
+from edl.kube.forecast import Crowd, forecast
+from edl.kube.kinds import Manifest
+from edl.kube.quotas import Quotas
+
+HIGH, LOW = 1000, 100
+
+
+def node(
+    name: str, cpu: str = "4", memory: str = "8Gi", pods: str = "110", ready: str = "True", **more: Any
+) -> Manifest:
+    status = {
+        "allocatable": {"cpu": cpu, "memory": memory, "pods": pods, **more.pop("devices", {})},
+        "conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}],
+    }
+    return {"metadata": {"name": name, "labels": more.pop("labels", {})}, "spec": more, "status": status}
+
+
+def pod(
+    cpu: str = "1", memory: str = "1Gi", priority: int = LOW, on: str = "", name: str = "p", **spec: Any
+) -> Manifest:
+    return {
+        "metadata": {"name": name, "namespace": "other"},
+        "spec": {
+            "containers": [{"resources": {"requests": {"cpu": cpu, "memory": memory, **spec.pop("more", {})}}}],
+            "priority": priority,
+            "priorityClassName": "high" if priority == HIGH else "low",
+            **({"nodeName": on} if on else {}),
+            **spec,
+        },
+        "status": {"phase": "Running" if on else "Pending"},
+    }
+
+
+def fill(room: Room, wanted: Manifest) -> list[str]:
+    """The nodes that take one pod after the other, until none does."""
+    found = []
+    while (place := room.place(wanted)).node is not None:
+        found.append(place.node)
+    return found
+
+
+def test_pods_go_where_most_is_free_until_all_is_full() -> None:
+    room = Room([node("a"), node("b", cpu="2")], [])
+    found = fill(room, pod())
+    assert sorted(found) == ["a", "a", "a", "a", "b", "b"]
+    assert set(found[:2]) == {"a", "b"}
+    assert room.place(pod()).lacking == ("cpu",)
+
+
+def test_pods_that_run_take_room_and_ended_or_unplaced_ones_do_not() -> None:
+    ended = pod(on="a") | {"status": {"phase": "Succeeded"}}
+    assert len(fill(Room([node("a")], [pod("3", on="a"), ended, pod("9")]), pod())) == 1
+
+
+@pytest.mark.parametrize(
+    "hindrance",
+    [
+        node("a", ready="False"),
+        node("a", ready="Unknown"),
+        node("a", unschedulable=True),
+        node("a", taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]),
+        node("a", taints=[{"key": "gpu", "effect": "NoExecute"}]),
+        node("a", pods="0"),
+        node("a", memory="1Mi"),
+    ],
+)
+def test_nodes_that_take_no_such_pods_are_left_out(hindrance: Manifest) -> None:
+    room = Room([hindrance], [])
+    assert room.place(pod()).node is None
+    assert room.nodes_total == 1
+
+
+@pytest.mark.parametrize(
+    ("toleration", "tolerates"),
+    [
+        ({"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"}, True),
+        ({"key": "gpu", "value": "yes"}, True),
+        ({"key": "gpu", "operator": "Exists"}, True),
+        ({"operator": "Exists"}, True),
+        ({"key": "gpu", "value": "no"}, False),
+        ({"key": "gpu", "operator": "Exists", "effect": "NoExecute"}, False),
+        ({"key": "other", "operator": "Exists"}, False),
+    ],
+)
+def test_tolerations_open_tainted_nodes(toleration: Mapping[str, str], tolerates: bool) -> None:
+    room = Room([node("a", taints=[{"key": "gpu", "value": "yes", "effect": "NoSchedule"}])], [])
+    assert (room.place(pod(tolerations=[toleration])).node == "a") is tolerates
+
+
+@pytest.mark.parametrize(
+    ("expression", "admitted"),
+    [
+        ({"key": "zone", "operator": "In", "values": ["x", "y"]}, True),
+        ({"key": "zone", "operator": "In", "values": ["y"]}, False),
+        ({"key": "zone", "operator": "NotIn", "values": ["y"]}, True),
+        ({"key": "zone", "operator": "Exists"}, True),
+        ({"key": "zone", "operator": "DoesNotExist"}, False),
+        ({"key": "size", "operator": "Gt", "values": ["3"]}, True),
+        ({"key": "size", "operator": "Lt", "values": ["3"]}, False),
+        ({"key": "zone", "operator": "Gt", "values": ["3"]}, False),
+        ({"key": "none", "operator": "Lt", "values": ["3"]}, False),
+    ],
+)
+def test_required_affinity_chooses_nodes(expression: Mapping[str, Any], admitted: bool) -> None:
+    terms = [{"matchExpressions": [expression]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    room = Room([node("a", labels={"zone": "x", "size": "4"})], [])
+    assert (room.place(pod(affinity={"nodeAffinity": required})).node == "a") is admitted
+
+
+def test_a_node_selector_chooses_nodes() -> None:
+    room = Room([node("a"), node("b", cpu="1", labels={"disk": "ssd"})], [])
+    assert fill(room, pod(nodeSelector={"disk": "ssd"})) == ["b"]
+
+
+def test_devices_are_counted_like_everything() -> None:
+    room = Room([node("a", devices={"nvidia.com/gpu": "2"}), node("b", cpu="64", memory="1Ti")], [])
+    assert fill(room, pod(more={"nvidia.com/gpu": "1"})) == ["a", "a"]
+
+
+def test_a_higher_priority_takes_the_fewest_lower_pods_and_never_equal_ones() -> None:
+    tenants = [pod("1", on="a", name="small"), pod("3", on="a", name="big"), pod("4", priority=HIGH, on="b")]
+    room = Room([node("a"), node("b")], tenants)
+    place = room.place(pod("2", priority=HIGH))
+    assert (place.node, place.victims) == ("a", ("other/big",))
+    assert room.place(pod("2", priority=LOW)).node is None
+
+
+def test_a_priority_that_preempts_nobody_waits() -> None:
+    room = Room([node("a")], [pod("4", on="a")])
+    assert room.place(pod(priority=HIGH, preemptionPolicy="Never")).node is None
+
+
+def test_requests_count_init_containers_sidecars_limits_and_overhead() -> None:
+    wanted = {
+        "spec": {
+            "initContainers": [
+                {"restartPolicy": "Always", "resources": {"requests": {"cpu": "1"}}},
+                {"resources": {"requests": {"cpu": "5"}}},
+            ],
+            "containers": [{"resources": {"limits": {"cpu": "2", "memory": "1Gi"}}}],
+            "overhead": {"cpu": "250m"},
+        }
+    }
+    assert requests_of(wanted) == {"cpu": Fraction(25, 4), "memory": 1 << 30, "pods": 1}
+
+
+@given(st.lists(st.integers(0, 16), max_size=5), st.lists(st.tuples(st.integers(0, 4), st.integers(1, 8)), max_size=12))
+def test_no_node_is_ever_given_more_than_it_has(nodes: list[int], wanted: list[tuple[int, int]]) -> None:
+    room = Room([node(f"n{at}", cpu=str(cpu)) for at, cpu in enumerate(nodes)], [])
+    taken: dict[str, int] = {}
+    for priority, cpu in wanted:
+        place = room.place(pod(str(cpu), "0", priority, preemptionPolicy="Never"))
+        if place.node is not None:
+            taken[place.node] = taken.get(place.node, 0) + cpu
+        else:
+            assert all(cpu > nodes[at] - taken.get(f"n{at}", 0) for at in range(len(nodes)))
+    assert all(cpu <= nodes[int(name[1:])] for name, cpu in taken.items())
+
+
+def quota(hard: Mapping[str, str], used: Mapping[str, str], **spec: Any) -> Manifest:
+    return {
+        "metadata": {"name": "team"},
+        "spec": {"hard": hard, **spec},
+        "status": {"hard": hard, "used": used},
+    }
+
+
+def crowds(workers: int = 4) -> list[Crowd]:
+    return [Crowd(Role.PS, 1, pod(priority=HIGH)), Crowd(Role.WORKER, workers, pod())]
+
+
+def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
+    found = forecast(crowds(), Room([node("a", cpu="3")], [pod("3", on="a", name="idle")]), Quotas(()))
+    (ps, workers) = found.fits
+    assert (ps.placed, ps.victims) == (1, ("other/idle",))
+    assert (workers.placed, workers.at_once, workers.lacking) == (2, 2, ("cpu",))
+    assert found.requested == {"cpu": 5, "memory": 5 << 30}
+    assert (found.free, found.nodes) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
+
+
+def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
+    quotas = Quotas([quota({"requests.cpu": "4", "limits.cpu": "1"}, {"requests.cpu": "1"})])
+    (ps, workers) = forecast(crowds(), None, quotas).fits
+    assert (ps.allowed, workers.allowed, workers.placed, workers.at_once) == (1, 2, None, 2)
+    refusal = workers.refusal
+    assert refusal is not None
+    assert (refusal.quota, refusal.resource, refusal.wanted, refusal.left) == ("team", "requests.cpu", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("scope", "workers"),
+    [
+        ({"scopes": ["NotTerminating"]}, 0),
+        ({"scopes": ["Terminating"]}, 4),
+        ({"scopes": ["BestEffort"]}, 4),
+        (
+            {
+                "scopeSelector": {
+                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["low"]}]
+                }
+            },
+            0,
+        ),
+        (
+            {
+                "scopeSelector": {
+                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]
+                }
+            },
+            4,
+        ),
+    ],
+)
+def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], workers: int) -> None:
+    (found,) = forecast(crowds()[1:], None, Quotas([quota({"pods": "0"}, {}, **scope)])).fits
+    assert found.allowed == workers
