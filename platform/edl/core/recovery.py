@@ -42,6 +42,8 @@ def _started(state: State, pod: Pod) -> None:
         if pod.role is Role.WORKER:
             pod.building = True
             state.record({"kind": "worker", "index": pod.index, "uid": pod.uid})
+            if pod.dismissed is not None:  # it found room before the order to go reached it
+                state.record({"kind": "dismissed", "uid": pod.uid, "reason": pod.dismissal})
 
 
 def _leaving(state: State, pod: Pod) -> None:

@@ -257,7 +257,9 @@ def _list(leases: tuple[int, ...]) -> str:
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={_value(name, value)}" for name, value in fields.items() if value not in ({}, [], None))
+    return " ".join(
+        f"{name}={_value(name, value)}" for name, value in fields.items() if value not in ({}, [], None, "")
+    )
 
 
 def _value(name: str, value: Any) -> str:

@@ -22,7 +22,7 @@ from edl.core.events import (
 )
 from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
 from edl.core.tasks import Lease
-from edl.testing.simulated_ps import Answer, minibatch_of
+from edl.testing.simulated_ps import Answer, SimulatedPs, minibatch_of
 
 if TYPE_CHECKING:
     from edl.testing.simulation import World
@@ -124,6 +124,12 @@ class SimulatedWorker:
         else:
             self._work()
 
+    def _fill(self, ps: SimulatedPs) -> None:
+        """A PS that says that it holds nothing gets the initial values, where no checkpoint can be loaded."""
+        if self.alive and not ps.initialized and not self.world.settings.durable:
+            ps.initialized = True
+            self.world.ask(self, ModelDeclared(self.uid), lambda _: None)
+
     def _granted(self, answer: Any) -> None:
         if isinstance(answer, Granted):
             lease = Lease(answer.lease, answer.work, answer.minibatch, self.uid)
@@ -202,6 +208,8 @@ class SimulatedWorker:
 
         def attempt(index: int) -> None:
             ps = self.world.placed_at(index)
+            if ps is not None:
+                self._fill(ps)
             answer = ps.push(number, step, stamp, what) if ps is not None else Answer.LATER
             if answer is not Answer.LATER:
                 self.announced = max(self.announced, ps.cuts.announced if ps is not None else 0)

@@ -15,11 +15,13 @@ from random import Random
 from typing import Any
 
 from edl.core import events as ev
-from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.cluster import Cause, PodSeen, Role, Wish
 from edl.core.job import JobState
+from edl.core.staffing import work_waits
 from edl.core.state import DESCRIBE, EXPORT, METRICS, TRAINING, Settings
 from edl.core.tasks import Ledger
 from edl.testing.clock import VirtualClock
+from edl.testing.simulated_cluster import SimulatedCluster
 from edl.testing.simulated_ps import Copy, Minibatch, SimulatedPs
 from edl.testing.simulated_worker import SimulatedWorker
 
@@ -56,6 +58,7 @@ class World:
         pace: seconds a step.
         poison: minibatches that make workers crash.
         forgets: whether the cluster forgets pods that ended while no master was there.
+        capacity: workers that have room in the cluster; None: no limit.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class World:
         pace: float = 0.05,
         poison: frozenset[Minibatch] = frozenset(),
         forgets: bool = False,
+        capacity: int | None = None,
     ) -> None:
         self.settings, self.network, self.pace, self.poison = settings, network, pace, poison
         self.dataset = ev.DatasetDescribed(training, validation)
@@ -79,7 +83,14 @@ class World:
         self.shadow = JobState(settings)
         self.incarnation = 0
         self.links: dict[str, int] = {}
-        self.pods: dict[str, PodSeen] = {}
+        self.cluster = SimulatedCluster(
+            self.clock,
+            capacity,
+            tell=self._show,
+            began=self._began,
+            asked_to_go=self._asked_to_go,
+            died=self._died,
+        )
         self.workers: dict[str, SimulatedWorker] = {}
         self.servers: dict[str, SimulatedPs] = {}
         self.placement: list[SimulatedPs] = []
@@ -93,7 +104,6 @@ class World:
         self.handled = 0
         self.die_at: int | None = None
         self.ended: ev.EndJob | None = None
-        self._names = 0
 
     # ------------------------------------------------------------------ running
 
@@ -122,15 +132,14 @@ class World:
         self.links = {}
         for command in master.new_incarnation(self.incarnation):
             self._carry_out(command)
-        self.post(*(ev.PodChanged(pod) for pod in list(self.pods.values())), ev.PodsSynced(), self.dataset)
+        self.post(*(ev.PodChanged(pod) for pod in list(self.cluster.pods.values())), ev.PodsSynced(), self.dataset)
         self._tick(self.incarnation)
 
     def kill_master(self, away: float) -> None:
         """The process is gone at once; another one comes after ``away`` seconds."""
         self.master = None
-        for uid, pod in list(self.pods.items()):
-            if self.forgets and pod.ended:
-                del self.pods[uid]
+        if self.forgets:
+            self.cluster.forget_ended()
         self.clock.after(away, self.start_master)
 
     def _tick(self, incarnation: int) -> None:
@@ -164,6 +173,7 @@ class World:
         for command in commands:
             self._carry_out(command)
         self._check_journal()
+        self._check_staff()
         if answers and isinstance(answers[0], ev.Granted):
             self._check_grant(event, answers[0])
         return answers[0] if answers else None
@@ -190,10 +200,11 @@ class World:
                 self._record(entry)
             case ev.Tell():
                 self.told.append(command)
-            case ev.StartPod(role, index):
-                self.clock.after(self.latency(), lambda: self._start(role, index))
-            case ev.DeletePod(uid, _):
-                self.clock.after(self.latency(), lambda: self.end(uid, 143))
+            case ev.StartPod(role, index, wish):
+                self._check_wish(role)
+                self.clock.after(self.latency(), lambda: self._start(role, index, wish))
+            case ev.DeletePod(uid, grace):
+                self.clock.after(self.latency(), lambda: self.cluster.delete(uid, grace))
             case ev.SaveCheckpoint():
                 self._save(command)
             case ev.EndJob():
@@ -245,6 +256,8 @@ class World:
                 ps.leases.attach(incarnation, low, revoked, live)
                 if restore is not None:
                     ps.restore(restore, self.checkpoints[restore][ps.index], self._everything(ps.index))
+                elif not self.settings.durable and not ps.initialized:
+                    ps.lacking = frozenset(self._everything(ps.index))
                 ps.cuts.passed(cut)
                 return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
             case ev.RevokeLeases(uid, leases, low):
@@ -277,19 +290,39 @@ class World:
 
     # ------------------------------------------------------------------ pods
 
-    def _start(self, role: Role, index: int) -> None:
-        if any((pod.role, pod.index) == (role, index) and not pod.ended for pod in self.pods.values()):
-            return  # as the port says: asking again for one that lives starts none
-        self._names += 1
-        uid = f"{role}-{index}-{self._names}"
-        self.pods[uid] = PodSeen(uid, role, index, Phase.RUNNING)
-        self.post(ev.PodChanged(self.pods[uid]))
-        if role is Role.PS:
-            self.servers[uid] = SimulatedPs(uid, index)
-            self._register(self.servers[uid])
+    def _start(self, role: Role, index: int, wish: Wish) -> None:
+        refusal = self.cluster.start(role, index, wish)
+        if refusal:
+            self.post(ev.StartRefused(role, index, refusal, retry=True))
+
+    def _show(self, uid: str) -> None:
+        """The master hears of a pod after a while, and of what it is by then."""
+        show = lambda: self.post(ev.PodChanged(self.cluster.pods[uid])) if uid in self.cluster.pods else None  # noqa: E731
+        self.clock.after(self.latency(), show)
+
+    def _began(self, pod: PodSeen) -> None:
+        if pod.role is Role.PS:
+            self.servers[pod.uid] = SimulatedPs(pod.uid, pod.index)
+            self._register(self.servers[pod.uid])
         else:
-            self.workers[uid] = SimulatedWorker(self, uid, index, self.pace)
-            self.workers[uid].start()
+            self.workers[pod.uid] = SimulatedWorker(self, pod.uid, pod.index, self.pace)
+            self.workers[pod.uid].start()
+
+    def _asked_to_go(self, uid: str) -> None:
+        """A worker says goodbye between two steps, a PS just goes."""
+        if uid in self.workers:
+            self.workers[uid].leaving = True
+        else:
+            self.end(uid, 143)
+
+    def _died(self, uid: str) -> None:
+        if uid in self.workers:
+            self.workers[uid].alive = False
+        elif uid in self.servers and self.servers[uid].alive:
+            ps = self.servers[uid]
+            ps.alive = False
+            self.gone.setdefault(ps.index, set()).update(ps.applied.keys() | ps.lacking)
+            self.links.pop(uid, None)
 
     def _register(self, ps: SimulatedPs) -> None:
         """A PS says that it is there until the master listens to it."""
@@ -301,21 +334,9 @@ class World:
             self.post(ev.PsRegistered(ps.uid))
         self.clock.after(REGISTER * self.rng.uniform(0.1, 1.0), lambda: self._register(ps))
 
-    def end(self, uid: str, exit_code: int) -> None:
+    def end(self, uid: str, exit_code: int, cause: Cause = Cause.NONE) -> None:
         """A pod ends: 0, 143 (told to go), 137 (killed) or an error."""
-        if uid not in self.pods or self.pods[uid].ended:
-            return
-        seen = self.pods[uid]
-        phase = Phase.FAILED if exit_code else Phase.SUCCEEDED
-        self.pods[uid] = PodSeen(uid, seen.role, seen.index, phase, exit_code)
-        if uid in self.workers:
-            self.workers[uid].alive = False
-        else:
-            ps = self.servers[uid]
-            ps.alive = False
-            self.gone.setdefault(ps.index, set()).update(ps.applied.keys() | ps.lacking)
-            self.links.pop(uid, None)
-        self.clock.after(self.latency(), lambda: self.post(ev.PodChanged(self.pods[uid])) if uid in self.pods else None)
+        self.cluster.end(uid, exit_code, cause)
 
     def alive_servers(self) -> list[SimulatedPs]:
         """PS processes that run."""
@@ -388,6 +409,22 @@ class World:
             differing = {name: (live[name], replayed[name]) for name in live if live[name] != replayed[name]}
             raise BrokenPromiseError(f"replay differs in {differing} after {self.journal[-3:]}")
 
+    def _check_staff(self) -> None:
+        """Never more workers that stay than are wanted."""
+        assert self.master is not None
+        staying = len(self.master.fleet.staying(Role.WORKER))
+        if self.master.synced and not self.master.ended and staying > self.master.workers_max:
+            raise BrokenPromiseError(f"{staying} workers stay, {self.master.workers_max} are wanted")
+
+    def _check_wish(self, role: Role) -> None:
+        """Never more workers asked for than are wanted, and none for nothing; one is needed to come to an end."""
+        assert self.master is not None
+        master, there = self.master, self.master.fleet.wanted_now()
+        if role is Role.WORKER and (there > master.workers_max or (there > 1 and not work_waits(master))):
+            raise BrokenPromiseError(
+                f"a worker is asked for, {there} are there with it, work waits: {work_waits(master)}"
+            )
+
     def _check_grant(self, event: ev.Event, granted: ev.Granted) -> None:
         assert self.master is not None
         assert isinstance(event, ev.LeaseWanted)
@@ -415,7 +452,9 @@ class World:
 
     def _everything(self, index: int) -> set[Minibatch]:
         """What was in the parameters, as far as the journal, a live PS or a lost one of this index knows."""
-        applied = {what for ps in self.alive_servers() for what in ps.applied.keys() | ps.lacking}
+        holding = self.shadow.fleet.holding.values()
+        holders = [ps for ps in self.alive_servers() if self.settings.durable or ps.uid in holding]
+        applied = {what for ps in holders for what in ps.applied.keys() | ps.lacking}
         return applied | self.gone.get(index, set()) | set(done_minibatches(self.shadow.ledgers[TRAINING]))
 
     def check_end(self) -> None:

@@ -1,0 +1,116 @@
+"""The machines of a simulation: pods wait for room, are taken away, and end for every reason that a cluster has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
+
+if TYPE_CHECKING:
+    from edl.testing.clock import VirtualClock
+
+NOTICED = 10.0
+"""Seconds until a cluster gives up a node that does not answer."""
+
+
+class SimulatedCluster:
+    """Pods and their room.
+
+    Args:
+        clock: the time they live in.
+        capacity: workers that have room; None: no limit. Parameter servers always have.
+        tell: shows a pod as it is by then, a while later.
+        began: a process started.
+        asked_to_go: a process was sent SIGTERM.
+        died: a process is no more; its pod may still be there.
+    """
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        capacity: int | None,
+        *,
+        tell: Callable[[str], None],
+        began: Callable[[PodSeen], None],
+        asked_to_go: Callable[[str], None],
+        died: Callable[[str], None],
+    ) -> None:
+        self._clock, self._capacity = clock, capacity
+        self._tell, self._began, self._asked_to_go, self._died = tell, began, asked_to_go, died
+        self.pods: dict[str, PodSeen] = {}
+        self.refusal = ""
+        self._names = 0
+
+    def live(self, role: Role) -> list[PodSeen]:
+        """Pods of a role that have not ended."""
+        return [pod for pod in self.pods.values() if pod.role is role and not pod.ended]
+
+    def start(self, role: Role, index: int, wish: Wish) -> str:
+        """Accept a pod; what is said instead if it is refused."""
+        if any(pod.index == index for pod in self.live(role)):
+            return ""  # as the port says: asking again for one that lives starts none
+        if self.refusal and role is Role.WORKER:
+            return self.refusal
+        self._names += 1
+        uid = f"{role}-{index}-{self._names}"
+        self.pods[uid] = PodSeen(uid, role, index, Phase.PENDING, elevated=wish.elevated, message="no room")
+        self._schedule()
+        if self.pods[uid].phase is Phase.PENDING:
+            self._tell(uid)
+        return ""
+
+    def resize(self, capacity: int | None) -> None:
+        """From now on so many workers have room; those that run stay."""
+        self._capacity = capacity
+        self._schedule()
+
+    def _schedule(self) -> None:
+        for pod in list(self.pods.values()):
+            if pod.phase is Phase.PENDING and (pod.role is Role.PS or self._has_room()):
+                self.pods[pod.uid] = replace(pod, phase=Phase.RUNNING, message="", node="a-node")
+                self._tell(pod.uid)
+                self._began(self.pods[pod.uid])
+
+    def _has_room(self) -> bool:
+        running = sum(pod.phase is Phase.RUNNING for pod in self.live(Role.WORKER))
+        return self._capacity is None or running < self._capacity
+
+    # ------------------------------------------------------------------ ends
+
+    def delete(self, uid: str, grace: float, cause: Cause = Cause.NONE) -> None:
+        """Somebody wants a pod to go; it is killed after its grace."""
+        pod = self.pods.get(uid)
+        if pod is None or pod.ended:
+            return
+        self.pods[uid] = replace(pod, leaving=True, cause=pod.cause or cause)
+        if pod.phase is Phase.PENDING or grace <= 0:
+            self.end(uid, None if pod.phase is Phase.PENDING else 137)
+            return
+        self._tell(uid)
+        self._asked_to_go(uid)
+        self._clock.after(grace, lambda: self.end(uid, 137))
+
+    def lose(self, uid: str) -> None:
+        """The node of a pod is gone: the process at once, the pod when somebody has noticed."""
+        if uid in self.pods and self.pods[uid].phase is Phase.RUNNING:
+            self._died(uid)
+            self._clock.after(NOTICED, lambda: self.delete(uid, NOTICED, Cause.NODE_LOST))
+
+    def end(self, uid: str, exit_code: int | None, cause: Cause = Cause.NONE) -> None:
+        """A pod ends: 0, 143 (told to go), 137 (killed), an error, or without a code if nobody knows."""
+        pod = self.pods.get(uid)
+        if pod is None or pod.ended:
+            return
+        failed = Phase.FAILED if exit_code else Phase.SUCCEEDED
+        phase = Phase.GONE if pod.leaving else failed
+        self.pods[uid] = replace(pod, phase=phase, exit_code=exit_code, cause=pod.cause or cause)
+        self._died(uid)
+        self._tell(uid)
+        self._schedule()
+
+    def forget_ended(self) -> None:
+        """What has ended is not listed any more."""
+        for uid in [uid for uid, pod in self.pods.items() if pod.ended]:
+            del self.pods[uid]

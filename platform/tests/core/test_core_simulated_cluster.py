@@ -1,0 +1,198 @@
+"""A whole job on a cluster that takes pods away: never more workers than wanted, and no record is ever lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edl.core import events as ev
+from edl.core.cluster import Cause, Role
+from edl.core.state import Settings
+from edl.testing.simulation import Network, World
+
+SOURCES = (("a", 260), ("b", 77))
+DAYS = 86_400.0
+TAKEN = {"preempted": Cause.PREEMPTED, "evicted": Cause.EVICTED, "deleted": Cause.DELETED}
+FAULTS = (*TAKEN, "killed", "node lost", "room changed", "scaled", "refused", "accepted")
+MASTER_FAULTS = ("master killed", "master killed in the middle of a write", "journal compacted")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that a cluster or a person does at a time: to ``which`` of the pods there are, ``much`` of it."""
+
+    at: float
+    what: str
+    which: int
+    much: float
+
+    def strike(self, world: World) -> None:
+        cluster = world.cluster
+        pods = cluster.live(Role.PS if self.which % 7 == 6 else Role.WORKER)
+        if self.what in TAKEN and pods:
+            cluster.delete(pods[self.which % len(pods)].uid, 5.0 * self.much, TAKEN[self.what])
+        elif self.what == "killed" and pods:
+            world.end(pods[self.which % len(pods)].uid, 137)
+        elif self.what == "out of memory" and (workers := cluster.live(Role.WORKER)):
+            world.end(workers[self.which % len(workers)].uid, 137, Cause.OUT_OF_MEMORY)
+        elif self.what == "node lost":
+            for pod in pods[: 1 + self.which % 3]:
+                cluster.lose(pod.uid)
+        elif self.what == "room changed":
+            cluster.resize(1 + self.which % 5)
+        elif self.what in ("refused", "accepted"):
+            cluster.refusal = "exceeded quota" if self.what == "refused" else ""
+        elif self.what == "scaled":
+            world.post(ev.ScaleWanted(max=(None, 1, 2, 3, 6)[self.which % 5]))
+        else:
+            self._strike_master(world)
+
+    def _strike_master(self, world: World) -> None:
+        if self.what == "master killed" and world.master is not None:
+            world.kill_master(0.1 + 5 * self.much)
+        elif self.what == "master killed in the middle of a write" and world.master is not None:
+            world.die_at = world.handled + 1 + self.which
+        elif self.what == "journal compacted":
+            world.compact()
+
+
+def faults(*kinds: str, most: int = 12) -> st.SearchStrategy[list[Fault]]:
+    unit = st.floats(0.0, 1.0)
+    one = st.builds(Fault, st.floats(0.0, 12.0), st.sampled_from(kinds), st.integers(0, 20), unit)
+    return st.lists(one, max_size=most)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Settings:
+    return Settings(
+        minibatch=draw(st.sampled_from([4, 8])),
+        task_records=24,
+        epochs=draw(st.integers(1, 3)),
+        max_steps=draw(st.sampled_from([None, None, 17])),
+        evaluation_steps=draw(st.sampled_from([None, 5])),
+        checkpoint_steps=draw(st.sampled_from([None, 6])),
+        ps=draw(st.integers(1, 2)),
+        workers=draw(st.integers(1, 5)),
+        elevated_share=draw(st.sampled_from([0.0, 0.5])),
+        oom_memory_factor=1.5,
+        grace=draw(st.sampled_from([0.5, 5.0])),
+        durable=draw(st.sampled_from([True, True, False])),
+    )
+
+
+def to_end(job: Settings, bad: list[Fault], seed: int, capacity: int | None, *, forgets: bool = False) -> World:
+    """Run the job; what is refused is accepted again at last."""
+    network = Network(repeated=0.05, lost=0.02)
+    world = World(job, SOURCES, (("v", 20),), seed=seed, network=network, forgets=forgets, capacity=capacity)
+    for fault in [*bad, Fault(15.0, "accepted", 0, 0.0)]:
+        world.clock.at(fault.at, lambda fault=fault: fault.strike(world))  # type: ignore[misc]
+    world.run(DAYS)
+    world.check_end()
+    return world
+
+
+_thorough = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+seeds = st.integers(0, 1 << 30)
+rooms = st.sampled_from([None, 1, 2, 4])
+
+
+@_thorough
+@given(jobs(), faults(*FAULTS, *MASTER_FAULTS), faults("out of memory", most=3), seeds, rooms, st.booleans())
+def test_no_record_is_lost_whatever_the_cluster_takes_away(
+    job: Settings, bad: list[Fault], hungry: list[Fault], seed: int, room: int | None, forgets: bool
+) -> None:
+    world = to_end(job, [*bad, *hungry], seed, room, forgets=forgets)
+    assert world.master is not None
+    summary = world.master.counters
+    if job.durable and job.ps == 1:
+        assert summary.partial == 0
+
+
+@_thorough
+@given(jobs(), faults("preempted", "evicted", "deleted", "room changed", "scaled"), seeds, rooms)
+def test_workers_with_time_to_leave_cost_no_record(
+    job: Settings, bad: list[Fault], seed: int, room: int | None
+) -> None:
+    polite = [Fault(fault.at, fault.what, fault.which - fault.which % 7, 1.0) for fault in bad]
+    world = to_end(Settings(**{**_fields(job), "grace": 30.0}), polite, seed, room)
+    assert world.master is not None
+    counters = world.master.counters
+    assert (counters.rolled_back, counters.updates_rolled_back, counters.partial) == (0, 0, 0)
+
+
+def _fields(job: Settings) -> dict[str, object]:
+    return {name: getattr(job, name) for name in Settings.__slots__}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_job_on_a_cluster_in_a_storm(seed: int) -> None:
+    chance = Random(seed)
+    kinds = [*FAULTS, *TAKEN, *MASTER_FAULTS]
+    bad = [
+        Fault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(40)
+    ]
+    job = Settings(
+        minibatch=4,
+        task_records=16,
+        epochs=2,
+        evaluation_steps=5,
+        checkpoint_steps=4,
+        ps=chance.choice([1, 2]),
+        workers=6,
+        durable=chance.random() < 0.7,
+    )
+    bad.append(Fault(41.0, "accepted", 0, 0.0))
+    to_end(job, bad, seed, chance.choice([None, 2, 4]), forgets=chance.random() < 0.5)
+
+
+def test_workers_without_room_are_withdrawn_when_the_data_is_used_up() -> None:
+    world = World(Settings(minibatch=8, task_records=24, workers=5), SOURCES, seed=1, capacity=2)
+    world.run(DAYS)
+    world.check_end()
+    told = [tell.fields for tell in world.told if tell.event == "role_started"]
+    started = {fields["index"] for fields in told if fields["role"] == "worker"}
+    withdrawn = [tell.fields for tell in world.told if tell.event == "role_leaving"]
+    assert all("no work waits" in fields["cause"] for fields in withdrawn)
+    assert {fields["index"] for fields in withdrawn} == set(range(5)) - started
+    assert len(withdrawn) == 3
+    assert world.master is not None
+    assert world.master.counters.workers_lost == 0
+
+
+def test_a_job_that_loses_its_only_ps_without_a_volume_begins_again_and_says_so() -> None:
+    job = Settings(minibatch=8, task_records=24, workers=2, durable=False)
+    world = World(job, SOURCES, seed=1)
+    world.run(1.5)
+    (ps,) = world.alive_servers()
+    world.end(ps.uid, 137)
+    world.run(DAYS)
+    world.check_end()
+    (back,) = [tell.fields for tell in world.told if tell.event == "rolled_back"]
+    assert back["to_cut"] is None
+    assert back["records"] > 0
+    assert not any(json.loads(line)["kind"] == "saved" for line in world.journal)
+
+
+def newest(world: World) -> str:
+    return max(world.cluster.live(Role.WORKER), key=lambda pod: pod.index).uid
+
+
+def test_out_of_memory_raises_the_memory_of_successors_and_ends_the_job_at_last() -> None:
+    job = Settings(minibatch=8, task_records=24, workers=2, oom_memory_factor=1.5, worker_memory="2Gi")
+    world = World(job, SOURCES, seed=1, pace=1e3)
+    for at in (5.0, 10.0, 15.0, 20.0):
+        world.clock.at(at, lambda: world.end(newest(world), 137, Cause.OUT_OF_MEMORY))
+    world.run(DAYS)
+    assert world.ended is not None
+    assert world.ended.phase == "Failed"
+    assert "3.38 times workers.resources.memory of 2Gi" in world.ended.reason
