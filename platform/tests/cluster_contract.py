@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import pytest
 
-from edl.core.cluster import Cluster, Phase, PodSeen, Role, Synced
+from edl.core.cluster import Cause, Cluster, Phase, PodSeen, Role, Synced, Wish
 from edl.core.errors import BadInputError, RetryableError
 
 PATIENCE = 20.0
@@ -78,6 +78,10 @@ class Watching:
         """Wait until a pod runs."""
         return self._until(lambda pod: pod.uid == uid and pod.phase == Phase.RUNNING)
 
+    def leaving(self, uid: str) -> PodSeen:
+        """Wait until a pod is leaving."""
+        return self._until(lambda pod: pod.uid == uid and pod.leaving)
+
     def _until(self, wanted) -> PodSeen:  # type: ignore[no-untyped-def]
         for pod in self.seen:
             if wanted(pod):
@@ -97,7 +101,15 @@ class Watching:
 
 
 class ClusterContract:
-    """The cases. Subclasses provide the fixture ``stand``."""
+    """The cases. Subclasses provide the fixture ``stand``.
+
+    Attributes:
+        TELLS_LEAVING: pods are seen between being told to go and their end; others only end.
+        TELLS_ELEVATED: the wish for the higher class of a divided priority is seen in the pod.
+    """
+
+    TELLS_LEAVING: ClassVar[bool] = False
+    TELLS_ELEVATED: ClassVar[bool] = False
 
     def test_start_of_a_live_name_returns_its_uid(self, stand: Stand) -> None:
         uid = stand.cluster.start(Role.WORKER, 3)
@@ -162,34 +174,67 @@ class ClusterContract:
 
     def test_deleted_pod_may_leave_in_its_own_way(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
+        watching.synced()
         uid = stand.cluster.start(Role.WORKER, 0)
         stand.await_running(uid)
         stand.polite(uid, 7)
         stand.cluster.delete(uid, grace=PATIENCE)
-        watching.synced()
         last = watching.ended(uid)
         assert (last.phase, last.exit_code, last.reason) == (Phase.GONE, 7, "Deleted")
 
     def test_stubborn_pod_is_killed_after_the_grace(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
+        watching.synced()
         uid = stand.cluster.start(Role.WORKER, 0)
         stand.await_running(uid)
         stand.stubborn(uid)
         stand.cluster.delete(uid, grace=0.2)
         stand.let_pass(0.2)
-        watching.synced()
         last = watching.ended(uid)
         assert (last.phase, last.exit_code, last.reason) == (Phase.GONE, 137, "Deleted")
 
+    def test_pod_told_to_go_is_leaving_until_it_has_ended(self, stand: Stand) -> None:
+        if not self.TELLS_LEAVING:
+            pytest.skip("only ends are told")
+        watching = Watching(stand.cluster)
+        uid = stand.cluster.start(Role.WORKER, 0)
+        stand.await_running(uid)
+        watching.synced()
+        stand.stubborn(uid)
+        stand.cluster.delete(uid, grace=1)
+        leaving = watching.leaving(uid)
+        assert (leaving.phase, leaving.exit_code, leaving.cause) == (Phase.RUNNING, None, Cause.NONE)
+        stand.let_pass(1)
+        last = watching.ended(uid)
+        assert (last.phase, last.leaving, last.cause) == (Phase.GONE, False, Cause.NONE)
+
+    def test_name_of_a_leaving_pod_is_not_free_yet(self, stand: Stand) -> None:
+        if not self.TELLS_LEAVING:
+            pytest.skip("only ends are told")
+        uid = stand.cluster.start(Role.PS, 0)
+        stand.await_running(uid)
+        stand.stubborn(uid)
+        stand.cluster.delete(uid, grace=2)
+        with pytest.raises(RetryableError):
+            stand.cluster.start(Role.PS, 0)
+
+    def test_wish_for_the_higher_class_is_seen(self, stand: Stand) -> None:
+        if not self.TELLS_ELEVATED:
+            pytest.skip("has no classes")
+        stand.cluster.start(Role.WORKER, 0, Wish(elevated=True))
+        stand.cluster.start(Role.WORKER, 1)
+        assert {pod.index: pod.elevated for pod in Watching(stand.cluster).synced()} == {0: True, 1: False}
+
     def test_delete_without_grace_kills(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
+        watching.synced()
         uid = stand.cluster.start(Role.WORKER, 0)
         stand.await_running(uid)
         stand.polite(uid, 7)
         stand.cluster.delete(uid, grace=0)
-        watching.synced()
         last = watching.ended(uid)
-        assert (last.phase, last.exit_code) == (Phase.GONE, 137)
+        assert last.phase == Phase.GONE
+        assert last.exit_code in (137, None), "a cluster that removes the object at once does not know the code"
 
     def test_delete_of_unknown_and_ended_pods_is_ignored(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
@@ -204,13 +249,13 @@ class ClusterContract:
 
     def test_every_end_is_told_once(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
+        watching.synced()
         uids = [stand.cluster.start(Role.WORKER, index) for index in range(4)]
         for uid in uids:
             stand.await_running(uid)
         stand.kill(uids[0])
         stand.exit(uids[1], 0)
         stand.cluster.delete(uids[2], grace=0)
-        watching.synced()
         for uid in uids[:3]:
             watching.ended(uid)
         stand.cluster.delete(uids[0], grace=0)

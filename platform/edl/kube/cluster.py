@@ -14,7 +14,7 @@ from edl.kube.api import Api
 from edl.kube.errors import AwayError, BusyError, ConflictError, ForbiddenError, NotFoundError
 from edl.kube.kinds import PODS, Manifest
 from edl.kube.register import Register
-from edl.kube.undertaker import Undertaker
+from edl.kube.undertaker import ROUND_SECONDS, Undertaker
 from edl.kube.watching import Manners, Watching
 
 Render = Callable[[Role, int, Wish], Manifest]
@@ -54,6 +54,7 @@ class KubeCluster:
         namespace: of the job.
         render: the manifest of a pod.
         manners: of the watches.
+        round_seconds: between two looks of the undertaker.
     """
 
     def __init__(
@@ -65,11 +66,12 @@ class KubeCluster:
         render: Render,
         *,
         manners: Manners | None = None,
+        round_seconds: float = ROUND_SECONDS,
     ) -> None:
         self._api, self._namespace, self._render, self._manners = api, namespace, render, manners
         self._selector = f"{names.selector(job)},{names.ROLE}!={Role.MASTER}"
         self._register = Register(job_uid)
-        self._undertaker = Undertaker(self._register, self._remove_known)
+        self._undertaker = Undertaker(self._register, self._remove_known, every=round_seconds)
         self._lock = threading.Lock()
         self._closed = False
         self._watches: set[Watching] = set()

@@ -47,6 +47,7 @@ class Register:
         self._job_uid, self._now = job_uid, now
         self._bodies: dict[str, Body] = {}
         self._asked: set[str] = set()
+        self._gone: set[str] = set()
         self._lock = threading.Lock()
 
     def owns(self, pod: Manifest) -> bool:
@@ -69,28 +70,36 @@ class Register:
             if since is None and "deletionTimestamp" in meta:
                 since = self._now()
             grace = float(meta.get("deletionGracePeriodSeconds") or 0)
-            self._bodies[seen.uid] = Body(meta["name"], seen, meta.get("creationTimestamp") or "", since, grace)
+            if seen.uid not in self._gone:  # the answer to a creation may come after the end that a watch told
+                self._bodies[seen.uid] = Body(meta["name"], seen, meta.get("creationTimestamp") or "", since, grace)
         return seen
 
-    def listed(self, pods: Iterable[Manifest]) -> list[PodSeen]:
-        """Note all objects that exist, and forget the others."""
-        before = self.bodies()
+    def listed(self, pods: Iterable[Manifest], before: Iterable[Body]) -> list[PodSeen]:
+        """Note a full list; return what is in it and the ends of those that are not any more.
+
+        Args:
+            pods: all that the server has.
+            before: what was known when the list was asked for; what began meanwhile may be missing in it.
+        """
         seen = [pod for pod in map(self.note, pods) if pod is not None]
         present = {pod.uid for pod in seen}
-        with self._lock:
-            for body in before:
-                if body.uid not in present:
-                    self._bodies.pop(body.uid, None)
-        return seen
+        vanished = [body for body in before if body.uid not in present]
+        for body in vanished:
+            self._forget(body.uid)
+        return [*seen, *(self.end(body.seen) for body in vanished)]
 
     def deleted(self, pod: Manifest) -> PodSeen | None:
         """Forget an object that is gone and say how it ended."""
         seen = self.note(pod)
         if seen is None:
             return None
-        with self._lock:
-            self._bodies.pop(seen.uid, None)
+        self._forget(seen.uid)
         return self.end(seen)
+
+    def _forget(self, uid: str) -> None:
+        with self._lock:
+            self._bodies.pop(uid, None)
+            self._gone.add(uid)
 
     def end(self, last: PodSeen) -> PodSeen:
         """The end of a pod whose object is gone."""

@@ -115,9 +115,10 @@ class Watching:
 
     def _list(self) -> tuple[str, list[PodSeen]]:
         """Where a watch begins, and what changed until there."""
+        before = self._register.bodies()
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         self._trouble.forbidden_since = None
-        return listing.resource_version, self._sightings.listed(self._register.listed(listing.items))
+        return listing.resource_version, self._sightings.listed(self._register.listed(listing.items, before))
 
     def _follow(self, version: str) -> Iterator[list[PodSeen]]:
         """What each line of a watch means to the job: mostly one state, nothing for a bookmark."""

@@ -1,0 +1,78 @@
+"""A `KubeCluster` at the scripted API server, and the hands of a test on it."""
+
+from __future__ import annotations
+
+import urllib3
+from kube.api_server import SIGKILL, SIGTERM, ApiServer
+
+from edl.core.cluster import Role, Wish
+from edl.kube import names
+from edl.kube.api import Api, Connection, Pacing
+from edl.kube.cluster import KubeCluster
+from edl.kube.kinds import Manifest
+from edl.kube.pace import Backoff
+from edl.kube.watching import Manners
+
+JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
+BRISK = Manners(seconds=30, silence=1.0, backoff=Backoff(first=0.01, longest=0.05), chance=lambda: 0.5)
+
+
+def owner(uid: str = JOB_UID) -> Manifest:
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(JOB), "uid": uid, "controller": False}
+
+
+def render(role: Role, index: int, wish: Wish) -> Manifest:
+    """A pod as small as it can be."""
+    labels = names.labels(JOB, role, index) | ({names.ELEVATED: "true"} if wish.elevated else {})
+    name = names.pod(JOB, role, index)
+    meta = {"name": name, "namespace": NAMESPACE, "labels": labels, "ownerReferences": [owner()]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": names.CONTAINER}]}}
+
+
+class KubeStand:
+    def __init__(self, manners: Manners = BRISK) -> None:
+        self.server = ApiServer()
+        self._manners = manners
+        self._pools: list[urllib3.PoolManager] = []
+        self._clusters: list[KubeCluster] = []
+        self.cluster = self.connect()
+
+    def api(self, pace: Pacing | None = None) -> Api:
+        pool = urllib3.PoolManager(maxsize=4)
+        self._pools.append(pool)
+        return Api(Connection(self.server.host, pool, dict, NAMESPACE), pace=pace)
+
+    def connect(self, pace: Pacing | None = None) -> KubeCluster:
+        cluster = KubeCluster(
+            self.api(pace), JOB, JOB_UID, NAMESPACE, render, manners=self._manners, round_seconds=0.05
+        )
+        self._clusters.append(cluster)
+        return cluster
+
+    def await_running(self, uid: str) -> None:
+        self.server.await_running(uid)
+
+    def exit(self, uid: str, code: int) -> None:
+        self.server.exit(uid, code)
+
+    def kill(self, uid: str) -> None:
+        self.server.exit(uid, SIGKILL)
+
+    def terminate(self, uid: str) -> None:
+        self.server.exit(uid, SIGTERM)
+
+    def polite(self, uid: str, code: int) -> None:
+        self.server.behave(uid, code)
+
+    def stubborn(self, uid: str) -> None:
+        self.server.behave(uid, None)
+
+    def let_pass(self, seconds: float) -> None:
+        self.server.grace_over()
+
+    def close(self) -> None:
+        for cluster in self._clusters:
+            cluster.close()
+        self.server.close()
+        for pool in self._pools:
+            pool.clear()

@@ -1,0 +1,345 @@
+"""Every fault of an API server, scripted by name: nothing is lost, nothing is told twice, nothing wrong is deleted."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_contract import Watching
+from kube.api_server import Refusal
+from kube.kube_stand import JOB, KubeStand, owner, render
+
+from edl.core.cluster import PLAIN, Cause, Phase, PodSeen, Role
+from edl.core.errors import BadInputError, RetryableError
+from edl.kube import names
+from edl.kube.errors import ForbiddenError
+from edl.kube.pace import Backoff, Pace
+from edl.kube.watching import Manners
+
+
+def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:
+    uid = stand.cluster.start(role, index)
+    stand.await_running(uid)
+    return uid
+
+
+def ends(watching: Watching) -> list[str]:
+    return sorted(pod.uid for pod in watching.seen if pod.ended)
+
+
+# ---------------------------------------------------------------------- watches
+
+
+def test_what_happens_while_a_watch_has_ended_is_told_once(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    killed, removed, alive = (running(stand, index) for index in range(3))
+    watching.synced()
+    watching.running(alive)
+    stand.server.connection_refused()
+    stand.kill(killed)
+    stand.server.vanish(removed)
+    stand.server.open()
+    assert watching.ended(killed).exit_code == 137
+    last = watching.ended(removed)
+    assert (last.phase, last.cause, last.exit_code) == (Phase.GONE, Cause.DELETED, None)
+    stand.server.watch_ends()
+    stand.kill(alive)
+    watching.ended(alive)
+    assert ends(watching) == sorted([killed, removed, alive])
+
+
+def test_pod_that_lived_only_while_the_watch_was_away_is_told_to_have_ended(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    watching.synced()
+    stand.server.refuse(Refusal(500, "list", None))
+    stand.server.watch_ends()
+    uid = running(stand)
+    stand.server.vanish(uid)
+    stand.server.accept_all()
+    assert watching.ended(uid).cause == Cause.DELETED
+    assert ends(watching) == [uid]
+
+
+def test_watch_that_ends_is_followed_by_a_list(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    for _ in range(3):
+        stand.server.watch_ends()
+    stand.kill(uid)
+    assert watching.ended(uid).exit_code == 137
+
+
+def test_silent_watch_is_given_up(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    watching.running(uid)
+    stand.server.watch_silent()
+    stand.kill(uid)
+    assert watching.ended(uid).exit_code == 137
+
+
+def test_watch_is_begun_again_after_410(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    watching.running(uid)
+    stand.server.watch_silent()
+    stand.kill(uid)
+    stand.server.gone_410()
+    stand.server.watch_silent(False)
+    assert watching.ended(uid).exit_code == 137
+
+
+def test_event_that_was_lost_without_a_sign_is_found_by_the_next_list() -> None:
+    stand = KubeStand(Manners(seconds=1, silence=5, backoff=Backoff(0.01, 0.05), chance=lambda: 0.5))
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    watching.running(uid)
+    stand.server.event_lost(names.pod(JOB, Role.WORKER, 0))
+    stand.server.vanish(uid)
+    assert watching.ended(uid).phase == Phase.GONE
+    stand.close()
+
+
+def test_bookmarks_say_nothing_but_that_the_watch_lives(stand: KubeStand) -> None:
+    stand.server.bookmark_every = 0.01
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    watching.running(uid)
+    stand.server.bookmark_every = 0.001
+    other = Watching(stand.connect())
+    other.synced()
+    stand.kill(uid)
+    watching.ended(uid)
+    other.ended(uid)
+    assert sum(request.verb == "list" for request in stand.server.requests) == 2, "one for each watch"
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+def test_busy_server_is_asked_again(stand: KubeStand, verb: str) -> None:
+    stand.server.error_500(verb, times=3)
+    stand.server.too_many_429(0, verb)
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    assert watching.running(uid).uid == uid
+
+
+def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeStand) -> None:
+    stand.server.refuse(Refusal(403, "list", 3, "Forbidden", 'pods is forbidden: User "x" cannot list resource "pods"'))
+    stand.server.refuse(Refusal(401, "list", 2, "Unauthorized", "Unauthorized"))
+    uid = running(stand)
+    assert [pod.uid for pod in Watching(stand.cluster).synced()] == [uid]
+
+
+def test_watch_without_the_right_to_list_ends_with_the_reason() -> None:
+    stand = KubeStand(Manners(forbidden=0.0, backoff=Backoff(0.01, 0.05), chance=lambda: 0.5))
+    stand.server.refuse(Refusal(403, "list", None, "Forbidden", 'User "x" cannot list resource "pods"'))
+    with pytest.raises(ForbiddenError, match="cannot list"):
+        next(stand.cluster.watch())
+    stand.close()
+
+
+def test_close_ends_a_watch_that_waits_for_the_server(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    watching.synced()
+    stand.server.connection_refused()
+    stand.cluster.close()
+    watching.wait_over()
+
+
+# ---------------------------------------------------------------------- whose pods
+
+
+def test_name_reused_with_another_uid_while_nobody_watched(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    watching.running(uid)
+    stand.server.connection_refused()
+    stand.server.vanish(uid)
+    again = stand.server.create_foreign(render(Role.WORKER, 0, PLAIN))["metadata"]["uid"]
+    stand.server.open()
+    assert watching.ended(uid).phase == Phase.GONE
+    assert watching.running(again).index == 0
+    stand.cluster.delete(uid, grace=0)
+    assert stand.server.pod(again)["status"]["phase"] == "Running", "another pod of that name was deleted"
+
+
+def test_deletion_names_the_uid(stand: KubeStand) -> None:
+    uid = running(stand)
+    stand.server.vanish(uid)
+    again = stand.server.create_foreign(render(Role.WORKER, 0, PLAIN))["metadata"]["uid"]
+    stand.cluster.delete(uid, grace=0)
+    assert stand.server.pod(again)["metadata"]["uid"] == again
+    assert any(request.verb == "delete" for request in stand.server.requests)
+
+
+def foreign(index: int) -> str:
+    return names.pod(JOB, Role.WORKER, index)
+
+
+def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeStand) -> None:
+    stranger = render(Role.WORKER, 0, PLAIN)
+    stranger["metadata"]["ownerReferences"] = [owner("uid-of-an-older-job")]
+    orphan = render(Role.WORKER, 1, PLAIN)
+    del orphan["metadata"]["ownerReferences"]
+    masters = render(Role.WORKER, 2, PLAIN)
+    masters["metadata"] |= {"name": "edl-mnist-master-x", "labels": names.labels(JOB, Role.MASTER)}
+    unlabelled = render(Role.WORKER, 3, PLAIN)
+    unlabelled["metadata"]["labels"] = {names.JOB: JOB}
+    for pod in (stranger, orphan, masters, unlabelled):
+        stand.server.create_foreign(pod)
+    watching = Watching(stand.cluster)
+    assert watching.synced() == []
+    for index in (0, 1):
+        with pytest.raises(RetryableError, match="belongs to somebody else"):
+            stand.cluster.start(Role.WORKER, index)
+    stand.cluster.delete("uid-000001", grace=0)
+    assert len(stand.server.store.pods) == 4
+
+
+# ---------------------------------------------------------------------- starts
+
+
+def test_pod_whose_creation_was_carried_out_but_not_answered_is_found(stand: KubeStand) -> None:
+    stand.server.error_500("create", carried_out=True)
+    with pytest.raises(RetryableError):
+        stand.cluster.start(Role.WORKER, 0)
+    uid = stand.cluster.start(Role.WORKER, 0)
+    assert [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()] == [uid]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'pods "w" is forbidden: exceeded quota: compute, requested: cpu=1, used: cpu=4, limited: cpu=4',
+        'pods "w" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes',
+        'pods is forbidden: User "m" cannot create resource "pods" in API group "" in the namespace "team"',
+        "admission webhook denied the request: no",
+    ],
+)
+def test_403_is_for_now_and_in_the_servers_words(stand: KubeStand, message: str) -> None:
+    stand.server.refuse(Refusal(403, "create", 1, "Forbidden", message))
+    with pytest.raises(RetryableError) as refused:
+        stand.cluster.start(Role.WORKER, 0)
+    assert message in str(refused.value)
+    stand.cluster.start(Role.WORKER, 0)
+
+
+@pytest.mark.parametrize("code", [400, 422])
+def test_pod_that_is_not_valid_is_never_accepted(stand: KubeStand, code: int) -> None:
+    stand.server.refuse(Refusal(code, "create", 1, "Invalid", "spec.containers[0].image: Required value"))
+    with pytest.raises(BadInputError, match="Required value"):
+        stand.cluster.start(Role.WORKER, 0)
+
+
+def test_quota_that_changed_meanwhile_is_no_taken_name(stand: KubeStand) -> None:
+    words = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+    stand.server.refuse(Refusal(409, "create", 1, "Conflict", words))
+    with pytest.raises(RetryableError, match="has been modified"):
+        stand.cluster.start(Role.WORKER, 0)
+
+
+def test_name_of_an_ended_pod_is_made_free(stand: KubeStand) -> None:
+    uid = running(stand, role=Role.PS)
+    stand.kill(uid)
+    again = stand.cluster.start(Role.PS, 0)
+    assert again != uid
+    deletion = next(request for request in stand.server.requests if request.verb == "delete")
+    assert deletion.body["preconditions"] == {"uid": uid}
+    assert deletion.body["gracePeriodSeconds"] == 0
+    assert deletion.body["propagationPolicy"] == "Background"
+
+
+# ---------------------------------------------------------------------- deletions
+
+
+def test_deletion_that_the_server_could_not_do_is_done_later(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    uid = running(stand)
+    watching.synced()
+    stand.server.error_500("delete", times=2)
+    stand.cluster.delete(uid, grace=5)
+    last = watching.ended(uid)
+    assert (last.phase, last.exit_code, last.cause) == (Phase.GONE, 143, Cause.NONE)
+
+
+def test_deletion_before_any_watch_finds_the_pod(stand: KubeStand) -> None:
+    uid = running(stand)
+    stand.connect().delete(uid, grace=0)
+    assert stand.server.store.pods == {}
+
+
+def leaving_cause(stand: KubeStand, watching: Watching, uid: str) -> Cause:
+    last: PodSeen = watching.ended(uid)
+    causes = {pod.cause for pod in watching.seen if pod.uid == uid and pod.leaving}
+    assert causes == {last.cause}
+    assert last.phase == Phase.GONE
+    return last.cause
+
+
+def test_who_asked_for_a_deletion_is_told_apart(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    ours, theirs, preempted, both = (running(stand, index) for index in range(4))
+    watching.synced()
+    watching.running(both)
+    stand.stubborn(both)
+    other = stand.connect()
+    stand.cluster.delete(ours, grace=5)
+    other.delete(theirs, grace=5)
+    stand.server.preempt(preempted)
+    other.delete(both, grace=5)
+    watching.leaving(both)
+    stand.cluster.delete(both, grace=5)
+    stand.server.grace_over()
+    expected = {ours: Cause.NONE, theirs: Cause.DELETED, preempted: Cause.PREEMPTED, both: Cause.DELETED}
+    assert {uid: leaving_cause(stand, watching, uid) for uid in expected} == expected
+
+
+def test_restarted_master_does_not_know_its_predecessors_deletions(stand: KubeStand) -> None:
+    uid = running(stand)
+    stand.stubborn(uid)
+    stand.cluster.delete(uid, grace=5)
+    stand.cluster.close()
+    watching = Watching(stand.connect())
+    assert [(pod.leaving, pod.cause) for pod in watching.synced()] == [(True, Cause.DELETED)]
+
+
+# ---------------------------------------------------------------------- many at once
+
+
+class _Clock:
+    """Moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand) -> None:
+    clock = _Clock()
+    pace = Pace(rate=50, burst=100, now=lambda: clock.now, sleep=clock.sleep)
+    moments: list[float] = []
+
+    class Counting(Pace):
+        def __call__(self) -> None:
+            pace()
+            moments.append(clock.now)
+
+    cluster = stand.connect(Counting())
+    lost = [cluster.start(Role.WORKER, index) for index in range(1000)]
+    for uid in lost:
+        stand.kill(uid)
+    moments.clear()
+    again = [cluster.start(Role.WORKER, 1000 + index) for index in range(1000)]
+    assert len(set(again)) == 1000
+    assert len(moments) == 1000
+    for first in range(len(moments)):
+        within = sum(moments[first] <= moment < moments[first] + 1 for moment in moments[first : first + 200])
+        assert within <= 150, "burst and one second of the rate"
