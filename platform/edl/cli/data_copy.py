@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from edl.cli.cluster_options import ContextOption, NamespaceOption, api_of
+from edl.cli.outcome import TERMINATED
 from edl.core.errors import BadInputError, RetryableError
 
 if TYPE_CHECKING:
@@ -178,10 +180,24 @@ def volume(
     from edl.kube.copying import Visit, visited
 
     visit = Visit(claim, image or submitter_image(), run_as, read_only, minutes * 60)
-    with Ticker() as ticker, visited(api, visit, ticker.say) as pod:
+    with _terminable(), Ticker() as ticker, visited(api, visit, ticker.say) as pod:
         if sys.stderr.isatty():
             ticker.say("")  # its line is the progress bar's now
         yield Volume(api, pod)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that no pod is left behind."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def submitter_image() -> str:

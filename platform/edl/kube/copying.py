@@ -133,6 +133,12 @@ def run(api: Api, name: str) -> Execution:
     """
     try:
         return Execution(api.connection, name, ["python", "-m", "edl.pod.files", MOUNT], namespace=api.namespace)
+    except NotFoundError as error:
+        raise BadInputError(
+            "The pod that copies is gone: its time was over, or somebody deleted it",
+            where=name,
+            hint="The same command goes on where this one was cut off; --minutes gives it more time.",
+        ) from error
     except NoRightError as error:
         error.hint = (
             f"Files are copied through pods/exec, which the Role {ROLE} allows: "

@@ -38,10 +38,11 @@ class _Rule:
     pattern: re.Pattern[str]
     text: str
     remedy: str
+    final: bool
 
 
-def _rule(pattern: str, text: str, remedy: str = "") -> _Rule:
-    return _Rule(re.compile(pattern), text, remedy)
+def _rule(pattern: str, text: str, remedy: str = "", *, final: bool = False) -> _Rule:
+    return _Rule(re.compile(pattern), text, remedy, final)
 
 
 _SCHEDULER = (
@@ -80,6 +81,7 @@ _CLAIMS = (
         r'persistentvolumeclaim "([^"]+)" not found',
         "there is no PersistentVolumeClaim {0}",
         "Create the claim; the pod starts then.",
+        final=True,
     ),
     _rule(
         r"unbound immediate PersistentVolumeClaims",
@@ -144,7 +146,7 @@ def unscheduled(said: str, reason: str = "Unschedulable") -> Wait:
         )
     for rule in _CLAIMS:
         if match := rule.pattern.search(said):
-            return Wait(reason, rule.text.format(*match.groups()), rule.remedy, "not found" in said, said)
+            return Wait(reason, rule.text.format(*match.groups()), rule.remedy, rule.final, said)
     head, _, reasons = said.partition(" preemption: ")[0].partition("nodes are available: ")
     total = head.strip().rpartition("/")[2].strip()
     found = [_said(match["what"], match["count"], total) for match in _NODES.finditer(reasons)]
