@@ -1,0 +1,47 @@
+"""images/: what goes into EDL's own images agrees with pyproject.toml and with what builds are checked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl.engine.verdict import ENTRY_POINT, KIND
+
+ROOT = Path(__file__).parents[3]
+IMAGES = ROOT / "images"
+
+
+def requirements(*options: str) -> list[str]:
+    command = [sys.executable, IMAGES / "requirements.py", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_submitter_is_light() -> None:
+    listed = requirements()
+    assert any(line.startswith("kubernetes") for line in listed)
+    assert not [line for line in listed if line.startswith(("tensorflow", "keras", "numpy", "grpcio", "protobuf"))]
+
+
+@pytest.mark.parametrize("tensorflow", ["tensorflow-cpu", "tensorflow[and-cuda]"])
+def test_one_tensorflow_is_asked_for_in_the_versions_of_pyproject(tensorflow: str) -> None:
+    listed = requirements("--extra", "train", "--tensorflow", tensorflow)
+    assert [line for line in listed if line.startswith("tensorflow")] == [f"{tensorflow}>=2.21,<2.22"]
+    assert len(set(listed)) == len(listed)
+
+
+@pytest.mark.parametrize(("file", "kind"), [("Dockerfile", "training"), ("submitter.Dockerfile", "submitter")])
+def test_images_say_what_they_are_and_run_as_nobody_special(file: str, kind: str) -> None:
+    text = (IMAGES / file).read_text(encoding="utf-8")
+    assert f'{KIND}="{kind}"' in text
+    assert text.endswith(f'USER 1000:1000\nWORKDIR /home/edl\nENTRYPOINT ["{ENTRY_POINT}"]\n')
+
+
+def test_what_the_images_copy_is_in_the_context() -> None:
+    allowed = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] == "!"
+    }
+    assert allowed >= {"pyproject.toml", "constraints.txt", "README.md", "images/requirements.py", "images/slim.py"}
+    assert all((ROOT / path).exists() for path in allowed)
