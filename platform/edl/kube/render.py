@@ -134,8 +134,6 @@ def _secret(job: str, token: str) -> Manifest:
 def _service(job: str) -> Manifest:
     content: Manifest = {
         "type": "ClusterIP",
-        # the master answers as soon as it listens; nobody waits until the kubelet has noticed
-        "publishNotReadyAddresses": True,
         "selector": {names.JOB: job, names.ROLE: Role.MASTER.value},
         "ports": [{"name": "control", "port": names.CONTROL_PORT, "targetPort": "control"}],
     }
