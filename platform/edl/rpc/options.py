@@ -13,6 +13,7 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZES,
     ("grpc.keepalive_time_ms", _KEEPALIVE),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE),
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE),  # measured with 1.85: the answer is awaited this long, 60 s by default
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 100),

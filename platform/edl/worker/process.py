@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -33,7 +34,11 @@ def run(identity: Identity, departure: Departure) -> int:
     starting = _beside(partial(_coordination, identity, departure))
     import_tensorflow()
     coordination = starting.result()
-    set_threads(workers=coordination.spec.workers.max)
+    workers = coordination.spec.workers
+    if identity.host is None:
+        set_threads(workers=workers.max)
+    else:  # the node's other cores are other pods'
+        set_threads(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
         return _work(coordination)
     except LeavingError:
@@ -64,14 +69,19 @@ def _beside(work: Callable[[], Coordination]) -> Future[Coordination]:
     return future
 
 
-def set_threads(*, workers: int) -> None:
+def set_threads(*, workers: int, cores: int | None = None) -> None:
     """Share the machine's cores with the other workers; TF_NUM_*_THREADS of the user win.
 
-    Call it before the first operation. On a cluster each pod sees its own cores and ``workers`` is 1.
+    Call it before the first operation.
+
+    Args:
+        workers: that share the cores.
+        cores: all that may be used; by default those of the machine.
     """
     import tensorflow as tf
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // max(1, workers)))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:

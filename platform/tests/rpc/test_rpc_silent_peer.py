@@ -1,0 +1,107 @@
+"""Peers over TCP that fall silent without a reset, as pods do that vanish with their node.
+
+A stopped process stands for them: its kernel still takes connections and bytes, and nobody answers.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from edl.core.errors import RetryableError
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkClient, Kind
+from edl.rpc.channels import connect
+from edl.rpc.methods import Master
+
+TOKEN = "a-token-of-these-tests"
+FOREVER = 30.0
+"""Seconds; the deadline of a call that something else has to end."""
+
+SERVER = """
+import sys, threading
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import Answer, BulkServer, Kind
+from edl.rpc.channels import serve
+from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+
+class Echo(MasterServicer):
+    def Progress(self, request, context):
+        return pb.ProgressReply(incarnation=request.known_cut)
+
+control = serve(lambda s: add_MasterServicer_to_server(Echo(), s), "127.0.0.1:0", sys.argv[1], 2)
+bulk = BulkServer("127.0.0.1:0", sys.argv[1], lambda frame: Answer(frame.kind, frame.meta), max_body=1 << 26)
+bulk.start()
+print(control.address, bulk.address, flush=True)
+threading.Event().wait()
+"""
+
+
+class Peer:
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", SERVER, TOKEN]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.control, self.bulk = self.process.stdout.readline().split()
+
+    def fall_silent(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    found = Peer()
+    yield found
+    found.close()
+
+
+def ask(channel: object, cut: int, deadline: float) -> int:
+    reply = channel.call(Master.Progress, pb.ProgressRequest(known_cut=cut), deadline=deadline)  # type: ignore[attr-defined]
+    return int(reply.incarnation)
+
+
+def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: Peer) -> None:
+    with connect(peer.control, TOKEN) as channel:
+        assert ask(channel, 7, FOREVER) == 7
+        peer.fall_silent()
+        with pytest.raises(RetryableError) as told:
+            ask(channel, 8, FOREVER)
+        assert "no answer within" not in str(told.value)
+        assert peer.control in str(told.value)
+        peer.process.send_signal(signal.SIGCONT)
+        assert ask(channel, 9, FOREVER) == 9
+
+
+def test_a_new_connection_to_a_peer_that_is_silent_meets_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # the kernel accepts, nobody else does
+        with connect(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN) as channel, pytest.raises(RetryableError):
+            ask(channel, 1, 0.5)
+        with pytest.raises(RetryableError):
+            BulkClient(f"127.0.0.1:{deaf.getsockname()[1]}", TOKEN, timeout=0.5)
+
+
+@pytest.mark.parametrize("body", [0, 1 << 25])
+def test_a_bulk_request_is_not_waited_for_whether_it_was_taken_or_not(peer: Peer, body: int) -> None:
+    with BulkClient(peer.bulk, TOKEN, timeout=0.5) as client:
+        peer.fall_silent()
+        with pytest.raises(RetryableError, match=r"silent|gone"):
+            client.request(Kind.PULL, b"", [bytes(body)] if body else [])
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
+def test_bytes_that_nobody_acknowledges_end_a_bulk_connection(peer: Peer) -> None:
+    with BulkClient(peer.bulk, TOKEN, timeout=FOREVER) as client:
+        sock = client._connection._sock
+        assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 10_000
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
