@@ -1,0 +1,184 @@
+"""A whole job as pods run it, without a cluster: every role behind ``edl-role``, each with an address of its own.
+
+The master is a real one in this process; what stands for Kubernetes starts a process for each pod it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.places import MODEL_ZOO, Digits, Place
+
+from edl.core.cluster import PLAIN, Phase, PodSeen, Role, Synced, Wish
+from edl.master.process import serve_job
+from edl.master.surroundings import OneMachine
+from edl.pod.preparation import prepare
+from edl.rpc.identity import Identity
+from edl.spec.load import load
+from edl.store.rundir import read_json
+
+pytestmark = [
+    pytest.mark.jobs,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="uses all of 127.0.0.0/8, and /proc"),
+]
+
+RECORDS, EPOCHS = 640, 4
+TOKEN = "the-token-of-a-job"
+
+
+class LoopbackPods:
+    """The cluster port: each pod is an ``edl-role`` process that listens on an address of its own."""
+
+    def __init__(self, spec: Path, folder: Path, run_dir: str, master_address: str) -> None:
+        self._spec, self._folder = spec, folder
+        self._shared = {
+            "EDL_NAMESPACE": "team",
+            "EDL_TOKEN_FILE": str(folder / "token"),
+            "EDL_RUN_DIR": run_dir,
+            "EDL_MASTER_ADDRESS": master_address,
+        }
+        self._lock = threading.Lock()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._news: queue.Queue[PodSeen | None] = queue.Queue()
+        self.seen: dict[str, PodSeen] = {}
+
+    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
+        with self._lock:
+            number = len(self.seen)
+            uid = f"uid-{number}-of-{role}-{index}"
+            runtime = self._folder / f"run-{number}"
+            runtime.mkdir()
+            own = {"EDL_INDEX": str(index), "EDL_UID": uid, "EDL_POD": f"edl-digits-{role}-{index}"}
+            where = {"EDL_HOST": f"127.0.7.{number + 2}", "EDL_RUNTIME_DIR": str(runtime)}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "edl.pod", role, str(self._spec)],
+                env={**os.environ, **self._shared, **own, **where},
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._processes[uid] = process
+            self._tell(PodSeen(uid, role, index, Phase.RUNNING, node="here"))
+        threading.Thread(target=self._await, args=(uid, process), daemon=True).start()
+        return uid
+
+    def delete(self, uid: str, *, grace: float) -> None:
+        self._processes[uid].terminate()
+        threading.Timer(grace, self._kill, (uid,)).start()
+
+    def watch(self) -> Iterator[PodSeen | Synced]:
+        yield Synced()
+        while (pod := self._news.get()) is not None:
+            yield pod
+
+    def close(self) -> None:
+        self._news.put(None)
+
+    def kill_role(self, uid: str) -> None:
+        """Kill what process 1 started, as the kernel does that is out of memory."""
+        pid = self._processes[uid].pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        for uid in self._processes:
+            self._kill(uid)
+
+    def _kill(self, uid: str) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._processes[uid].pid, signal.SIGKILL)
+
+    def _await(self, uid: str, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        with self._lock:
+            phase = Phase.FAILED if code else Phase.SUCCEEDED
+            self._tell(replace(self.seen[uid], phase=phase, exit_code=code, reason="Error" if code else "Completed"))
+
+    def _tell(self, pod: PodSeen) -> None:
+        self.seen[pod.uid] = pod
+        self._news.put(pod)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    Digits.write(tmp_path / "train.recordio", RECORDS, seed=1)
+    (tmp_path / "token").write_text(TOKEN)
+    return Place.make(
+        tmp_path,
+        "digits",
+        "mnist.mnist_functional_api.custom_model",
+        model={
+            "zoo": str(MODEL_ZOO),
+            "definition": "mnist.mnist_functional_api.custom_model",
+            "params": {"filters": 2},
+        },
+        data={"training": str(tmp_path / "train.recordio")},
+        train={"epochs": EPOCHS, "minibatch_size": 16, "minibatches_per_task": 4},
+        checkpoint={"every_steps": 40},
+        ps={"count": 2},
+        workers={"max": 2},
+    )
+
+
+def test_a_job_of_pods_trains_through_the_loss_of_a_worker(place: Place, tmp_path: Path) -> None:
+    given = {
+        "EDL_NAMESPACE": "team",
+        "EDL_JOB_UID": "job-uid",
+        "EDL_STORAGE": str(tmp_path / "storage"),
+        "EDL_HOST": "127.0.7.1",
+        "EDL_UID": "uid-of-master",
+        "EDL_TOKEN_FILE": str(tmp_path / "token"),
+        "EDL_RUNTIME_DIR": str(tmp_path),
+    }
+    variables = given | prepare("master", str(place.file), given)
+    identity = Identity.from_environment(variables)
+    pods = LoopbackPods(place.file, tmp_path, variables["EDL_RUN_DIR"], identity.master_address)
+    killing = threading.Thread(target=kill_a_worker_that_trains, args=(pods, Path(variables["EDL_RUN_DIR"])))
+    killing.start()
+    try:
+        code = serve_job(identity, load(identity.run_dir / "spec.json"), OneMachine(pods), threading.Event())
+    finally:
+        pods.kill_all()
+        killing.join()
+    run = identity.run_dir
+    summary = read_json(run / "summary.json")
+    assert code == 0
+    assert read_json(run / "status.json")["phase"] == "Done"
+    assert (summary["records_done"], summary["records_lost"], summary["workers_lost"]) == (EPOCHS * RECORDS, 0, 1)
+    assert summary["records_repeated"] <= 16
+    ended = [pod for pod in pods.seen.values() if pod.exit_code == 137 and pod.role is Role.WORKER]
+    assert len(ended) == 1
+    logs = {path.name: path.read_text() for path in (run / "logs").iterdir()}
+    assert {"ps-0.log", "ps-1.log", "worker-0.log", "worker-1.log"} <= logs.keys()
+    assert "serves on 127.0.7." in logs["ps-0.log"]
+    assert ":7071" in logs["ps-0.log"]
+    assert [line["run"] for line in events(run) if line["event"] == "run_started"] == ["job-uid"]
+
+
+def kill_a_worker_that_trains(pods: LoopbackPods, run: Path) -> None:
+    status: dict[str, Any] = {}
+    waiting = threading.Event()
+    while status.get("step", 0) < 5:
+        waiting.wait(0.02)
+        if (run / "status.json").exists():
+            status = read_json(run / "status.json")
+        if status.get("phase") in ("Done", "Failed"):
+            return
+    uid = next(worker["uid"] for worker in status["workers"] if worker["state"] == "training")
+    pods.kill_role(uid)
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
