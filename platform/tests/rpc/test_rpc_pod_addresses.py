@@ -1,0 +1,60 @@
+"""Pods have IPv4 or IPv6 addresses; both planes serve and are reached on either."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.cluster import Role
+from edl.ps.process import addresses
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import Answer, BulkClient, BulkServer, Kind
+from edl.rpc.channels import connect, serve
+from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.rpc.identity import Identity
+from edl.rpc.methods import Master
+
+TOKEN = "a-token-of-these-tests"
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+HOSTS = ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))]
+
+
+class Echo(MasterServicer):
+    def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressReply:
+        return pb.ProgressReply(incarnation=request.known_cut)
+
+
+@pytest.mark.parametrize(("host", "written"), [("10.0.0.7", "10.0.0.7"), ("fd00::7", "[fd00::7]")])
+def test_a_parameter_server_listens_on_its_pods_address(host: str, written: str) -> None:
+    identity = Identity(Path("/r"), Role.PS, 0, "uid", TOKEN, Path("/run/edl"), "edl-j-master.team:7070", host)
+    assert addresses(identity) == (f"{written}:7070", f"{written}:7071")
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_both_planes_on_a_pods_address(host: str) -> None:
+    written = f"[{host}]" if ":" in host else host
+    control = serve(lambda s: add_MasterServicer_to_server(Echo(), s), f"{written}:0", TOKEN, 2)
+    bulk = BulkServer(f"{written}:0", TOKEN, lambda frame: Answer(frame.kind, frame.meta), max_body=1 << 20)
+    bulk.start()
+    try:
+        assert control.address.startswith(f"{written}:")
+        with connect(control.address, TOKEN) as channel:
+            reply = channel.call(Master.Progress, pb.ProgressRequest(known_cut=7), deadline=10)
+        assert reply.incarnation == 7
+        with BulkClient(bulk.address, TOKEN, timeout=10) as client:
+            assert client.request(Kind.PULL, b"meta").meta == b"meta"
+    finally:
+        bulk.stop()
+        control.stop(0)
