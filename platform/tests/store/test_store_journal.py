@@ -379,3 +379,27 @@ def crash(patch: pytest.MonkeyPatch, survives: int) -> None:
 
     for name in ("write", "fsync", "rename", "unlink"):
         patch.setattr(os, name, mortal(getattr(os, name)))
+
+
+def test_where_no_lock_can_be_had_a_second_opener_replaces_the_first(tmp_path: Path) -> None:
+    first, _ = Journal.open(tmp_path, holder="a master that is cut off", exclusive=False)
+    first.wait(first.append({"n": 1}))
+    second, found = Journal.open(tmp_path, holder="its successor", exclusive=False)
+    assert [entry["n"] for entry in found.entries] == [1]
+    lsn = first.append({"n": "late"})
+    with pytest.raises(RefusedError, match="has replaced this one"):
+        first.wait(lsn)
+    second.wait(second.append({"n": 2}))
+    for journal in (first, second):
+        journal.close()
+    assert [entry["n"] for entry in replay(tmp_path).entries] == [1, 2]
+    assert not (tmp_path / "LOCK").exists()
+
+
+@pytest.mark.parametrize(("at_least", "incarnation"), [(0, 2), (2, 2), (9, 9)])
+def test_an_incarnation_is_above_those_that_others_know_of(tmp_path: Path, at_least: int, incarnation: int) -> None:
+    Journal.open(tmp_path, holder="the first")[0].close()
+    journal, _ = Journal.open(tmp_path, holder="the second", at_least=at_least)
+    journal.close()
+    assert journal.incarnation == incarnation
+    assert replay(tmp_path).incarnation == incarnation
