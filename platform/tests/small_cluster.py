@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 import json
 import threading
@@ -125,9 +126,9 @@ class SmallCluster(Api):
                 found = self._one(method, kind, namespace, name, body)
             return Answer(copy.deepcopy(found), self.now)
 
-    def logs(self, pod: str, **_: Any) -> Stream:  # type: ignore[override]
+    def logs(self, pod: str, **_: Any) -> Stream:
         text = "\n".join(self.logged.get(pod, [])).encode()
-        response = urllib3.HTTPResponse(iter([text]), preload_content=False)
+        response = urllib3.HTTPResponse(io.BytesIO(text), preload_content=False)
         return Stream(response, "logs")
 
     def _authorize(self, verb: str, kind: Kind, namespace: str) -> None:

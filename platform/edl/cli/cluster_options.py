@@ -46,8 +46,13 @@ def agreed(question: str, *, yes: bool, command: str) -> bool:
     """
     if yes:
         return True
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not is_terminal():
         raise BadInputError(
             "Nobody can be asked: this is not a terminal", where=command, hint="Say so beforehand: --yes."
         )
     return typer.confirm(question, default=True, prompt_suffix=" ")
+
+
+def is_terminal() -> bool:
+    """Whether a person reads and types."""
+    return sys.stdin.isatty() and sys.stdout.isatty()

@@ -15,7 +15,7 @@ from edl.cli.kubeplan import KubePlan
 from edl.cli.leftovers import remove
 from edl.cli.submission_voice import Voice
 from edl.cli.ticker import Ticker
-from edl.core.errors import BadInputError, JobFailedError
+from edl.core.errors import BadInputError, EdlError, JobFailedError
 from edl.kube.capacity import Room
 from edl.kube.forecast import Forecast, forecast
 from edl.kube.quotas import Quotas
@@ -148,8 +148,7 @@ def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> 
         lookout = Lookout(api, made.name, made.uid)
         sight = await_start(lookout.look, lambda seen: ticker.say(said(seen)), time.monotonic, time.sleep)
     if sight.stage is Stage.FAILED:
-        remove(api, made.name)
-        raise refusal(made.name, sight)
+        raise refusal(made.name, sight, _removed(api, options, made.name))
     seconds = time.monotonic() - began
     facts = {"stage": sight.stage.value, "reason": sight.reason, "message": sight.message, "seconds": round(seconds, 3)}
     if sight.started:
@@ -185,12 +184,21 @@ _STAGES = {
 """By the values of ``edl.kube.starting.Stage``."""
 
 
-def refusal(job: str, sight: Sight) -> StartError:
-    """Why the master did not start, in the container's or the kubelet's own words."""
+def _removed(api: Api, options: Options, job: str) -> str:
+    """Remove a job that did not start; whatever comes of that, its reason is what the user must see."""
+    try:
+        remove(api, job)
+    except EdlError as error:
+        return f"Not all of it could be removed ({error.message}): {options.command('delete', job)}"
+    return "Everything was removed."
+
+
+def refusal(job: str, sight: Sight, removed: str) -> StartError:
+    """Why the master did not start, in the container's or the kubelet's own words; ``removed``: what is left of it."""
     code = "" if sight.exit_code is None else f"exit code {sight.exit_code}"
     how = code if code and sight.reason == "Error" else ", ".join(part for part in (sight.reason, code) if part)
     words = "\n".join(f"  {line}" for line in sight.message.splitlines())
-    hint = f"{_remedy(sight)} Everything was removed.".strip()
+    hint = f"{_remedy(sight)} {removed}".strip()
     return StartError(f"The master did not start ({how})" + (f":\n{words}" if words else ""), where=job, hint=hint)
 
 

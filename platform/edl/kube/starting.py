@@ -115,9 +115,8 @@ def await_start(
     told: Callable[[Sight], None],
     clock: Callable[[], float],
     sleep: Callable[[float], Any],
-    seconds: float = START_SECONDS,
 ) -> Sight:
-    """Look until the master has started or failed, at most ``seconds``; ``told`` hears of each change."""
+    """Look until the master has started or failed, at most START_SECONDS; ``told`` hears of each change."""
     began = clock()
     last, running_since = look(), began
     told(last)
@@ -125,7 +124,7 @@ def await_start(
         now = clock()
         if last.stage is not Stage.RUNNING:
             running_since = now
-        if now - began >= seconds or now - running_since >= SETTLE_SECONDS:
+        if now - began >= START_SECONDS or now - running_since >= SETTLE_SECONDS:
             break
         sleep(POLL_SECONDS)
         seen = look()

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk, desk_at
+from small_cluster import Manifest
+
+from edl.cli import cluster_options
+from edl.core.cluster import Role
+from edl.kube import names, removal
+from edl.kube.kinds import JOBS
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    monkeypatch.setattr(removal, "POLL_SECONDS", 0.0)
+    desk = desk_at(tmp_path, monkeypatch, capsys)
+    assert desk.submit("--yes") == 0
+    return desk
+
+
+def worker(index: int) -> Manifest:
+    meta = {"name": names.pod("mnist", Role.WORKER, index), "labels": names.labels("mnist", Role.WORKER, index)}
+    return {"kind": "Pod", "metadata": meta, "spec": {"nodeName": "n1"}, "status": {}}
+
+
+def test_a_job_is_removed_with_all_that_has_its_label(desk: Desk) -> None:
+    desk.cluster.put(worker(0))
+    assert desk.edl("delete", "mnist", "--yes") == 0
+    assert desk.out == (
+        "mnist: Pending, submitted 2027-01-15 08:00:00 UTC\n"
+        "  2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret\n"
+        "  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.\n"
+        "Job mnist is gone, after 0 s.\n"
+    )
+    assert desk.err.startswith("being removed: 2 Pods, 1 Job")
+    assert desk.cluster.labelled() == []
+
+
+def test_an_ended_job_loses_nothing(desk: Desk) -> None:
+    (job,) = desk.cluster.of(JOBS)
+    job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
+    assert desk.edl("delete", "mnist", "--yes") == 0
+    assert desk.out.startswith("mnist: Done, submitted")
+    assert "is lost" not in desk.out
+
+
+def test_what_is_left_of_a_job_that_is_gone_is_removed(desk: Desk) -> None:
+    assert desk.edl("delete", "mnist", "--yes") == 0
+    desk.cluster.put(worker(3))
+    assert desk.edl("delete", "mnist", "--yes") == 0
+    assert desk.out.startswith("mnist: the Job itself is gone; this is left:\n  1 Pod\n")
+    assert desk.cluster.labelled() == []
+
+
+def test_a_job_that_is_not_there_is_bad_input(desk: Desk) -> None:
+    assert desk.edl("delete", "minst", "--yes") == 2
+    assert "There is no job minst in namespace team" in desk.err
+    assert "mnist" in desk.err
+    assert desk.cluster.labelled() != []
+
+
+def test_nothing_is_deleted_unasked(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(desk.cluster.objects)
+    assert desk.edl("delete", "mnist") == 2
+    monkeypatch.setattr(cluster_options, "is_terminal", lambda: True)
+    monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: "n")
+    assert desk.edl("delete", "mnist") == 1
+    assert desk.out.endswith("Nothing was deleted.\n")
+    assert desk.cluster.objects == before
+
+
+def test_without_waiting_the_cluster_goes_on_alone(desk: Desk) -> None:
+    desk.cluster.held = {"edl-mnist-master-abcde"}
+    assert desk.edl("delete", "mnist", "--yes", "--no-wait") == 0
+    assert desk.out.endswith("Being deleted. Whether it is gone: edl list\n")
+    assert desk.cluster.of(JOBS) == []
+
+
+def test_a_dead_node_s_pod_is_named_while_it_is_waited_for(desk: Desk) -> None:
+    pod = "edl-mnist-master-abcde"
+    desk.cluster.held = {pod}
+    desk.cluster.node("n1", ready="Unknown")
+    told = desk.cluster.ask
+    looks = iter([0.0] * 20 + [36.0] + [0.0] * 100)
+
+    def later(*args: object, **options: object) -> object:
+        desk.cluster.now += next(looks)
+        return told(*args, **options)
+
+    desk.cluster.ask = later
+    assert desk.edl("delete", "mnist", "--yes") == 0
+    assert f"being removed: 1 Pod ({pod})\n" in desk.err
+    assert desk.cluster.labelled() == []
+
+
+def test_a_missing_right_is_named(desk: Desk) -> None:
+    desk.cluster.deny("delete", JOBS)
+    assert desk.edl("delete", "mnist", "--yes") == 2
+    assert 'cannot delete resource "jobs" in API group "batch" in the namespace "team"' in desk.err

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk, desk_at
+from small_cluster import Manifest, when
+
+from edl.cli import cluster_options
+from edl.kube import names, removal
+from edl.kube.errors import AwayError
+from edl.kube.kinds import JOBS, NODES, PODS, SECRETS
+
+PRIORITIES = {"high": 1000, "low": 100}
+RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    monkeypatch.setattr(removal, "POLL_SECONDS", 0.0)
+    desk = desk_at(tmp_path, monkeypatch, capsys)
+
+    def prioritized(thing: Manifest) -> None:
+        if thing["kind"] == "Pod":
+            thing["spec"]["priority"] = PRIORITIES[thing["spec"]["priorityClassName"]]
+
+    desk.cluster.admissions.append(prioritized)
+    return desk
+
+
+def waiting(reason: str, message: str) -> Manifest:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "edl", "state": state}]}
+
+
+def test_the_plan_says_what_will_be_created_and_what_finds_room(desk: Desk) -> None:
+    assert desk.submit("--dry-run=server") == 0
+    assert desk.out == (
+        "mnist: mnist.model.custom_model, namespace team of context lab\n"
+        "  image     registry.example/edl-mnist:1\n"
+        "  creates   Job and Service edl-mnist-master, Secret edl-mnist-token, ConfigMaps\n"
+        "            edl-mnist-status and edl-mnist-spec\n"
+        "  storage   /data/edl on claim files\n"
+        "\n"
+        "  role    pods  priority  each              at once\n"
+        "  master  1     high      0.5 CPU, 512 MiB  1\n"
+        "  ps      2     high      1 CPU, 1 GiB      2\n"
+        "  worker  1-4   low       2 CPU, 2 GiB      2\n"
+        "\n"
+        "  asks for  10.5 CPU, 10.5 GiB\n"
+        "  free now  8 CPU, 32 GiB on 2 nodes\n"
+        "  warning: 2 of 4 workers wait for room (cpu)\n"
+        "The cluster would accept all of it. Nothing was created.\n"
+    )
+    assert desk.cluster.created == []
+
+
+def test_a_started_job_ends_with_what_to_do_next(desk: Desk) -> None:
+    assert desk.submit("--yes", "-n", "team") == 0
+    assert desk.out.endswith(
+        "Job mnist submitted to namespace team.\n"
+        "The master started after 0 s.\n"
+        "  Watch:   edl status mnist -n team\n"
+        "  Logs:    edl logs mnist -n team -f\n"
+        "  Remove:  edl delete mnist -n team\n"
+    )
+    assert [name for _, name in desk.cluster.created] == [
+        "edl-mnist-master",
+        "edl-mnist-spec",
+        "edl-mnist-status",
+        "edl-mnist-token",
+        "edl-mnist-master",
+    ]
+    token = desk.cluster.of(SECRETS)[0]["stringData"][names.TOKEN_KEY]
+    assert len(token) == 64
+    assert token not in desk.out
+
+
+def test_pods_that_would_give_way_are_named(desk: Desk) -> None:
+    tenant = {
+        "kind": "Pod",
+        "metadata": {"name": "idle", "namespace": "others"},
+        "spec": {"nodeName": "n1", "priority": 1, "containers": [{"resources": {"requests": {"cpu": "3"}}}]},
+    }
+    desk.cluster.put(tenant)
+    desk.cluster.objects.pop(("nodes", "", "n2"))
+    assert desk.submit("--dry-run=server") == 0
+    assert "warning: 1 pod of lower priority would give way: others/idle" in desk.out
+
+
+def test_without_the_right_to_see_nodes_the_plan_says_so_and_compares_with_the_quota(desk: Desk) -> None:
+    desk.cluster.deny("list", NODES)
+    hard = {"requests.cpu": "6", "pods": "20"}
+    status = {"hard": hard, "used": {"requests.cpu": "1", "pods": "1"}}
+    desk.cluster.put({"kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}, "status": status})
+    assert desk.submit("--dry-run=server") == 0
+    assert "  free now  not known: you may not list nodes and all pods; compared with the\n" in desk.out
+    assert "  quota     q leaves 5 CPU of 6 CPU (requests.cpu), 19 pods of 20 pods (pods)\n" in desk.out
+    assert "  warning: 3 of 4 workers wait until quota q has room (requests.cpu)\n" in desk.out
+    assert "at once" not in desk.out
+
+
+def test_a_quota_without_room_for_one_worker_refuses_the_job(desk: Desk) -> None:
+    hard = {"requests.cpu": "3"}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
+    desk.cluster.put({"kind": "ResourceQuota", **quota})
+    assert desk.submit("--yes") == 2
+    assert "worker pods: quota q has 0.5 CPU of 3 CPU left (requests.cpu), one more needs 2 CPU" in desk.err
+    assert desk.cluster.created == []
+
+
+def test_who_cannot_be_asked_must_say_yes_beforehand(desk: Desk) -> None:
+    assert desk.submit() == 2
+    assert desk.err == "edl submit: Nobody can be asked: this is not a terminal\n  Say so beforehand: --yes.\n"
+    assert desk.submit("--json") == 2
+    assert desk.cluster.created == []
+
+
+@pytest.mark.parametrize(("answer", "code", "jobs"), [("\n", 0, 1), ("y\n", 0, 1), ("n\n", 1, 0)])
+def test_enter_means_yes(desk: Desk, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, jobs: int) -> None:
+    monkeypatch.setattr(cluster_options, "is_terminal", lambda: True)
+    monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: answer.strip())
+    assert desk.submit() == code
+    assert len(desk.cluster.of(JOBS)) == jobs
+
+
+def test_mistakes_of_the_file_are_told_at_once_and_no_cluster_is_asked(desk: Desk) -> None:
+    desk.cluster.breaks["GET", PODS.plural] = AssertionError("asked")
+    assert desk.submit("--set", "image=null", "--set", "data.training=here") == 2
+    assert "image: is missing" in desk.err
+    assert "data.training: found 'here', must be an absolute path" in desk.err
+    assert desk.submit("--set", f"name={'x' * 41}") == 2
+    assert "1 to 40 of a-z, 0-9 and -" in desk.err
+
+
+def test_a_refusal_ends_with_code_2_and_nothing_created(desk: Desk) -> None:
+    desk.cluster.admissions.append(
+        lambda thing: 'violates PodSecurity "restricted:latest"' if thing["kind"] == "Pod" else None
+    )
+    assert desk.submit("--yes") == 2
+    assert "master, ps and worker pods: violates PodSecurity" in desk.err
+    assert desk.out == ""
+    assert desk.cluster.created == []
+
+
+def test_a_cluster_that_does_not_answer_is_one_clear_message(desk: Desk) -> None:
+    desk.cluster.breaks["GET", PODS.plural] = AwayError("The API server does not answer", hint="Is the cluster up?")
+    assert desk.submit("--yes") == 2
+    assert desk.err == "The API server does not answer\n  Is the cluster up?\n"
+
+
+def test_no_cluster_is_one_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert desk.submit("--yes") == 2
+    assert "No cluster can be used" in desk.err
+    assert "kubectl cluster-info" in desk.err
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (
+            waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/edl-mnist:1"'),
+            "mnist: The master did not start (ImagePullBackOff):\n"
+            '  Back-off pulling image "registry.example/edl-mnist:1"\n'
+            "  Check image and pod.image_pull_secrets in the job file; the nodes must reach the registry. "
+            "Everything was removed.\n",
+        ),
+        (
+            waiting("CreateContainerError", 'exec: "edl-role": executable file not found in $PATH'),
+            "mnist: The master did not start (CreateContainerError):\n"
+            '  exec: "edl-role": executable file not found in $PATH\n'
+            "  The image has no edl-role: edl zoo build makes images that have it. Everything was removed.\n",
+        ),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": [
+                    {
+                        "name": "edl",
+                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                        "lastState": {
+                            "terminated": {
+                                "exitCode": 2,
+                                "reason": "Error",
+                                "message": "uid 1000 cannot write /data/edl\n  chown it\n",
+                            }
+                        },
+                    }
+                ],
+            },
+            "mnist: The master did not start (exit code 2):\n"
+            "  uid 1000 cannot write /data/edl\n"
+            "    chown it\n"
+            "  Everything was removed.\n",
+        ),
+    ],
+)
+def test_a_master_that_cannot_start_is_quoted_and_everything_removed(desk: Desk, status: Manifest, told: str) -> None:
+    desk.cluster.master = status
+    assert desk.submit("--yes") == 1
+    assert desk.err.endswith(told)
+    assert desk.cluster.labelled() == []
+
+
+def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
+    desk.cluster.master = waiting("ErrImagePull", "no such image")
+    desk.cluster.deny("delete", JOBS)
+    assert desk.submit("--yes") == 1
+    assert "The master did not start (ErrImagePull):\n  no such image\n" in desk.err
+    assert "Not all of it could be removed" in desk.err
+    assert desk.err.endswith(": edl delete mnist\n")
+
+
+def test_a_pending_master_ends_with_the_reason_and_edl_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: full."}
+    desk.cluster.master = {"phase": "Pending", "conditions": [condition]}
+    monkeypatch.setattr("edl.kube.starting.START_SECONDS", 0.0)
+    assert desk.submit("--yes") == 0
+    reason = "master waits for a node (edl-mnist-master-abcde): Unschedulable: 0/2 nodes: full.\n"
+    assert f"Not started yet, after 0 s: {reason}  Why:     edl why mnist\n" in desk.out
+    assert len(desk.cluster.of(JOBS)) == 1
+
+
+def test_programs_read_one_object_a_line(desk: Desk) -> None:
+    assert desk.submit("--yes", "--json") == 0
+    plan, submitted, started = desk.events()
+    assert [plan["event"], submitted["event"], started["event"]] == ["plan", "submitted", "started"]
+    assert [(pods["role"], pods["count"], pods["at_once"]) for pods in plan["pods"]] == [
+        ("master", 1, 1),
+        ("ps", 2, 2),
+        ("worker", 4, 2),
+    ]
+    assert plan["free"] == {"cpu": 8, "memory": 32 << 30}
+    assert submitted["uid"] == desk.cluster.of(JOBS)[0]["metadata"]["uid"]
+    assert started["stage"] == "serving"
+
+
+def test_a_name_that_is_taken_creates_nothing(desk: Desk) -> None:
+    assert desk.submit("--yes") == 0
+    before = dict(desk.cluster.objects)
+    assert desk.submit("--yes") == 2
+    assert f"is taken by a job of {when(desk.cluster.now).replace('T', ' ').replace('Z', ' UTC')}" in desk.err
+    assert desk.cluster.objects == before
+
+
+@pytest.mark.parametrize(("option", "run"), [(["--resume"], "latest"), (["--resume", RUN], RUN)])
+def test_an_ended_job_is_replaced_when_it_goes_on(desk: Desk, option: list[str], run: str) -> None:
+    assert desk.submit("--yes") == 0
+    (old,) = desk.cluster.of(JOBS)
+    old["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    assert desk.edl("submit", *option, "job.yaml", "--yes") == 0
+    (new,) = desk.cluster.of(JOBS)
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    assert new["metadata"]["annotations"][names.RUN] == run
+    assert new["spec"]["template"]["metadata"]["annotations"][names.RUN] == run
+    assert "  removes   the job of that name of 2027-01-15 08:00:00 UTC, which has ended\n" in desk.out
+    assert "The ended job mnist was removed." in desk.out
+
+
+def test_a_job_that_runs_is_not_resumed(desk: Desk) -> None:
+    assert desk.submit("--yes") == 0
+    assert desk.submit("--yes", "--resume") == 2
+    assert "which is at work" in desk.err
+
+
+def test_a_run_without_a_volume_cannot_go_on(desk: Desk) -> None:
+    assert desk.submit("--resume", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 2
+    assert "--resume needs the volume that holds the earlier run" in desk.err
+
+
+def test_a_job_without_a_volume_is_told_what_that_costs(desk: Desk) -> None:
+    assert desk.submit("--dry-run=client", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 0
+    assert "  storage   none: gone with the master's pod\n" in desk.out
+    assert "no checkpoint is" in desk.out
+    assert all(len(line) <= 80 for line in desk.out.splitlines())
+
+
+def test_a_dry_run_of_the_client_asks_nobody_and_imports_no_client(desk: Desk) -> None:
+    code = (
+        "import atexit, sys\n"
+        "loaded = ('kubernetes', 'urllib3', 'tensorflow', 'numpy', 'grpc', 'rich')\n"
+        "atexit.register(lambda: print([name for name in loaded if name in sys.modules], file=sys.stderr))\n"
+        "from edl.cli.app import main\n"
+        "main(['submit', 'job.yaml', '--dry-run=client', '--json'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=desk.folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["free"], plan["requested"]) == (None, {"cpu": 10.5, "memory": 21 << 29})
+    assert done.stderr.splitlines()[-1] == "[]"
+    assert desk.submit("--dry-run=client") == 0
+    assert "No cluster was asked. The manifests: edl render job.yaml\n" in desk.out
+
+
+def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edl.kube.starting.Lookout.look", interrupted)
+    assert desk.submit("--yes") == 130
+    assert "The job goes on without this command. Remove it with: edl delete mnist\n" in desk.out
+    assert len(desk.cluster.of(JOBS)) == 1

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk, desk_at
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.cli.following import DELETED, NEVER_SAID, Following, Watched, fresh
+from edl.cli.lines import Lines
+from edl.kube.jobs import JobSeen
+from edl.kube.kinds import JOBS, Manifest
+from edl.spec.event import Event, JobEnded, RoleStarted, Warned
+from edl.spec.publication import Failure, Publication
+from edl.spec.status import Status, Summary
+
+T = 1_800_000_000.0
+SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0, logs="/data/edl/team/mnist/run/logs")
+STARTED = RoleStarted(T + 1, "worker", 0, None)
+DONE = JobEnded(T + 9, "Done", "every record is done", SUMMARY)
+
+
+def status(done: int, at: float, phase: str = "Training") -> Status:
+    return Status("mnist", "run", "/data/edl/team/mnist/run", phase, at, records_total=100, records_done=done)
+
+
+def seen(*events: Event, condition: str = "", **told: object) -> JobSeen:
+    job: Manifest = {"metadata": {"uid": "u", "creationTimestamp": "2027-01-15T08:00:00Z"}}
+    if condition:
+        job["status"] = {"conditions": [{"type": condition, "status": "True"}]}
+    return JobSeen("mnist", "team", job, Publication(events=events, **told))  # type: ignore[arg-type]
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.face = Lines(self.out, self.err)
+        self.following = Following(self.face)
+
+    def lines(self) -> list[str]:
+        """What was shown, without the time of day."""
+        return [line.partition("  ")[2] for line in self.out.getvalue().splitlines()]
+
+
+def test_each_event_is_shown_once_and_the_end_ends() -> None:
+    screen = Screen()
+    assert screen.following.see(seen()) is None
+    assert screen.following.see(seen(STARTED, status=status(10, T + 1))) is None
+    assert screen.following.see(seen(STARTED, status=status(50, T + 3))) is None
+    outcome = screen.following.see(seen(STARTED, DONE, status=status(100, T + 9, "Done")))
+    assert outcome is not None
+    assert (outcome.phase, outcome.exit_code, outcome.summary) == ("Done", 0, SUMMARY)
+    told = screen.lines()
+    assert told.count("worker 0 started") == 1
+    assert told.count("job done: every record is done") == 1
+    assert any(line.startswith("training: 50 of 100 records (50 %)") for line in told)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("input", 2), ("crash", 1), ("", 1)])
+def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> None:
+    failed = JobEnded(T, "Failed", "every worker crashed", SUMMARY)
+    outcome = Screen().following.see(seen(failed, failure=Failure(kind, "why", "Traceback")))
+    assert outcome is not None
+    assert (outcome.exit_code, outcome.detail) == (code, "Traceback")
+
+
+@pytest.mark.parametrize(
+    ("now", "phase", "reason", "code"),
+    [
+        (None, "Interrupted", DELETED, 130),
+        (seen(condition="Failed"), "Failed", NEVER_SAID, 1),
+        (seen(condition="Complete"), "Done", "", 0),
+    ],
+)
+def test_a_job_that_ends_without_a_word_ends_the_watch(now: JobSeen | None, phase: str, reason: str, code: int) -> None:
+    screen = Screen()
+    assert screen.following.see(seen(STARTED, status=status(10, T + 1))) is None
+    outcome = screen.following.see(now)
+    assert outcome is not None
+    assert (outcome.phase, outcome.reason, outcome.exit_code) == (phase, reason, code)
+    assert outcome.summary.records_done == 10
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6), st.integers(1, 30))
+def test_no_event_is_missed_or_shown_twice_while_the_newest_overlap(looks: list[list[int]], kept: int) -> None:
+    everything: list[Event] = []
+    shown: list[Event] = []
+    known: list[Event] = []
+    for added in looks:
+        everything += [Warned(T + len(everything) + at, str(text)) for at, text in enumerate(added)]
+        newest = everything[-max(kept, len(added) + 1) :]
+        shown += fresh(known, newest)
+        known = newest
+    assert shown == everything
+
+
+def test_watching_a_job_ends_with_its_summary_and_what_to_do_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
+    told = Publication(status(100, T + 9, "Done"), [STARTED, DONE], summary=SUMMARY)
+    desk.cluster.published = told.to_pages()
+    assert desk.submit("--yes", "--watch") == 0
+    assert desk.out.endswith(
+        "Done after 8 s: 100 of 100 records\n"
+        "  records   0 lost, 0 repeated, 0 rolled back\n"
+        "  logs      /data/edl/team/mnist/run/logs\n"
+        "Its objects stay until: edl delete mnist\n"
+    )
+    assert len(desk.cluster.of(JOBS)) == 1
+
+
+def test_watching_for_programs_ends_with_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
+    desk.cluster.published = Publication(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_pages()
+    assert desk.submit("--yes", "--watch", "--json") == 0
+    found = desk.events()
+    assert [event["event"] for event in found] == ["plan", "submitted", "started", "job_ended", "status", "summary"]
+    assert (found[-1]["exit_code"], found[-1]["records_done"]) == (0, 100)
+
+
+def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
+    watched = Watched("mnist", "run", "edl submit job.yaml --resume", "edl delete mnist")
+    outcome = Screen().following.see(seen(JobEnded(T, "Failed", "x", SUMMARY)))
+    assert outcome is not None
+    assert watched.next_steps(outcome) == [
+        "Go on when the cause is gone with: edl submit job.yaml --resume",
+        "Its objects stay until: edl delete mnist",
+    ]

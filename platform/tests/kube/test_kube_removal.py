@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from kube.test_kube_submit import manifests
+from small_cluster import NOW, SmallCluster, when
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.errors import NoRightError
+from edl.kube.kinds import JOBS, LEASES, NODES, PODS, SECRETS, Manifest
+from edl.kube.removal import Remains, Removal, StillThereError, deletions, is_stuck, remains
+from edl.kube.render import owner
+from edl.kube.submit import create
+
+
+class Time:
+    """Passes by sleeping only; the cluster's clock goes along."""
+
+    def __init__(self, cluster: SmallCluster) -> None:
+        self._cluster = cluster
+        self.rounds: list[Remains] = []
+
+    def clock(self) -> float:
+        return self._cluster.now
+
+    def sleep(self, seconds: float) -> None:
+        self._cluster.now += seconds
+
+    def remove(self, seconds: float = 300.0) -> float:
+        """How long it took."""
+        began = self._cluster.now
+        Removal(self._cluster, "j").finish(self.rounds.append, self.clock, self.sleep, seconds)
+        return self._cluster.now - began
+
+
+def pod(name: str, *, uid: str = "", deleted: float | None = None, node: str = "n1", cause: str = "") -> Manifest:
+    meta: Manifest = {"name": name, "uid": f"uid-of-{name}", "labels": names.labels("j", Role.WORKER, 0)}
+    if uid:
+        meta["ownerReferences"] = [owner("j", uid)]
+    if deleted is not None:
+        meta["deletionTimestamp"] = when(deleted)
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": cause}] if cause else []
+    status = {"phase": "Running", "conditions": conditions}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {"nodeName": node}, "status": status}
+
+
+def submitted() -> SmallCluster:
+    cluster = SmallCluster()
+    made = create(cluster, "j", manifests(), "s1")
+    cluster.put(pod("edl-j-worker-0", uid=made.uid))
+    return cluster
+
+
+def test_all_of_a_job_goes_and_nothing_else() -> None:
+    cluster = submitted()
+    cluster.claim("files")
+    cluster.put({"kind": "ConfigMap", "metadata": {"name": "other", "labels": names.labels("other")}})
+    Time(cluster).remove()
+    assert {name for _, _, name in cluster.objects} == {"files", "other"}
+
+
+def test_what_nobody_owns_yet_goes_too() -> None:
+    """After `edl render | kubectl apply` the master sets the owners; it may never have started."""
+    cluster = SmallCluster()
+    cluster.master = None
+    for manifest in manifests():
+        cluster.put(manifest)
+    lease = {"kind": "Lease", "metadata": {"name": names.master("j"), "labels": names.labels("j")}}
+    cluster.put(lease)
+    Time(cluster).remove()
+    assert cluster.objects == {}
+
+
+def test_what_is_left_without_its_job_goes() -> None:
+    cluster = SmallCluster()
+    cluster.put(pod("edl-j-worker-3"))
+    Time(cluster).remove()
+    assert cluster.objects == {}
+
+
+def test_what_the_job_owns_is_left_to_the_cluster() -> None:
+    there = Remains(tuple(submitted().objects.values()), NOW)
+    assert [deletion.kind for deletion in deletions(there, {})] == [JOBS]
+
+
+@pytest.mark.parametrize(
+    ("late", "ready", "cause", "stuck"),
+    [
+        (-20, True, "", False),
+        (20, True, "", False),
+        (31, True, "", True),
+        (31, None, "", True),
+        (20, None, "", False),
+        (-1, False, "", False),
+        (6, False, "", True),
+        (6, None, "DeletionByTaintManager", True),
+        (6, None, "DeletionByPodGC", True),
+        (6, True, "PreemptionByScheduler", False),
+    ],
+)
+def test_a_pod_is_stuck_when_its_node_cannot_let_it_go(
+    late: float, ready: bool | None, cause: str, stuck: bool
+) -> None:
+    assert is_stuck(pod("p", deleted=NOW - late, cause=cause), ready, NOW) is stuck
+
+
+def dead_node() -> SmallCluster:
+    cluster = submitted()
+    cluster.node("n1", ready="Unknown")
+    cluster.held = {"edl-j-worker-0", f"{names.master('j')}-abcde"}
+    return cluster
+
+
+def test_pods_that_a_dead_node_holds_are_taken_from_it_after_their_grace() -> None:
+    cluster = dead_node()
+    assert Time(cluster).remove() == pytest.approx(36.0, abs=1.0)
+    assert cluster.of(PODS) == []
+
+
+def test_they_are_also_taken_where_nodes_may_not_be_read() -> None:
+    cluster = dead_node()
+    cluster.deny("get", NODES)
+    assert Time(cluster).remove() == pytest.approx(61.0, abs=1.0)
+
+
+def test_a_pod_of_another_uid_is_never_taken() -> None:
+    cluster = dead_node()
+    removal = Removal(cluster, "j")
+    removal.round()
+    cluster.now += 40
+    stale = cluster.objects["pods", "team", "edl-j-worker-0"]
+    listed = remains(cluster, "j")
+    (deletion,) = [each for each in deletions(listed, {"n1": False}) if each.name == "edl-j-worker-0"]
+    assert (deletion.uid, deletion.grace) == (stale["metadata"]["uid"], 0)
+
+
+def test_what_does_not_go_in_time_is_named() -> None:
+    cluster = dead_node()
+    with pytest.raises(StillThereError, match=r"After 10 s there is still: Pod .*worker-0.*") as caught:
+        Time(cluster).remove(10.0)
+    assert "edl delete" in str(caught.value)
+
+
+def test_each_deletion_is_asked_for_once() -> None:
+    cluster = dead_node()
+    asked: list[tuple[str, int | None]] = []
+    real = cluster.delete
+
+    def counting(kind: object, name: str, **options: object) -> Mapping[str, object]:
+        asked.append((name, options.get("grace")))
+        return real(kind, name, **options)
+
+    cluster.delete = counting
+    Time(cluster).remove()
+    assert sorted(asked, key=str) == sorted(
+        [(names.master("j"), None), ("edl-j-worker-0", 0), (f"{names.master('j')}-abcde", 0)], key=str
+    )
+
+
+def test_secrets_that_may_not_be_listed_go_with_their_job() -> None:
+    cluster = submitted()
+    cluster.deny("list", SECRETS, LEASES)
+    assert remains(cluster, "j").unseen == ("secrets", "leases")
+    Time(cluster).remove()
+    assert cluster.objects == {}
+
+
+def test_without_the_right_to_list_pods_nothing_is_claimed() -> None:
+    cluster = submitted()
+    cluster.deny("list", PODS)
+    with pytest.raises(NoRightError, match='cannot list resource "pods"'):
+        Time(cluster).remove()
+
+
+def test_the_right_to_delete_is_named() -> None:
+    cluster = submitted()
+    cluster.deny("delete", JOBS)
+    with pytest.raises(NoRightError, match='User "ann" cannot delete resource "jobs"') as caught:
+        Time(cluster).remove()
+    assert "edl-data-scientist" in str(caught.value)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+from small_cluster import RUNNING, SmallCluster
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.errors import AwayError
+from edl.kube.kinds import EVENTS, PODS, Manifest
+from edl.kube.starting import START_SECONDS, Lookout, Sight, Stage, await_start, classify
+
+
+def pod(status: Manifest, *, node: str = "n1") -> Manifest:
+    return {"metadata": {"name": "m"}, "spec": {"nodeName": node} if node else {}, "status": status}
+
+
+def container(state: Manifest, last: Manifest | None = None) -> Manifest:
+    return {"containerStatuses": [{"name": "edl", "state": state, "lastState": last or {}}]}
+
+
+def waiting(reason: str, message: str = "") -> Manifest:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def terminated(code: int, message: str = "", reason: str = "Error") -> Manifest:
+    return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+
+
+UNSCHEDULABLE = {
+    "phase": "Pending",
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available"}
+    ],
+}
+TRUTH: list[tuple[Manifest | None, Stage, str]] = [
+    (None, Stage.ABSENT, ""),
+    (pod({"phase": "Pending"}, node=""), Stage.PENDING, ""),
+    (pod(UNSCHEDULABLE, node=""), Stage.PENDING, "Unschedulable"),
+    (pod({"phase": "Pending"}), Stage.CREATING, ""),
+    (pod(container(waiting("ContainerCreating"))), Stage.CREATING, "ContainerCreating"),
+    (pod(container(waiting("CreateContainerConfigError", "failed to sync secret cache"))), Stage.CREATING, "Create"),
+    *(
+        (pod(container(waiting(reason))), Stage.FAILED, reason)
+        for reason in (
+            "ErrImagePull",
+            "ImagePullBackOff",
+            "InvalidImageName",
+            "CreateContainerConfigError",
+            "CreateContainerError",
+            "RunContainerError",
+        )
+    ),
+    (pod(container({"running": {}})), Stage.RUNNING, ""),
+    (pod(container({"running": {}}, terminated(2))), Stage.FAILED, "Error"),
+    (pod(container(waiting("CrashLoopBackOff"), terminated(1))), Stage.FAILED, "Error"),
+    (pod(container(waiting("CrashLoopBackOff"), terminated(0))), Stage.CREATING, "CrashLoopBackOff"),
+    (pod(container(terminated(137, reason="OOMKilled"))), Stage.FAILED, "OOMKilled"),
+    (pod(container(terminated(0, reason="Completed"))), Stage.ENDED, "Completed"),
+    (pod({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}), Stage.FAILED, "Evicted"),
+]
+
+
+@pytest.mark.parametrize(("seen", "stage", "reason"), TRUTH)
+def test_a_pod_status_says_how_far_the_master_is(seen: Manifest | None, stage: Stage, reason: str) -> None:
+    sight = classify(seen)
+    assert sight.stage is stage
+    assert sight.reason.startswith(reason)
+    assert sight.started == (stage in (Stage.RUNNING, Stage.ENDED))
+
+
+def test_a_failed_container_is_quoted_with_its_exit_code() -> None:
+    sight = classify(pod(container(waiting("CrashLoopBackOff"), terminated(2, "uid 1000 cannot write /data\n"))))
+    assert (sight.message, sight.exit_code) == ("uid 1000 cannot write /data", 2)
+
+
+class Play:
+    """What a lookout sees, one sight a look, the last again and again; time passes by sleeping only."""
+
+    def __init__(self, *stages: Stage) -> None:
+        self._sights = [Sight(stage) for stage in stages]
+        self.now = 100.0
+        self.told: list[Stage] = []
+
+    def look(self) -> Sight:
+        return self._sights.pop(0) if len(self._sights) > 1 else self._sights[0]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def wait(self) -> tuple[Stage, float]:
+        began = self.now
+        sight = await_start(self.look, lambda seen: self.told.append(seen.stage), lambda: self.now, self.sleep)
+        return sight.stage, self.now - began
+
+
+@pytest.mark.parametrize("end", [Stage.SERVING, Stage.FAILED, Stage.ENDED])
+def test_waiting_ends_with_the_master_s_start_or_failure(end: Stage) -> None:
+    play = Play(Stage.ABSENT, Stage.PENDING, Stage.PENDING, Stage.CREATING, Stage.RUNNING, end)
+    assert play.wait() == (end, 2.5)
+    assert play.told == [Stage.ABSENT, Stage.PENDING, Stage.CREATING, Stage.RUNNING, end]
+
+
+@pytest.mark.parametrize("stage", [Stage.ABSENT, Stage.PENDING, Stage.CREATING])
+def test_what_does_not_start_is_waited_for_a_minute(stage: Stage) -> None:
+    assert Play(stage).wait() == (stage, START_SECONDS)
+
+
+def test_a_container_that_goes_on_running_counts_as_started_though_its_master_is_silent() -> None:
+    assert Play(Stage.CREATING, Stage.RUNNING).wait() == (Stage.RUNNING, 10.0)
+    flapping = Play(*[Stage.RUNNING] * 19, Stage.CREATING, Stage.RUNNING)
+    assert flapping.wait() == (Stage.RUNNING, 19.5)
+
+
+@pytest.fixture
+def cluster() -> SmallCluster:
+    return SmallCluster()
+
+
+def master(cluster: SmallCluster, status: Manifest, uid: str = "u1") -> Manifest:
+    owners = [{"kind": "Job", "name": names.master("j"), "uid": uid}]
+    head = {"name": f"m-{uid}", "labels": names.labels("j", Role.MASTER), "ownerReferences": owners}
+    return cluster.put({"kind": "Pod", "metadata": head, "spec": {"nodeName": "n1"}, "status": status})
+
+
+def warn(cluster: SmallCluster, uid: str, message: str) -> None:
+    about = {"involvedObject": {"uid": uid}, "message": message, "lastTimestamp": "2027-01-01T00:00:00Z"}
+    cluster.put({"kind": "Event", "metadata": {"name": f"e-{uid}"}, **about})
+
+
+def test_only_the_pod_of_this_job_counts(cluster: SmallCluster) -> None:
+    master(cluster, RUNNING, uid="of-an-earlier-job")
+    assert Lookout(cluster, "j", "u1").look() == Sight(Stage.ABSENT)
+
+
+def test_a_master_that_published_is_at_work(cluster: SmallCluster) -> None:
+    lookout = Lookout(cluster, "j", "u1")
+    master(cluster, RUNNING)
+    assert lookout.look().stage is Stage.RUNNING
+    page = cluster.put({"kind": "ConfigMap", "metadata": {"name": names.status("j")}})
+    assert lookout.look().stage is Stage.RUNNING
+    page["data"] = {"status.json": '{"phase": "Starting"}'}
+    assert lookout.look().stage is Stage.SERVING
+
+
+def test_the_newest_warning_says_why_nothing_comes(cluster: SmallCluster) -> None:
+    lookout = Lookout(cluster, "j", "u1")
+    warn(cluster, "u1", "Error creating: exceeded quota")
+    assert lookout.look() == Sight(Stage.ABSENT, message="Error creating: exceeded quota")
+    made = master(cluster, {"phase": "Pending"})
+    warn(cluster, made["metadata"]["uid"], "FailedMount: no such claim")
+    assert lookout.look().message == "FailedMount: no such claim"
+    cluster.deny("list", EVENTS)
+    assert lookout.look().message == ""
+
+
+def test_a_container_without_last_words_is_quoted_from_its_log(cluster: SmallCluster) -> None:
+    cluster.logged["m-u1"] = ["Traceback:", "  boom"]
+    master(cluster, container(terminated(1)))
+    assert Lookout(cluster, "j", "u1").look().message == "Traceback:\n  boom"
+
+
+def test_a_server_that_is_away_changes_nothing(cluster: SmallCluster) -> None:
+    lookout = Lookout(cluster, "j", "u1")
+    master(cluster, RUNNING)
+    seen = lookout.look()
+    cluster.breaks["GET", PODS.plural] = AwayError("no answer")
+    assert lookout.look() == seen

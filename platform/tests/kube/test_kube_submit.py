@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from small_cluster import SmallCluster
+
+from edl.core.errors import EdlError
+from edl.kube import names
+from edl.kube.errors import AwayError, ConflictError, InvalidError
+from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
+from edl.kube.render import render_job
+from edl.kube.submit import create
+from edl.spec.job import Data, JobSpec, Model
+from edl.spec.placement import Volume
+
+SPEC = JobSpec(
+    "j",
+    Model("m.model"),
+    image="image:1",
+    data=Data(training=("/data/train",)),
+    volumes=(Volume("/data", claim="files"),),
+)
+
+
+def manifests() -> list[Manifest]:
+    return render_job(SPEC, namespace="team", token="t")
+
+
+def names_of(cluster: SmallCluster, kind: Kind) -> list[str]:
+    return [thing["metadata"]["name"] for thing in cluster.of(kind)]
+
+
+def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
+    cluster = SmallCluster()
+    told: list[str] = []
+    suspended: list[bool] = []
+
+    def hear(thing: Manifest) -> None:
+        told.append(thing["kind"])
+        suspended.append(cluster.of(JOBS)[0]["spec"]["suspend"])
+
+    made = create(cluster, "j", manifests(), "s1", hear)
+    assert told == ["Job", "ConfigMap", "ConfigMap", "Secret", "Service"]
+    assert all(suspended)
+    (job,) = cluster.of(JOBS)
+    assert (made.uid, made.job_name, made.namespace) == (job["metadata"]["uid"], names.master("j"), "team")
+    assert not job["spec"]["suspend"]
+    for kind in (CONFIGMAPS, SECRETS, SERVICES):
+        for thing in cluster.of(kind):
+            (owner,) = thing["metadata"]["ownerReferences"]
+            assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (made.uid, False, False)
+    assert len(cluster.of(PODS)) == 1
+
+
+@pytest.mark.parametrize("kind", [JOBS, CONFIGMAPS, SECRETS, SERVICES])
+@pytest.mark.parametrize("error", [InvalidError("no"), AwayError("no answer"), KeyboardInterrupt()])
+def test_whatever_fails_on_the_way_nothing_is_left(kind: Kind, error: BaseException) -> None:
+    cluster = SmallCluster()
+    cluster.breaks["POST", kind.plural] = error
+    with pytest.raises(type(error)):
+        create(cluster, "j", manifests(), "s1")
+    assert cluster.objects == {}
+
+
+def test_a_job_that_may_not_be_started_is_removed() -> None:
+    cluster = SmallCluster()
+    cluster.deny("patch", JOBS)
+    with pytest.raises(EdlError, match="cannot patch"):
+        create(cluster, "j", manifests(), "s1")
+    assert cluster.objects == {}
+
+
+def test_what_cannot_be_removed_either_is_named() -> None:
+    cluster = SmallCluster()
+    cluster.breaks["POST", SECRETS.plural] = InvalidError("no")
+    cluster.breaks["DELETE", JOBS.plural] = AwayError("no answer")
+    with pytest.raises(InvalidError) as caught:
+        create(cluster, "j", manifests(), "s1")
+    assert "edl-j-master may be left, suspended: no answer" in str(caught.value)
+
+
+def losing_answers(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each creation is carried out, its answer gets lost, and the client asks again."""
+    once: Callable[..., Manifest] = cluster.create
+
+    def twice(manifest: Manifest) -> Manifest:
+        once(manifest)
+        return once(manifest)
+
+    monkeypatch.setattr(cluster, "create", twice)
+
+
+def test_a_creation_that_arrives_twice_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = SmallCluster()
+    losing_answers(cluster, monkeypatch)
+    create(cluster, "j", manifests(), "s1")
+    assert len(cluster.of(PODS)) == 1
+
+
+def test_a_job_of_somebody_else_stays_untouched() -> None:
+    cluster = SmallCluster()
+    create(cluster, "j", manifests(), "s1")
+    before = dict(cluster.objects)
+    with pytest.raises(ConflictError):
+        create(cluster, "j", manifests(), "s2")
+    assert cluster.objects == before
+
+
+def test_an_object_of_somebody_else_stays_and_the_job_goes() -> None:
+    cluster = SmallCluster()
+    other = next(thing for thing in manifests() if kind_of(thing) is SERVICES)
+    cluster.put(other)
+    with pytest.raises(ConflictError):
+        create(cluster, "j", manifests(), "s1")
+    assert names_of(cluster, SERVICES) == [names.master("j")]
+    assert len(cluster.objects) == 1
