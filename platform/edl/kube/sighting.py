@@ -4,8 +4,8 @@ The rules that are easy to get wrong:
 
 - Pods never restart their containers, so that the end of the role's container is the end of the pod, whatever a sidecar
   still does and however long the object stays.
-- A deletion is seen twice: ``deletionTimestamp`` when it is asked for, the end of the container when it is done.
-  A container that had ended before anybody asked ended by itself.
+- A deletion is seen twice: ``deletionTimestamp`` when it is asked for, the end of the container when it is done. It
+  does not say when it was asked for: the kubelet moves it when it is done.
 - Exit code 137 says SIGKILL. Who sent it is told by the reason ``OOMKilled``, the condition ``DisruptionTarget``, the
   pod's own ``reason`` or the deletion; without any of them it was somebody on the node.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from typing import Any
 
 from edl.core.cluster import Cause, Phase, PodSeen, Role
@@ -55,7 +54,6 @@ class _Ending:
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
-    finished: datetime | None = None
 
 
 def read(pod: Manifest, *, asked: bool = False) -> PodSeen:
@@ -71,7 +69,7 @@ def read(pod: Manifest, *, asked: bool = False) -> PodSeen:
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
     ending = _ending(pod)
-    told_to_go = _deletion(meta, ending)
+    told_to_go = "deletionTimestamp" in meta
     leaving = ending is None and (told_to_go or _disruption(pod).get("reason") == "TerminationByKubelet")
     reason, message = _words(pod, ending, told_to_go)
     return PodSeen(
@@ -97,17 +95,6 @@ def gone(last: PodSeen, *, asked: bool = False) -> PodSeen:
     return replace(last, phase=Phase.GONE, reason=DELETED, leaving=False, cause=cause)
 
 
-def moment(text: str | None) -> datetime | None:
-    """A time as the API server writes it."""
-    return datetime.fromisoformat(text) if text else None
-
-
-def finished(pod: Manifest) -> datetime | None:
-    """When the role's container ended; None if it has not, or nobody knows."""
-    ending = _ending(pod)
-    return ending.finished if ending else None
-
-
 # ---------------------------------------------------------------------- phase
 
 
@@ -122,7 +109,7 @@ def _ending(pod: Manifest) -> _Ending | None:
     if not ended:
         return _Ending() if over else None
     code = None if ended.get("reason") == _LOST_STATUS else ended.get("exitCode")
-    return _Ending(code, ended.get("reason") or "", ended.get("message") or "", moment(ended.get("finishedAt")))
+    return _Ending(code, ended.get("reason") or "", ended.get("message") or "")
 
 
 def _failed_before(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -138,15 +125,6 @@ def _own(containers: Any) -> Mapping[str, Any]:
 
 def _state(container: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return (container.get("state") or {}).get(name) or {}
-
-
-def _deletion(meta: Mapping[str, Any], ending: _Ending | None) -> bool:
-    """Whether it was deleted while it lived. The API writes when the grace ends, to the second."""
-    latest = moment(meta.get("deletionTimestamp"))
-    if latest is None:
-        return False
-    asked_at = latest - timedelta(seconds=meta.get("deletionGracePeriodSeconds") or 0)
-    return ending is None or ending.finished is None or ending.finished >= asked_at
 
 
 def _phase(pod: Manifest, ending: _Ending | None, told_to_go: bool) -> Phase:

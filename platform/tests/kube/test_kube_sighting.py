@@ -1,0 +1,160 @@
+"""What pods' objects mean; ``real_pods.json`` was recorded on Kubernetes 1.34 (containerd), one object a label."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.cluster import Cause, Phase, Role
+from edl.kube import sighting
+
+REAL: dict[str, Any] = json.loads(Path(__file__).with_name("real_pods.json").read_text())
+PENDING, RUNNING, GONE, FAILED, SUCCEEDED = Phase.PENDING, Phase.RUNNING, Phase.GONE, Phase.FAILED, Phase.SUCCEEDED
+LEAVING, STAYS = True, False
+
+# label: phase, exit code, reason, leaving, cause, what the message begins with
+EXPECTED: dict[str, tuple[Phase, int | None, str, bool, Cause, str]] = {
+    "created": (PENDING, None, "", STAYS, Cause.NONE, ""),
+    "scheduled": (PENDING, None, "Scheduled", STAYS, Cause.NONE, ""),
+    "container is created": (PENDING, None, "ContainerCreating", STAYS, Cause.NONE, ""),
+    "running": (RUNNING, None, "Started", STAYS, Cause.NONE, ""),
+    "completed": (SUCCEEDED, 0, "Completed", STAYS, Cause.NONE, ""),
+    "exit code 3": (FAILED, 3, "Error", STAYS, Cause.NONE, ""),
+    "exit code 137 without a reason": (FAILED, 137, "Killed (SIGKILL)", STAYS, Cause.NONE, ""),
+    "out of memory": (FAILED, 137, "OOMKilled", STAYS, Cause.OUT_OF_MEMORY, ""),
+    "child of process 1 out of memory": (FAILED, 137, "OOMKilled", STAYS, Cause.OUT_OF_MEMORY, ""),
+    "deadline exceeded": (FAILED, 143, "DeadlineExceeded", STAYS, Cause.NONE, "Pod was active on the node longer"),
+    "init container failed": (FAILED, 9, "Error", STAYS, Cause.NONE, ""),
+    "program missing": (FAILED, 128, "StartError", STAYS, Cause.NONE, "failed to create containerd task"),
+    # told to go
+    "deleted, still running": (RUNNING, None, "Started", LEAVING, Cause.DELETED, ""),
+    "deleted, container ended": (GONE, 143, "Deleted", STAYS, Cause.DELETED, ""),
+    "deleted, object removed": (GONE, 143, "Deleted", STAYS, Cause.DELETED, ""),
+    "deleted without having run": (GONE, None, "Deleted", STAYS, Cause.DELETED, "The container could not be located"),
+    "removed at once, object as it was last": (RUNNING, None, "Started", LEAVING, Cause.DELETED, ""),
+    "about to be preempted": (RUNNING, None, "Started", STAYS, Cause.NONE, "default-scheduler: preempting"),
+    "preempted, still running": (RUNNING, None, "Started", LEAVING, Cause.PREEMPTED, "default-scheduler: preempting"),
+    "preempted, container ended": (GONE, 143, "Deleted", STAYS, Cause.PREEMPTED, "default-scheduler: preempting"),
+    "preempted, object removed": (GONE, 143, "Deleted", STAYS, Cause.PREEMPTED, "default-scheduler: preempting"),
+    "eviction asked for, not yet deleted": (RUNNING, None, "Started", STAYS, Cause.NONE, "Eviction API: evicting"),
+    "evicted through the API, still running": (RUNNING, None, "Started", LEAVING, Cause.EVICTED, "Eviction API"),
+    "evicted through the API, container ended": (GONE, 143, "Deleted", STAYS, Cause.EVICTED, "Eviction API"),
+    "evicted by the kubelet": (FAILED, 137, "Evicted", STAYS, Cause.EVICTED, "Pod ephemeral local storage usage"),
+    "no room on its node": (FAILED, None, "OutOfcpu", STAYS, Cause.EVICTED, "Pod was rejected"),
+    # waits
+    "does not fit anywhere": (PENDING, None, "Unschedulable", STAYS, Cause.NONE, "0/3 nodes are available: 3 Insuffic"),
+    "image cannot be pulled": (PENDING, None, "ErrImagePull", STAYS, Cause.NONE, "failed to pull and unpack image"),
+    "image pull in back-off": (PENDING, None, "ImagePullBackOff", STAYS, Cause.NONE, "Back-off pulling image"),
+    "ConfigMap missing": (PENDING, None, "CreateContainerConfigError", STAYS, Cause.NONE, 'configmap "missing" not'),
+}
+
+
+def test_every_recorded_pod_has_its_line() -> None:
+    assert EXPECTED.keys() == REAL.keys()
+
+
+@pytest.mark.parametrize("label", EXPECTED)
+def test_recorded_pod(label: str) -> None:
+    phase, exit_code, reason, leaving, cause, message = EXPECTED[label]
+    seen = sighting.read(REAL[label])
+    assert (seen.phase, seen.exit_code, seen.reason) == (phase, exit_code, reason)
+    assert (seen.leaving, seen.cause) == (leaving, cause)
+    assert seen.message.startswith(message)
+    assert bool(seen.message) == bool(message)
+    assert seen.role == Role.WORKER
+    assert seen.node == REAL[label]["spec"].get("nodeName", "")
+
+
+@pytest.mark.parametrize("label", [label for label in EXPECTED if "deletionTimestamp" in REAL[label]["metadata"]])
+def test_deletion_that_the_master_asked_for_has_no_cause(label: str) -> None:
+    assert sighting.read(REAL[label], asked=True).cause == Cause.NONE
+
+
+def running(**status: Any) -> dict[str, Any]:
+    pod = copy.deepcopy(REAL["running"])
+    pod["status"] |= status
+    return pod
+
+
+def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
+    return [{"type": "DisruptionTarget", "status": status, "reason": reason, "message": "words"}]
+
+
+def terminated(code: int, reason: str = "Error") -> list[dict[str, Any]]:
+    return [{"name": "edl", "state": {"terminated": {"exitCode": code, "reason": reason}}}]
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("DeletionByTaintManager", Cause.NODE_LOST),
+        ("DeletionByPodGC", Cause.NODE_LOST),
+        ("PreemptionByScheduler", Cause.PREEMPTED),
+        ("SomethingNew", Cause.EVICTED),
+    ],
+)
+def test_disruption_names_the_cause(reason: str, cause: Cause) -> None:
+    pod = running(conditions=disrupted(reason))
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
+    assert (sighting.read(pod).leaving, sighting.read(pod).cause) == (True, cause)
+
+
+def test_disruption_that_was_taken_back_is_none() -> None:
+    pod = running(conditions=disrupted("PreemptionByScheduler", "False"), containerStatuses=terminated(1))
+    assert sighting.read(pod).cause == Cause.NONE
+
+
+def test_kubelet_that_ends_a_pod_without_deletion_makes_it_leave() -> None:
+    """Under pressure and at a node's shutdown the condition comes first, the end later, a deletion never."""
+    pod = running(conditions=disrupted("TerminationByKubelet"))
+    assert (sighting.read(pod).leaving, sighting.read(pod).cause) == (True, Cause.EVICTED)
+    pod["status"] |= {"phase": "Failed", "reason": "Terminated", "containerStatuses": terminated(143)}
+    seen = sighting.read(pod)
+    assert (seen.phase, seen.exit_code, seen.reason, seen.cause) == (FAILED, 143, "Terminated", Cause.EVICTED)
+
+
+def test_end_of_the_role_counts_though_a_sidecar_goes_on() -> None:
+    sidecar = {"name": "mesh", "state": {"running": {}}}
+    assert sighting.read(running(containerStatuses=[sidecar, *terminated(0, "Completed")])).phase == SUCCEEDED
+    assert sighting.read(running(containerStatuses=[*terminated(3), sidecar])).phase == FAILED
+    assert sighting.read(
+        running(containerStatuses=[{"name": "mesh", "state": {"terminated": {"exitCode": 1}}}])
+    ).phase == (RUNNING)
+
+
+def test_exit_code_of_a_lost_container_is_not_known() -> None:
+    seen = sighting.read(running(phase="Failed", containerStatuses=terminated(137, "ContainerStatusUnknown")))
+    assert (seen.phase, seen.exit_code) == (FAILED, None)
+
+
+def test_memory_shortage_that_the_role_survived_is_none() -> None:
+    seen = sighting.read(running(phase="Succeeded", containerStatuses=terminated(0, "OOMKilled")))
+    assert (seen.phase, seen.cause) == (SUCCEEDED, Cause.NONE)
+
+
+def test_pod_without_status_is_pending() -> None:
+    pod = copy.deepcopy(REAL["created"])
+    del pod["status"]
+    assert sighting.read(pod).phase == PENDING
+
+
+@pytest.mark.parametrize("labels", [{}, {"edl.dev/role": "worker"}, {"edl.dev/role": "x", "edl.dev/index": "0"}, None])
+def test_pod_without_place_in_the_job_is_refused(labels: dict[str, str] | None) -> None:
+    pod = copy.deepcopy(REAL["running"])
+    pod["metadata"]["labels"] = labels
+    with pytest.raises(ValueError):
+        sighting.read(pod)
+
+
+def test_object_that_is_gone() -> None:
+    alive = sighting.read(REAL["running"])
+    assert (sighting.gone(alive).phase, sighting.gone(alive).cause) == (GONE, Cause.DELETED)
+    assert sighting.gone(alive, asked=True).cause == Cause.NONE
+    leaving = sighting.read(REAL["preempted, still running"])
+    assert (sighting.gone(leaving).cause, sighting.gone(leaving).leaving) == (Cause.PREEMPTED, False)
+    ended = sighting.read(REAL["exit code 3"])
+    assert sighting.gone(ended) == ended
