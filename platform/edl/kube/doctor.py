@@ -7,7 +7,7 @@ instead of failing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -167,26 +167,29 @@ def pod_security(namespace: Manifest) -> Checkup:
     )
 
 
-def rights(namespace: str, missing: Iterable[Right], less: Iterable[Right]) -> Iterator[Checkup]:
-    """What the user may not do."""
-    lacking = list(missing)
-    for right in lacking:
+def rights(namespace: str, missing: Sequence[Right], less: Sequence[Right]) -> Iterator[Checkup]:
+    """What the user may not do, those rights together that the same is needed for."""
+    for needed_for, role, said in _together(missing):
         yield Checkup(
             Level.FAIL,
             "rights",
-            f"you may not {right} in namespace {namespace}, needed for {right.needed_for}",
-            f"An admin of the namespace can bind the Role {right.role} to you.",
+            f"you may not {said} in namespace {namespace}, needed for {needed_for}",
+            f"An admin of the namespace can bind the Role {role} to you.",
         )
-    if not lacking:
+    if not missing:
         yield Checkup(Level.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}")
-    for right in less:
-        where = f"in namespace {namespace}" if right.namespaced else "in the cluster"
+    for needed_for, role, said in _together(less):
         yield Checkup(
-            Level.WARN,
-            "rights",
-            f"you may not {right} {where}; missing then: {right.needed_for}",
-            f"An admin can bind the Role {right.role} to you." if right.role else "",
+            Level.WARN, "rights", f"you may not {said}; missing then: {needed_for}", f"An admin can bind {role} to you."
         )
+
+
+def _together(lacking: Iterable[Right]) -> list[tuple[str, str, str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for right in lacking:
+        where = "" if right.namespaced else " in all namespaces"
+        found.setdefault((right.needed_for, right.role), []).append(f"{right}{where}")
+    return [(needed_for, role, ", ".join(said)) for (needed_for, role), said in found.items()]
 
 
 def priorities(high: int, low: int) -> Checkup:

@@ -53,8 +53,16 @@ WANTED = (
     Right("list", "nodes", "", _PLAN, "edl-cluster-viewer", namespaced=False),
     Right("list", "pods", "", _PLAN, "edl-cluster-viewer", namespaced=False),
     Right("list", "resourcequotas", "", _PLAN),
-    Right("get", "priorityclasses", "scheduling.k8s.io", "the checks before a submission", namespaced=False),
-    Right("create", "pods/exec", "", "edl data cp, ls", "edl-data-copy"),
+    Right(
+        "get",
+        "priorityclasses",
+        "scheduling.k8s.io",
+        "what it and edl doctor say about priorities",
+        "edl-cluster-viewer",
+        namespaced=False,
+    ),
+    # a websocket is a GET; from Kubernetes 1.35 on it needs both
+    *(Right(verb, "pods/exec", "", "edl data cp, ls", "edl-data-copy") for verb in ("get", "create")),
     Right("list", "pods", "metrics.k8s.io", "edl top"),
 )
 """Without these something less is shown or possible."""

@@ -1,0 +1,109 @@
+"""The pod of a copy: what it may do, when it is there, and that it never stays."""
+
+from __future__ import annotations
+
+import pytest
+from kube.restricted import violations
+from small_cluster import SmallCluster
+
+from edl.core.errors import BadInputError
+from edl.kube import copying
+from edl.kube.copying import Place, Visit, place, visited
+from edl.kube.errors import PodSecurityError, translate
+from edl.kube.kinds import Manifest
+from edl.spec.placement import RunAs
+
+VISIT = Visit("files", "edl/submitter:1", RunAs(4711, 4712), read_only=True, seconds=600)
+RUNNING = {"phase": "Running"}
+
+
+@pytest.fixture
+def cluster() -> SmallCluster:
+    found = SmallCluster()
+    found.claim("files")
+    found.admissions.append(lambda thing: thing.update(status=RUNNING))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("files:/mnist/train", Place("files", "/mnist/train")),
+        ("files:mnist", Place("files", "/mnist")),
+        ("files:", Place("files", "/")),
+        ("/data/a:b", None),
+        ("./a:b", None),
+        ("mnist", None),
+        (":/x", None),
+    ],
+)
+def test_places_on_claims_and_paths_of_this_machine(text: str, where: Place | None) -> None:
+    assert place(text) == where
+
+
+def test_the_pod_passes_restricted_and_ends_by_itself() -> None:
+    pod = copying.pod(VISIT, "edl-data-1")
+    assert violations(pod["spec"]) == []
+    spec = pod["spec"]
+    assert (spec["activeDeadlineSeconds"], spec["automountServiceAccountToken"]) == (600, False)
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (4711, 4712)
+    assert spec["containers"][0]["volumeMounts"] == [{"name": "claim", "mountPath": "/claim", "readOnly": True}]
+
+
+def test_the_pod_is_there_for_the_block(cluster: SmallCluster) -> None:
+    with visited(cluster, VISIT, print) as name:
+        assert ("pods", "team", name) in cluster.objects
+    assert pods(cluster) == []
+
+
+def test_ctrl_c_leaves_nothing_behind(cluster: SmallCluster) -> None:
+    with pytest.raises(KeyboardInterrupt), visited(cluster, VISIT, print):
+        raise KeyboardInterrupt
+    assert pods(cluster) == []
+
+
+def test_a_pod_that_cannot_start_is_deleted_and_says_why(cluster: SmallCluster) -> None:
+    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "edl/submitter:1"}
+    cluster.admissions[:] = [lambda thing: thing.update(status={"phase": "Pending", "containerStatuses": [waiting]})]
+    with pytest.raises(BadInputError, match="its image cannot be pulled"), visited(cluster, VISIT, print):
+        pass
+    assert pods(cluster) == []
+
+
+def test_a_pod_that_is_waited_for_in_vain_is_deleted(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(copying, "READY_SECONDS", 0.0)
+    cluster.admissions[:] = []
+    with pytest.raises(copying.AwayError, match="has not started"), visited(cluster, VISIT, said.append):
+        pass
+    assert pods(cluster) == []
+
+
+def test_a_pod_that_is_refused(cluster: SmallCluster) -> None:
+    cluster.admissions[:] = [lambda thing: 'violates PodSecurity "restricted:latest"']
+    with pytest.raises(PodSecurityError), visited(cluster, VISIT, print):
+        pass
+
+
+def test_a_claim_that_is_not_there_names_those_that_are(cluster: SmallCluster) -> None:
+    with (
+        pytest.raises(BadInputError, match="no PersistentVolumeClaim nosuch in namespace team") as missing,
+        visited(cluster, Visit("nosuch", "img", RunAs()), print),
+    ):
+        pass
+    assert missing.value.hint == "There are: files."
+
+
+def test_who_may_not_exec_hears_of_the_role(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise translate(403, b'{"message": "User \\"ann\\" cannot get resource \\"pods/exec\\""}', where="exec")
+
+    monkeypatch.setattr(copying, "Execution", refused)
+    with pytest.raises(copying.NoRightError) as refusal:
+        copying.run(cluster, "edl-data-1")
+    assert "Role edl-data-copy" in (refusal.value.hint or "")
+    assert refusal.value.exit_code == 2
+
+
+def pods(cluster: SmallCluster) -> list[Manifest]:
+    return [thing for (plural, _, _), thing in cluster.objects.items() if plural == "pods"]

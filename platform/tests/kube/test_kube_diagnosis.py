@@ -1,0 +1,189 @@
+"""Why a job waits, is slow or has failed: evidence in, complaints out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from published_job import (
+    EVENTS,
+    STATUS,
+    TIMELINE,
+    TOLD,
+    conditions,
+    container,
+    put_pod,
+    seen,
+    unscheduled,
+    with_status,
+)
+from small_cluster import NOW, SmallCluster
+
+from edl.core.cluster import Role
+from edl.kube.complaint import Complaint, listed_briefly
+from edl.kube.diagnosis import Evidence, diagnose, refusal_remedy
+from edl.kube.happenings import Happening, of_job
+from edl.kube.jobs import JobSeen
+from edl.kube.kinds import Manifest
+from edl.kube.slowness import average_workers
+from edl.spec.event import RoleEnded, RolledBack
+from edl.spec.publication import Failure, Moment, Publication
+
+NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
+CALM = Publication(replace(STATUS, workers_wanted=2))
+
+
+def complaints(
+    job: JobSeen,
+    pods: Sequence[Manifest] = (),
+    happenings: Sequence[Happening] = (),
+    nodes: Sequence[Manifest] | None = None,
+) -> list[Complaint]:
+    return diagnose(Evidence(job, pods, happenings, nodes, NOW))
+
+
+@pytest.fixture
+def cluster() -> SmallCluster:
+    return SmallCluster()
+
+
+def test_a_job_that_runs_has_no_complaints(cluster: SmallCluster) -> None:
+    pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.PS), put_pod(cluster, Role.WORKER, 1)]
+    assert complaints(seen(CALM), pods) == []
+
+
+def test_pods_that_wait_for_the_same_are_one_complaint(cluster: SmallCluster) -> None:
+    pods = [put_pod(cluster, Role.WORKER, index, unscheduled(NO_CPU)) for index in range(6)]
+    (found,) = complaints(seen(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
+    assert found.about == "worker-0, worker-1, worker-2, worker-3 and 2 more"
+    assert found.text == "on 2 of 2 nodes too little cpu is free"
+    assert found.said == NO_CPU
+
+
+def test_a_pod_larger_than_every_node_can_never_start(cluster: SmallCluster) -> None:
+    pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
+    (found,) = complaints(seen(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
+    assert found.text == "it can never start: it asks for 64 CPU, more than any node it may use has at all"
+    assert "resources" in found.remedy
+
+
+def test_pods_that_ended_or_leave_are_not_waited_for(cluster: SmallCluster) -> None:
+    leaving = put_pod(cluster, Role.WORKER, 1, unscheduled(NO_CPU))
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    ended = put_pod(cluster, Role.WORKER, 2, {"phase": "Failed", "reason": "Preempted"})
+    assert complaints(seen(CALM), [put_pod(cluster, Role.MASTER), leaving, ended]) == []
+
+
+def test_a_master_that_cannot_be_made() -> None:
+    said = 'pods "edl-mnist-master-x" is forbidden: error looking up service account team/edl-job-master: not found'
+    refused = Happening(NOW, "Job edl-mnist-master", "FailedCreate", said, True)
+    (found,) = complaints(seen(Publication(), status={}), happenings=[refused])
+    assert found.about == "master"
+    assert said in found.text
+    assert "edl-job-master" in found.remedy
+
+
+def test_a_master_whose_image_is_not_there(cluster: SmallCluster) -> None:
+    pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
+    (found,) = complaints(seen(Publication(), status={}), [pod])
+    assert (found.about, found.text) == ("master", "its image cannot be pulled (nosuch:1)")
+
+
+def test_a_submission_that_broke_off() -> None:
+    (found,) = complaints(seen(Publication(), status={}, spec={"suspend": True}))
+    assert "edl delete mnist" in found.remedy
+
+
+def test_refusals_and_starvation(cluster: SmallCluster) -> None:
+    said = 'pods "edl-mnist-worker-7" is forbidden: exceeded quota: team, requested: cpu=2'
+    told = Publication(replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": said, "worker-8": said}))
+    refused, starved = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    assert (refused.about, said in refused.text) == ("worker-7, worker-8", True)
+    assert "quota" in refused.remedy
+    assert starved.text == "starved: 2 workers run, workers.min is 1; it goes on with them"
+
+
+def test_why_it_was_slow(cluster: SmallCluster) -> None:
+    back = RolledBack(NOW - 30, 512, 2, "ps-0: node lost")
+    told = replace(TOLD, events=(*EVENTS, back, RoleEnded(NOW - 9, "worker", 1, None, "Completed", 0)))
+    slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    assert slow.text == "2.5 workers on average of 4 that were wanted; in 50% of the time some waited for room"
+    assert lost.text == "workers lost: 1 x preempted"
+    assert rolled.text == "rolled back 1 times, 512 records again: ps-0: node lost"
+
+
+def test_a_failed_job_says_why_and_how_to_go_on() -> None:
+    told = replace(
+        with_status(phase="Failed", reason="the model crashes in every worker"),
+        failure=Failure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
+    )
+    found = complaints(seen(told, status=conditions(Failed="BackoffLimitExceeded")))[0]
+    assert found.text == "the job failed: the model crashes in every worker"
+    assert "--resume 0a1b" in found.remedy
+    assert "KeyError" in found.said
+
+
+def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
+    found = complaints(seen(Publication(), status=conditions(Failed="Job was active longer than its deadline")))[0]
+    assert found.text == "the job failed: Job was active longer than its deadline"
+
+
+def test_a_job_that_is_done_is_done() -> None:
+    assert complaints(seen(replace(CALM, timeline=()), status=conditions(Complete=""))) == []
+
+
+@pytest.mark.parametrize(
+    ("moments", "average"),
+    [
+        (TIMELINE, 2.5),
+        ((Moment(0.0, 4), Moment(10.0, 0), Moment(40.0, 0)), 1.0),
+        ((Moment(5.0, 3), Moment(5.0, 2)), 2.0),
+    ],
+)
+def test_workers_on_average(moments: tuple[Moment, ...], average: float) -> None:
+    assert average_workers(moments) == average
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("exceeded quota: q", "Wait until other jobs"),
+        ('violates PodSecurity "restricted"', "pod.overrides"),
+        ("no PriorityClass with name low was found", "PriorityClass"),
+        ("who knows", ""),
+    ],
+)
+def test_remedies(text: str, remedy: str) -> None:
+    assert remedy in refusal_remedy(text)
+
+
+def test_few_names_are_all_said() -> None:
+    assert listed_briefly(["a", "b"]) == "a, b"
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("edl-mnist-worker-3", True),
+        ("edl-mnist-ps-0", True),
+        ("edl-mnist-master", True),
+        ("edl-mnist-master-x7k2p", True),
+        ("edl-mnist-worker-3-worker-1", False),
+        ("edl-mnist-worker-x", False),
+        ("edl-mnist-2-worker-3", False),
+        ("other", False),
+    ],
+)
+def test_which_of_kubernetes_events_are_the_jobs_own(name: str, own: bool) -> None:
+    event = {"metadata": {}, "involvedObject": {"kind": "Pod", "name": name}, "message": "a\n b", "reason": "R"}
+    assert [each.about for each in of_job([event], "mnist")] == ([f"Pod {name}"] if own else [])
+
+
+def test_both_kinds_of_events_are_read() -> None:
+    old = {"lastTimestamp": "2026-01-01T00:00:02Z", "count": 3, "type": "Warning"}
+    new = {"eventTime": "2026-01-01T00:00:01.500000Z", "series": None, "type": "Normal"}
+    about = {"metadata": {}, "involvedObject": {"kind": "Pod", "name": "edl-mnist-ps-0"}, "reason": "R", "message": "m"}
+    first, second = of_job([{**about, **old}, {**about, **new}], "mnist")
+    assert second.time - first.time == 0.5
+    assert (first.count, first.warning, second.count, second.warning) == (1, False, 3, True)

@@ -1,0 +1,164 @@
+"""What the doctor says about a cluster: each finding with its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from small_cluster import SmallCluster
+
+from edl.kube import names
+from edl.kube.api import Answer
+from edl.kube.doctor import Level, claims, examine, pod_security, priorities, pull, version
+from edl.kube.kinds import SERVICE_ACCOUNTS, Manifest
+
+
+class Patient(SmallCluster):
+    """A cluster with a version, and rights that a test takes away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forbidden: set[str] = set()
+
+    def ask(self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = "") -> Answer:
+        if path == "/version":
+            return Answer({"major": "1", "minor": "34", "gitVersion": "v1.34.1"}, self.now)
+        if path.endswith("selfsubjectaccessreviews"):
+            return Answer({"status": {"allowed": self._asked(body) not in self.forbidden}}, self.now)
+        return super().ask(method, path, query=query, body=body)
+
+    @staticmethod
+    def _asked(review: Mapping[str, Any]) -> str:
+        asked = review["spec"]["resourceAttributes"]
+        return f"{asked['verb']} {asked['resource']}{'/' if asked['subresource'] else ''}{asked['subresource']}"
+
+
+@pytest.fixture
+def patient() -> Patient:
+    cluster = Patient()
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "labels": labels}})
+    for account in (names.MASTER_ACCOUNT, names.POD_ACCOUNT):
+        cluster.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}})
+    for name, value in (("high", 1000), ("low", 10)):
+        meta = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}}
+        cluster.put({**meta, "value": value})
+    cluster.claim("files")["status"] = {"phase": "Bound"}
+    return cluster
+
+
+def found(cluster: SmallCluster, level: Level) -> list[str]:
+    return [each.text for each in examine(cluster) if each.level is level]
+
+
+def test_a_healthy_cluster(patient: Patient) -> None:
+    assert found(patient, Level.OK)[0] == "Kubernetes v1.34.1"
+    assert found(patient, Level.WARN) == found(patient, Level.FAIL) == []
+
+
+def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient) -> None:
+    patient.forbidden = {"create pods", "create secrets", "list nodes", "get pods/exec", "create pods/exec"}
+    bad = [each for each in examine(patient) if each.level is not Level.OK]
+    assert [(each.level, each.text) for each in bad] == [
+        (Level.FAIL, "you may not create secrets, create pods in namespace team, needed for edl submit"),
+        (Level.WARN, "you may not list nodes in all namespaces; missing then: what edl submit says about free room"),
+        (Level.WARN, "you may not get pods/exec, create pods/exec; missing then: edl data cp, ls"),
+    ]
+    assert ["edl-data-scientist" in bad[0].remedy, "edl-data-copy" in bad[2].remedy] == [True, True]
+
+
+def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None:
+    for plural, place, name in [("serviceaccounts", "team", names.POD_ACCOUNT), ("priorityclasses", "", "low")]:
+        del patient.objects[plural, place, name]
+    bad = [each for each in examine(patient) if each.level is Level.FAIL]
+    assert [each.text for each in bad] == [
+        "there is no ServiceAccount edl-none in namespace team",
+        "there is no PriorityClass low",
+    ]
+    assert all("kustomize/base" in each.remedy for each in bad)
+
+
+def test_what_may_not_be_looked_at_is_not_a_failure(patient: Patient) -> None:
+    patient.deny("get", SERVICE_ACCOUNTS)
+    assert found(patient, Level.FAIL) == []
+    assert [text[:23] for text in found(patient, Level.WARN)] == ["cannot be looked at: se"]
+
+
+def test_a_namespace_that_is_not_there(patient: Patient) -> None:
+    del patient.objects["namespaces", "", "team"]
+    assert found(patient, Level.FAIL) == ["there is no namespace team"]
+
+
+@pytest.mark.parametrize(
+    ("said", "level"),
+    [
+        ({"major": "1", "minor": "34+", "gitVersion": "v1.34.0-gke"}, Level.OK),
+        ({"major": "1", "minor": "28", "gitVersion": "v1.28.9"}, Level.FAIL),
+        ({}, Level.WARN),
+    ],
+)
+def test_versions(said: dict[str, str], level: Level) -> None:
+    assert version(said).level is level
+
+
+@pytest.mark.parametrize(
+    ("labels", "status", "level"),
+    [
+        ({"pod-security.kubernetes.io/enforce": "restricted"}, {}, Level.OK),
+        ({"pod-security.kubernetes.io/enforce": "baseline"}, {}, Level.WARN),
+        ({}, {}, Level.WARN),
+        ({"pod-security.kubernetes.io/enforce": "restricted"}, {"phase": "Terminating"}, Level.FAIL),
+    ],
+)
+def test_namespaces(labels: dict[str, str], status: Manifest, level: Level) -> None:
+    assert pod_security({"metadata": {"name": "team", "labels": labels}, "status": status}).level is level
+
+
+@pytest.mark.parametrize(
+    ("phase", "modes", "level", "text"),
+    [
+        ("Bound", ["ReadWriteMany"], Level.OK, "files is bound, ReadWriteMany"),
+        ("Bound", ["ReadWriteOnce"], Level.WARN, "files is ReadWriteOnce: pods on other nodes"),
+        ("Pending", ["ReadWriteMany"], Level.WARN, "files has no volume yet (Pending)"),
+        ("Lost", ["ReadWriteMany"], Level.FAIL, "files has lost its volume"),
+    ],
+)
+def test_claims(phase: str, modes: list[str], level: Level, text: str) -> None:
+    claim = {"metadata": {"name": "files"}, "spec": {"accessModes": modes}, "status": {"phase": phase}}
+    (one,) = claims([claim], "team")
+    assert one.level is level
+    assert one.text.startswith(text)
+
+
+def test_no_claim_at_all_costs_the_checkpoints() -> None:
+    (one,) = claims([], "team")
+    assert (one.level, "checkpoints" in one.text) == (Level.WARN, True)
+
+
+@pytest.mark.parametrize(("high", "low", "level"), [(2, 1, Level.OK), (1, 1, Level.FAIL), (1, 2, Level.FAIL)])
+def test_services_must_be_above_workers(high: int, low: int, level: Level) -> None:
+    assert priorities(high, low).level is level
+
+
+@pytest.mark.parametrize(
+    ("status", "level"),
+    [
+        ({"phase": "Running"}, Level.OK),
+        (
+            {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            Level.FAIL,
+        ),
+    ],
+)
+def test_an_image_is_pulled_and_nothing_stays(patient: Patient, status: Manifest, level: Level) -> None:
+    patient.admissions.append(lambda thing: thing.update(status=status))
+    assert pull(patient, "img:1", print).level is level
+    assert not [key for key in patient.objects if key[0] == "pods"]
+
+
+def test_a_refused_pod_is_a_failure(patient: Patient) -> None:
+    patient.admissions.append(lambda thing: "exceeded quota: team")
+    one = pull(patient, "img:1", print)
+    assert one.level is Level.FAIL
+    assert "exceeded quota" in one.text

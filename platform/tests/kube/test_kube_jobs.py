@@ -1,0 +1,80 @@
+"""Jobs as the command line sees them."""
+
+from __future__ import annotations
+
+import pytest
+from published_job import conditions, put_job, put_pod, with_status
+from small_cluster import SmallCluster
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.jobs import UnknownJobError, find, label_of, listed, pods_of
+from edl.kube.kinds import CONFIGMAPS, Manifest
+from edl.spec.publication import Publication
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "spec", "phase"),
+    [
+        ("Training", {"ready": 1}, {}, "Training"),
+        ("Done", conditions(Complete=""), {}, "Done"),
+        ("Training", conditions(Complete=""), {}, "Done"),
+        ("Failed", conditions(Failed="BackoffLimitExceeded"), {}, "Failed"),
+        ("Interrupted", conditions(Failed=""), {}, "Interrupted"),
+        ("Training", conditions(Failed=""), {}, "Failed"),
+        ("", {"ready": 1}, {}, "Starting"),
+        ("", {"active": 1}, {}, "Pending"),
+        ("", {}, {"suspend": True}, "Suspended"),
+    ],
+)
+def test_phases(told: str, status: Manifest, spec: Manifest, phase: str) -> None:
+    cluster = SmallCluster()
+    put_job(cluster, told=with_status(phase=told) if told else Publication(), status=status, spec=spec)
+    assert find(cluster, "mnist").phase == phase
+
+
+def test_the_jobs_of_one_namespace_or_all() -> None:
+    cluster = SmallCluster()
+    put_job(cluster, "b")
+    put_job(cluster, "a")
+    put_job(cluster, "a", namespace="other")
+    assert [(job.namespace, job.name) for job in listed(cluster)] == [("team", "a"), ("team", "b")]
+    assert len(listed(cluster, everywhere=True)) == 3
+
+
+def test_pages_of_another_version_hide_nothing_else() -> None:
+    cluster = SmallCluster()
+    put_job(cluster, "old", {"status.json": '{"phase": "Training"}'})
+    put_job(cluster, "new")
+    new, old = listed(cluster)
+    assert (new.phase, new.unreadable) == ("Training", "")
+    assert old.phase == "Starting"
+    assert "status.json" in old.unreadable
+
+
+def test_a_job_without_its_page_is_found() -> None:
+    cluster = SmallCluster()
+    put_job(cluster)
+    cluster.delete(CONFIGMAPS, names.status("mnist"))
+    assert find(cluster, "mnist").status is None
+
+
+@pytest.mark.parametrize(
+    ("there", "hint"),
+    [(["mnis"], "Did you mean mnis?"), (["a", "b"], "There are: a, b."), ([], "There is none at all.")],
+)
+def test_an_unknown_job_names_those_that_are_known(there: list[str], hint: str) -> None:
+    cluster = SmallCluster()
+    for name in there:
+        put_job(cluster, name)
+    with pytest.raises(UnknownJobError, match="no job mnist in namespace team") as unknown:
+        find(cluster, "mnist")
+    assert hint in (unknown.value.hint or "")
+    assert unknown.value.exit_code == 2
+
+
+def test_pods_in_the_order_of_people() -> None:
+    cluster = SmallCluster()
+    for role, index in ((Role.WORKER, 10), (Role.WORKER, 2), (Role.PS, 0), (Role.MASTER, 0)):
+        put_pod(cluster, role, index)
+    assert [label_of(pod) for pod in pods_of(cluster, "mnist")] == ["master", "ps-0", "worker-2", "worker-10"]

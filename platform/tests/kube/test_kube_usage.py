@@ -1,0 +1,56 @@
+"""What pods use, beside what they asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from published_job import put_job, put_pod
+from small_cluster import SmallCluster
+
+from edl.core.cluster import Role
+from edl.kube.api import Listing
+from edl.kube.errors import translate
+from edl.kube.kinds import POD_METRICS, Kind, Manifest
+from edl.kube.quantity import all_said
+from edl.kube.usage import NoMetricsError, combine, uses
+
+MEASURED = {
+    "metadata": {"name": "edl-mnist-worker-1"},
+    "containers": [{"usage": {"cpu": "1500m", "memory": "512Mi"}}, {"usage": {"cpu": "1n"}}],
+}
+
+
+def test_pods_that_run_or_wait_with_what_was_measured() -> None:
+    cluster = SmallCluster()
+    pods = [
+        put_pod(cluster, Role.WORKER, 1),
+        put_pod(cluster, Role.WORKER, 2, {"phase": "Pending"}),
+        put_pod(cluster, Role.WORKER, 3, {"phase": "Failed"}),
+    ]
+    first, second = combine(pods, [MEASURED])
+    assert (first.pod, first.node, all_said(first.asked)) == ("worker-1", "n1", "1 CPU, 1 GiB")
+    assert first.used is not None
+    assert all_said(first.used) == "1.5 CPU, 512 MiB"
+    assert (second.used, second.phase) == (None, "Pending")
+
+
+@pytest.mark.parametrize("code", [404, 503])
+def test_a_cluster_that_does_not_measure_says_so(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, listing = SmallCluster(), SmallCluster.list
+
+    def unmeasured(self: SmallCluster, kind: Kind, **options: Any) -> Listing:
+        if kind is POD_METRICS:
+            raise translate(code, b"{}", where="")
+        return listing(self, kind, **options)
+
+    put_job(cluster)
+    monkeypatch.setattr(SmallCluster, "list", unmeasured)
+    with pytest.raises(NoMetricsError, match="no metrics API") as missing:
+        uses(cluster, "mnist")
+    assert missing.value.exit_code == 2
+
+
+def test_nothing_is_measured_yet() -> None:
+    pods: list[Manifest] = [put_pod(SmallCluster(), Role.MASTER)]
+    assert [use.used for use in combine(pods, [])] == [None]

@@ -1,0 +1,78 @@
+"""Wishes survive the way through an annotation, stay together, and are refused when they contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published_job import put_job
+from small_cluster import SmallCluster
+
+from edl.core.board import Desired
+from edl.core.errors import BadInputError
+from edl.kube import names, wishes
+from edl.kube.errors import translate
+from edl.kube.jobs import find
+from edl.kube.kinds import JOBS
+
+COUNTS = st.none() | st.integers(0, 100)
+DESIRED = st.builds(Desired, COUNTS, COUNTS, st.booleans())
+
+
+@given(DESIRED)
+def test_a_wish_survives_the_way(desired: Desired) -> None:
+    assert wishes.read(wishes.write(desired)) == desired
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"max": "4"}', '{"min": -1}', '{"max": true}', '{"stop": "yes"}'])
+def test_what_is_no_wish_wants_nothing(text: str) -> None:
+    assert wishes.read(text) == Desired()
+
+
+@given(DESIRED, DESIRED, st.integers(0, 10), st.integers(1, 10))
+def test_wishes_never_contradict_themselves(known: Desired, wanted: Desired, low: int, more: int) -> None:
+    spec = (low, low + more)
+    try:
+        found = wishes.merged(known, wanted, spec)
+    except BadInputError:
+        return
+    assert (spec[0] if found.min is None else found.min) <= (spec[1] if found.max is None else found.max)
+    assert found.stop is (known.stop or wanted.stop)
+    assert wanted.max is None or found.max == wanted.max
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "hint"),
+    [
+        (Desired(), Desired(min=8), "--max too"),
+        (Desired(min=3), Desired(max=2), "--min too"),
+        (Desired(), Desired(5, 2), ""),
+    ],
+)
+def test_more_than_max_is_refused_with_what_is_missing(known: Desired, wanted: Desired, hint: str) -> None:
+    with pytest.raises(BadInputError, match="more than max") as refused:
+        wishes.merged(known, wanted, (1, 4))
+    assert hint in (refused.value.hint or "")
+
+
+def test_a_wish_is_added_to_those_before() -> None:
+    cluster = SmallCluster()
+    put_job(cluster, annotations={names.DESIRED: '{"min": 2}', "other": "stays"})
+    assert wishes.pin(cluster, "mnist", Desired(max=6), (1, 4)) == Desired(2, 6)
+    found = find(cluster, "mnist")
+    assert found.desired == Desired(2, 6)
+    assert found.job["metadata"]["annotations"]["other"] == "stays"
+
+
+def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, patch, conflicts = SmallCluster(), SmallCluster.patch, [translate(409, b"{}", where="")]
+
+    def once(self: SmallCluster, kind: object, *args: object, **options: object) -> object:
+        if kind is JOBS and conflicts:
+            raise conflicts.pop()
+        return patch(self, kind, *args, **options)  # type: ignore[arg-type]
+
+    put_job(cluster)
+    monkeypatch.setattr(SmallCluster, "patch", once)
+    assert wishes.pin(cluster, "mnist", Desired(stop=True), wishes.ANY).stop
+    assert find(cluster, "mnist").desired.stop
