@@ -1,0 +1,93 @@
+"""Requests from what the nodes offer now, so that exactly as many workers fit as a test needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import floor
+
+import pytest
+from e2e import site
+from e2e.pods import SMALL_CPU
+from e2e.programs import kubectl
+
+from edl.kube.api import EVERYWHERE, Api
+from edl.kube.capacity import requests_of
+from edl.kube.kinds import NODES, PODS
+from edl.kube.quantity import quantity
+
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a node has left.
+
+    Attributes:
+        node: its name.
+        cpu: cores that no pod has asked for.
+    """
+
+    node: str
+    cpu: float
+
+
+def offers(api: Api) -> list[Offer]:
+    """What each node that takes pods has left."""
+    used: dict[str, float] = {}
+    for pod in api.list(PODS, namespace=EVERYWHERE).items:
+        node = pod["spec"].get("nodeName")
+        if node and pod["status"].get("phase") not in _ENDED:
+            used[node] = used.get(node, 0.0) + float(requests_of(pod).get("cpu", 0))
+    usable = set(site.nodes())
+    return [
+        Offer(
+            node["metadata"]["name"],
+            float(quantity(node["status"]["allocatable"]["cpu"])) - used.get(node["metadata"]["name"], 0.0),
+        )
+        for node in api.list(NODES).items
+        if node["metadata"]["name"] in usable
+    ]
+
+
+def worker_cpu(found: Sequence[Offer], slots: int, *, small_pods: int) -> float:
+    """Cores a worker, so that exactly ``slots`` of them fit, wherever ``small_pods`` small ones go.
+
+    The largest that does: what is left over on each node is then too little for one more.
+    """
+    small = small_pods * SMALL_CPU
+    sizes = {
+        round(floor(1000 * (offer.cpu - small) / share) / 1000, 3) for offer in found for share in range(1, slots + 1)
+    }
+    for cpu in sorted((size for size in sizes if size > SMALL_CPU), reverse=True):
+        if fit(found, cpu) == slots == fit(found, cpu, small):
+            return cpu
+    pytest.fail(f"no request lets exactly {slots} workers fit beside {small_pods} small pods: {found}")
+
+
+def fit(found: Sequence[Offer], cpu: float, taken: float = 0.0) -> int:
+    """How many pods of ``cpu`` cores fit, when ``taken`` cores of each node are."""
+    return sum(max(0, floor((offer.cpu - taken) / cpu + 1e-9)) for offer in found)
+
+
+@contextmanager
+def only(nodes: Sequence[str]) -> Iterator[None]:
+    """Within the block new pods go to these nodes only."""
+    others = [node for node in site.nodes() if node not in nodes]
+    for node in others:
+        kubectl("cordon", node)
+    try:
+        yield
+    finally:
+        for node in others:
+            kubectl("uncordon", node)
+
+
+def home(api: Api, *nodes: str) -> str:
+    """A node that does not run the cluster's DNS, which a test must not break; not one of ``nodes``."""
+    dns = {
+        pod["spec"].get("nodeName") for pod in api.list(PODS, namespace="kube-system", labels="k8s-app=kube-dns").items
+    }
+    free = [node for node in site.nodes() if node not in nodes]
+    return next((node for node in reversed(free) if node not in dns), free[-1])

@@ -1,0 +1,99 @@
+"""What every scenario starts from: the cluster, its images, the data, a namespace of its own, evidence of failures."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from e2e import baseline, evidence, images, namespaces, site
+from e2e.baseline import Baseline
+from e2e.images import Images
+from e2e.jobs import RECORDS
+from e2e.namespaces import Namespace
+from e2e.programs import EDL, must
+from e2e.site import Site
+
+ARTIFACTS = Path(__file__).parent / "artifacts"
+_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.fixture(scope="session")
+def where() -> Site:
+    """The cluster of ``KUBECONFIG``."""
+    return site.detect()
+
+
+@pytest.fixture(scope="session")
+def built() -> Images:
+    """The images that were delivered to it."""
+    return images.delivered()
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Digits in MNIST's format, on this machine."""
+    folder = tmp_path_factory.mktemp("digits") / "mnist"
+    must(EDL, "data", "mnist", folder, "--source", "digits", "--records", str(RECORDS), "--compression", "snappy")
+    return folder
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> Path:
+    """Of this test's files; kept when it fails."""
+    path = ARTIFACTS / request.node.name.removeprefix("test_").replace("[", "-").rstrip("]")
+    shutil.rmtree(path, ignore_errors=True)
+    return path
+
+
+Places = Callable[..., Namespace]
+
+
+@pytest.fixture
+def places(request: pytest.FixtureRequest, where: Site, built: Images, data: Path, folder: Path) -> Iterator[Places]:
+    """Makes namespaces, with the data on their claims."""
+    made: list[Namespace] = []
+    with ExitStack() as stack:
+
+        def make(name: str = "", *, volume: bool = True) -> Namespace:
+            own = folder if not name else folder.with_name(f"{folder.name}-{name}")
+            place = stack.enter_context(namespaces.namespace(where, built, own, volume=volume))
+            made.append(place)
+            if volume:
+                place.volume.bring(data, "/mnist")
+            return place
+
+        yield make
+        if request.node.stash.get(_FAILED, False):
+            for place in made:
+                evidence.collect(place)
+
+
+@pytest.fixture
+def place(places: Places) -> Namespace:
+    """A namespace with the data on its claim."""
+    return places()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(where: Site, built: Images, data: Path) -> Callable[[int], Baseline]:
+    """Where jobs end that nobody disturbs, by number of workers."""
+    return lambda workers: baseline.baseline(where, built, data, ARTIFACTS, workers)
+
+
+@pytest.fixture(autouse=True)
+def breakable(request: pytest.FixtureRequest) -> None:
+    """Tests that break nodes or the API server need a cluster on which that is possible."""
+    if request.node.get_closest_marker("breaks") and not request.getfixturevalue("where").can_break:
+        pytest.skip("nodes and API server can be broken on kind and on the local cluster only")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Remember a failure for the fixtures that keep evidence."""
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report

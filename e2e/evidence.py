@@ -1,0 +1,52 @@
+"""What is kept of a namespace when a test fails: logs, events, manifests, status, the runs' own logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from e2e.namespaces import Namespace
+from e2e.programs import call
+from e2e.volume import MOUNT, READER
+
+_KINDS = "jobs,pods,services,configmaps,leases,deployments,replicasets,persistentvolumeclaims,resourcequotas"
+
+
+def collect(place: Namespace) -> None:
+    """Write everything that helps below the namespace's folder; what cannot be had is left out and says why."""
+    folder = place.folder / "evidence"
+    folder.mkdir(parents=True, exist_ok=True)
+    _keep(folder / "nodes.txt", "kubectl", "get", "nodes", "-o", "wide")
+    _keep(folder / "all.yaml", "kubectl", "-n", place.name, "get", _KINDS, "-o", "yaml")
+    _keep(folder / "pods.txt", "kubectl", "-n", place.name, "get", "pods", "-o", "wide")
+    _keep(folder / "events.txt", "kubectl", "-n", place.name, "get", "events", "--sort-by=.metadata.creationTimestamp")
+    (folder / "changes.txt").write_text(_changes(place))
+    for pod in call("kubectl", "-n", place.name, "get", "pods", "-o", "name").stdout.split():
+        name = pod.removeprefix("pod/")
+        _keep(folder / "logs" / f"{name}.log", "kubectl", "-n", place.name, "logs", name, "--timestamps")
+        _keep(
+            folder / "logs" / f"{name}.previous.log",
+            "kubectl",
+            "-n",
+            place.name,
+            "logs",
+            name,
+            "--previous",
+            "--timestamps",
+        )
+    runs = ("sh", "-c", f"cd {MOUNT}/edl && tail -n 400 */*/*/logs/*.log */*/*/events.jsonl")
+    _keep(folder / "runs.txt", "kubectl", "-n", place.name, "exec", READER, "--", *runs)
+
+
+def _keep(file: Path, *command: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    done = call(*command, seconds=60)
+    if done.returncode == 0:
+        file.write_text(done.stdout)
+    elif not file.name.endswith(".previous.log"):
+        file.write_text(f"$ {' '.join(command)}\n{done.stderr}")
+
+
+def _changes(place: Namespace) -> str:
+    from e2e.observer import told
+
+    return "\n".join(f"{change.at:.3f} {change.type} {told(change.object)}" for change in place.observer.changes())

@@ -1,0 +1,96 @@
+"""The images under test: built with the Docker engine, given to the cluster, named in a file for the tests.
+
+python -m e2e.images            build and deliver
+python -m e2e.images --build    build only
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from e2e import site
+from e2e.programs import EDL, ROOT, must
+from e2e.site import Delivery, Site
+
+NAMES = ROOT / "e2e" / ".state" / "images.json"
+BUILD_SECONDS = 1800.0
+MISSING = "edl/no-such-image:dev"
+"""An image that nobody has."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Names as pods use them.
+
+    Attributes:
+        training: all roles, no model.
+        submitter: the light image.
+        zoo: the training image with the models of these tests.
+    """
+
+    training: str = "edl/edl:dev"
+    submitter: str = "edl/submitter:dev"
+    zoo: str = "edl/e2e:dev"
+
+
+def build() -> Images:
+    """Build the three images with the Docker engine."""
+    images = Images()
+    for name, dockerfile in ((images.training, "Dockerfile"), (images.submitter, "submitter.Dockerfile")):
+        must("docker", "build", "-t", name, "-f", ROOT / "images" / dockerfile, ROOT, seconds=BUILD_SECONDS)
+    with tempfile.TemporaryDirectory() as folder:
+        zoo = Path(folder) / "model_zoo"
+        shutil.copytree(ROOT / "model_zoo", zoo, ignore=shutil.ignore_patterns("__pycache__"))
+        for module in (ROOT / "e2e" / "zoo").glob("*.py"):
+            shutil.copy(module, zoo)
+        must(EDL, "zoo", "build", zoo, "--image", images.zoo, "--base", images.training, seconds=BUILD_SECONDS)
+    return images
+
+
+def deliver(images: Images, where: Site) -> Images:
+    """Give the images to the cluster; their names there."""
+    names = list(asdict(images).values())
+    if where.delivery is Delivery.LOCAL_CLUSTER:
+        must(str(where.script), "load", *names, seconds=BUILD_SECONDS)
+    elif where.delivery is Delivery.KIND:
+        must("kind", "load", "docker-image", "--name", where.kind_name, *names, seconds=BUILD_SECONDS)
+    else:
+        return Images(**{role: _push(name, where.prefix) for role, name in asdict(images).items()})
+    return images
+
+
+def _push(name: str, prefix: str) -> str:
+    """Push under a tag that no older image has: nodes keep what they pulled."""
+    content = must("docker", "image", "inspect", "--format", "{{.Id}}", name).strip().removeprefix("sha256:")[:12]
+    pushed = f"{prefix}/{name.partition('/')[2].partition(':')[0]}:{content}"
+    must("docker", "tag", name, pushed)
+    must("docker", "push", pushed, seconds=BUILD_SECONDS)
+    return pushed
+
+
+def delivered() -> Images:
+    """The names of the images that the cluster has."""
+    if not NAMES.exists():
+        raise FileNotFoundError(f"{NAMES} is missing: `python -m e2e.images` builds the images and delivers them")
+    return Images(**json.loads(NAMES.read_text()))
+
+
+def main() -> None:
+    """Build, and deliver to the cluster of ``KUBECONFIG``."""
+    parser = argparse.ArgumentParser(description="Build the images under test and give them to the cluster.")
+    parser.add_argument("--build", action="store_true", help="build only")
+    options = parser.parse_args()
+    images = build()
+    if not options.build:
+        images = deliver(images, site.detect())
+        NAMES.parent.mkdir(exist_ok=True)
+        NAMES.write_text(json.dumps(asdict(images), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""A job under test: its file, `edl` commands on it, and what the API says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from e2e.namespaces import Namespace
+from e2e.observer import Change, condition, container, phase
+from e2e.pods import SMALL_CPU
+from e2e.programs import Done, ProgramError, apply, edl, kubectl, must
+from e2e.volume import CLAIM, MOUNT
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.kinds import Manifest
+
+Found = TypeVar("Found")
+
+MINIBATCH, TASK, EPOCHS, RECORDS = 64, 4, 10, 4096
+"""Of every job here: its final metric is compared with that of others."""
+STEPS = EPOCHS * math.ceil(RECORDS / MINIBATCH)
+START_SECONDS = 120.0
+"""From submission to the first step: pods, TensorFlow's import in several of them at once on few processors."""
+END_SECONDS = 240.0
+
+
+def digits(
+    name: str, *, image: str, seconds: float, workers: int, ps: int = 1, cpu: float = 0.1, **fields: Any
+) -> Manifest:
+    """A job file that trains digits for about ``seconds`` with ``workers`` workers of ``cpu`` cores."""
+    small = {"resources": {"cpu": SMALL_CPU, "memory": "512Mi"}}
+    return {
+        "apiVersion": "edl.dev/v1",
+        "name": name,
+        "image": image,
+        "model": {"zoo": "model_zoo", "definition": "paced.custom_model"},
+        "data": {"training": f"{MOUNT}/mnist/train", "validation": f"{MOUNT}/mnist/test"},
+        "train": {"epochs": EPOCHS, "minibatch_size": MINIBATCH, "minibatches_per_task": TASK},
+        "checkpoint": {"every_steps": 40},
+        "export": None,
+        "master": small,
+        "ps": {"count": ps, **small},
+        "workers": {"min": 1, "max": workers, "resources": {"cpu": cpu, "memory": "1Gi"}},
+        "volumes": [{"claim": CLAIM, "mount": MOUNT}],
+        "pod": {"env": {"E2E_STEP_SECONDS": f"{seconds * workers / STEPS:.3f}"}},
+    } | fields
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job in one namespace.
+
+    Attributes:
+        place: its namespace.
+        name: of the job.
+        file: of the job, on this machine.
+    """
+
+    place: Namespace
+    name: str
+    file: Path
+
+    @classmethod
+    def write(cls, place: Namespace, spec: Manifest) -> Job:
+        """Write the job file."""
+        file = place.folder / f"{spec['name']}.json"
+        file.write_text(json.dumps(spec, indent=1))
+        return cls(place, spec["name"], file)
+
+    @property
+    def spec(self) -> Manifest:
+        """What the job file says."""
+        found: Manifest = json.loads(self.file.read_text())
+        return found
+
+    # ------------------------------------------------------------------ commands
+
+    def edl(self, command: str, *options: str, seconds: float = 120.0) -> Done:
+        """``edl COMMAND JOB`` in the job's namespace, whatever its exit code."""
+        subject = self.file if command == "submit" else self.name
+        done = edl(command, subject, "--namespace", self.place.name, *options, seconds=seconds)
+        with (self.place.folder / "commands.txt").open("a") as log:
+            log.write(
+                f"$ edl {command} {subject} {' '.join(options)}\n{done.stdout}{done.stderr}(exit {done.returncode})\n\n"
+            )
+        return done
+
+    def must(self, command: str, *options: str, seconds: float = 120.0) -> str:
+        """The same, of a command that must succeed; its standard output."""
+        done = self.edl(command, *options, seconds=seconds)
+        if done.returncode:
+            raise ProgramError(f"edl {command} {self.name}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def submit(self, *options: str) -> None:
+        """``edl submit --yes``: returns when the master has started."""
+        self.must("submit", "--yes", "--detach", *options)
+
+    def submit_rendered(self) -> None:
+        """``edl render | kubectl apply -f -``."""
+        done = edl("render", self.file, "--namespace", self.place.name)
+        if done.returncode:
+            raise ProgramError(f"edl render: exit code {done.returncode}\n{done.stderr}")
+        apply(done.stdout, "-n", self.place.name)
+
+    def why(self) -> str:
+        """What ``edl why`` says, in lower case."""
+        return self.must("why").lower()
+
+    # ------------------------------------------------------------------ what the API says
+
+    @property
+    def batch_job(self) -> Manifest:
+        """The master's Job; empty if there is none."""
+        return self.place.observer.job(names.master(self.name)) or {}
+
+    @property
+    def uid(self) -> str:
+        """Uid of the Job: the id of the run."""
+        return str(self.batch_job["metadata"]["uid"])
+
+    def page(self, name: str) -> Any:
+        """A page of the status ConfigMap, such as ``summary.json``; None while the master has not published it."""
+        text = self.place.observer.pages(names.status(self.name)).get(name)
+        return json.loads(text) if text else None
+
+    def status(self) -> Mapping[str, Any]:
+        """The newest status; empty before the first."""
+        return self.page("status.json") or {}
+
+    def masters(self) -> list[Manifest]:
+        """The master's pods, also those that are going."""
+        return self.place.observer.pods(job=self.name, role=Role.MASTER.value)
+
+    def master(self) -> Manifest:
+        """The newest of the master's pods."""
+        found = self.wait("a master's pod", lambda: self.masters() or None)
+        return max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    def workers(self) -> dict[int, Manifest]:
+        """The workers' pods by index."""
+        found = self.place.observer.pods(job=self.name, role=Role.WORKER.value)
+        return {int(pod["metadata"]["labels"][names.INDEX]): pod for pod in found}
+
+    def in_phase(self, *phases: str) -> list[int]:
+        """Indices of the workers whose pods are in one of these phases."""
+        return [index for index, pod in sorted(self.workers().items()) if phase(pod) in phases]
+
+    def training(self) -> list[int]:
+        """Indices of the workers that hold a training lease, as the master says."""
+        return sorted(worker["index"] for worker in self.status().get("workers", ()) if worker["state"] == "training")
+
+    def pod_name(self, role: Role, index: int) -> str:
+        """Name of a worker's or PS's pod."""
+        return names.pod(self.name, role, index)
+
+    def ended(self) -> str | None:
+        """``Complete`` or ``Failed`` when the Job has ended."""
+        return next(
+            (kind for kind in ("Complete", "Failed") if self.batch_job and condition(self.batch_job, kind)), None
+        )
+
+    # ------------------------------------------------------------------ waiting
+
+    def wait(self, what: str, wanted: Callable[[], Found | None], seconds: float = START_SECONDS) -> Found:
+        """The first result of ``wanted``; an error tells what the job was doing instead."""
+        try:
+            return self.place.observer.wait(f"job {self.name}: {what}", wanted, seconds)
+        except AssertionError as error:
+            error.add_note(f"status: {json.dumps(self.status())}")
+            raise
+
+    def wait_step(self, step: int, seconds: float = START_SECONDS) -> None:
+        """Wait until ``step`` steps are done."""
+        self.wait(f"step {step}", lambda: self.status().get("step", 0) >= step, seconds)
+
+    def wait_training(self, *, workers: int, seconds: float = START_SECONDS) -> list[int]:
+        """Wait until exactly this many workers train; their indices."""
+        found = lambda: indices if len(indices := self.training()) == workers else None  # noqa: E731
+        return self.wait(f"{workers} workers train", found, seconds)
+
+    def wait_more_steps(self, steps: int = 10, seconds: float = 60.0) -> None:
+        """Wait until training has gone on by some steps from now."""
+        self.wait_step(int(self.status().get("step", 0)) + steps, seconds)
+
+    def wait_end(self, seconds: float = END_SECONDS) -> str:
+        """Wait until the Job has ended: ``Complete`` or ``Failed``."""
+        return self.wait("its end", self.ended, seconds)
+
+    def wait_incarnation(self, beyond: int, seconds: float = START_SECONDS) -> Mapping[str, Any]:
+        """Wait for a status of a later master."""
+        newer = lambda: found if (found := self.status()).get("incarnation", 0) > beyond else None  # noqa: E731
+        return self.wait(f"a master after incarnation {beyond}", newer, seconds)
+
+    # ------------------------------------------------------------------ what happened
+
+    def change(self, wanted: Callable[[Change], bool]) -> Change | None:
+        """The first wanted change of a pod of this job."""
+        own = lambda change: change.object["metadata"].get("labels", {}).get(names.JOB) == self.name  # noqa: E731
+        return self.place.observer.first(lambda change: own(change) and wanted(change))
+
+    def leftovers(self) -> list[str]:
+        """Everything that still has the job's label, of all kinds that a job is made of."""
+        kinds = "jobs,pods,services,configmaps,secrets,leases"
+        return self.place.kubectl("get", kinds, "-l", names.selector(self.name), "-o", "name").split()
+
+    def wait_removed(self, seconds: float = 60.0) -> None:
+        """Wait until nothing with the job's label is left."""
+        self.wait("nothing is left", lambda: not (self.leftovers()) or None, seconds)
+
+    def worker_uids(self) -> dict[int, tuple[str, int]]:
+        """Uid and restarts of each worker's pod: what adoption must not change."""
+        return {
+            index: (pod["metadata"]["uid"], container(pod).get("restartCount", 0))
+            for index, pod in self.workers().items()
+        }
+
+    def ps_uids(self) -> dict[str, str]:
+        """Uid of each PS's pod, by name."""
+        found = self.place.observer.pods(job=self.name, role=Role.PS.value)
+        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
+
+
+def delete_pod(place: Namespace, name: str, *options: str) -> None:
+    """``kubectl delete pod``, without waiting for its end."""
+    place.kubectl("delete", "pod", name, "--wait=false", *options)
+
+
+def evict(place: Namespace, name: str) -> None:
+    """Evict a pod as ``kubectl drain`` does."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": place.name}}
+    path = f"/api/v1/namespaces/{place.name}/pods/{name}/eviction"
+    kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+
+
+def in_container(place: Namespace, pod: str, *command: str) -> str:
+    """Run a command in a pod's container."""
+    return must("kubectl", "-n", place.name, "exec", pod, "--", *command)

@@ -1,0 +1,81 @@
+"""A namespace for each scenario: it enforces ``restricted``, has what admins install, a shared claim and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+from e2e.images import Images
+from e2e.observer import Observer
+from e2e.programs import ROOT, apply, call, kubectl
+from e2e.site import Site
+from e2e.volume import SharedVolume
+
+from edl.kube.api import Api
+from edl.kube.connection import connected
+
+LABELS = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/warn": "restricted",
+    "edl.dev/e2e": "true",
+}
+BASE = ROOT / "kustomize" / "base"
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Where one scenario happens.
+
+    Attributes:
+        name: of the namespace.
+        site: the cluster.
+        images: on its nodes.
+        folder: of this machine, for job files, fetched runs and evidence.
+    """
+
+    name: str
+    site: Site
+    images: Images
+    folder: Path
+    api: Api
+    observer: Observer
+    volume: SharedVolume = field(repr=False)
+
+    def kubectl(self, *arguments: str, seconds: float = 120.0) -> str:
+        """``kubectl`` in this namespace."""
+        return kubectl("-n", self.name, *arguments, seconds=seconds)
+
+
+@contextmanager
+def namespace(
+    site: Site, images: Images, folder: Path, *, volume: bool = True, base: bool = True
+) -> Iterator[Namespace]:
+    """Make a namespace; it goes, with all that is in it, when the block ends.
+
+    Args:
+        site: the cluster.
+        images: on its nodes.
+        folder: of this machine, for what belongs to the scenario; names the namespace too.
+        volume: with the shared claim.
+        base: with the accounts, roles and PriorityClasses that admins install.
+    """
+    name = f"e2e-{folder.name[:30].replace('_', '-').strip('-')}-{uuid4().hex[:5]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": LABELS}})
+    shared = SharedVolume(site, name, images.submitter)
+    api = connected(namespace=name)
+    observer = Observer(api, name)
+    try:
+        if base:
+            kubectl("apply", "-n", name, "-k", str(BASE))
+        if volume:
+            shared.make()
+        yield Namespace(name, site, images, folder, api, observer, shared)
+    finally:
+        observer.close()
+        call("kubectl", "delete", "namespace", name, "--wait=false")
+        call("kubectl", "-n", name, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
+        shared.remove()

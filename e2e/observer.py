@@ -1,0 +1,194 @@
+"""What happens in one namespace: every change of its pods, Jobs and ConfigMaps, with the moment in which it was seen.
+
+The tests measure with it, so it is independent of what the product watches: list, watch, and list again on any error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from e2e.waiting import until
+
+from edl.core.errors import EdlError
+from edl.kube.api import Api, Stream
+from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, Kind, Manifest
+
+Found = TypeVar("Found")
+
+ADDED, MODIFIED, DELETED = "ADDED", "MODIFIED", "DELETED"
+_KINDS = (PODS, JOBS, CONFIGMAPS)
+_AGAIN_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of one object.
+
+    Attributes:
+        at: when it was seen here, unix seconds.
+        type: ``ADDED``, ``MODIFIED`` or ``DELETED``.
+        object: as it was then.
+    """
+
+    at: float
+    type: str
+    object: Manifest
+
+    @property
+    def name(self) -> str:
+        return str(self.object["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.object["metadata"]["uid"])
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the object was told to go."""
+        return "deletionTimestamp" in self.object["metadata"]
+
+
+class Observer:
+    """Follows one namespace until ``close``."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api, self._namespace = api, namespace
+        self._lock = threading.Lock()
+        self._objects: dict[str, dict[str, Manifest]] = {kind.name: {} for kind in _KINDS}
+        self._changes: dict[str, list[Change]] = {kind.name: [] for kind in _KINDS}
+        self._streams: dict[str, Stream] = {}
+        self._closed = threading.Event()
+        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in _KINDS]
+        for thread in self._threads:
+            thread.start()
+
+    # ------------------------------------------------------------------ what is there
+
+    def pods(self, **labels: str) -> list[Manifest]:
+        """The pods that exist, by name; labels as ``job="mnist"``, ``role="worker"``."""
+        return [pod for pod in self._current(PODS) if _labelled(pod, labels)]
+
+    def pod(self, name: str) -> Manifest | None:
+        """A pod by name."""
+        return self._one(PODS, name)
+
+    def job(self, name: str) -> Manifest | None:
+        """A ``batch/v1`` Job by name."""
+        return self._one(JOBS, name)
+
+    def pages(self, config_map: str) -> dict[str, str]:
+        """The data of a ConfigMap; empty if there is none."""
+        return (self._one(CONFIGMAPS, config_map) or {}).get("data") or {}
+
+    def changes(self, kind: Kind = PODS) -> list[Change]:
+        """Every change so far, in order."""
+        with self._lock:
+            return list(self._changes[kind.name])
+
+    def first(self, wanted: Callable[[Change], bool], kind: Kind = PODS) -> Change | None:
+        """The first change that is wanted."""
+        return next((change for change in self.changes(kind) if wanted(change)), None)
+
+    # ------------------------------------------------------------------ waiting
+
+    def wait(self, what: str, condition: Callable[[], Found | None], seconds: float = 90.0) -> Found:
+        """The first result of ``condition`` that is neither None nor False; see ``e2e.waiting.until``."""
+        return until(what, condition, seconds, self.story)
+
+    def wait_change(self, what: str, wanted: Callable[[Change], bool], seconds: float = 90.0) -> Change:
+        """The first change of a pod that is wanted."""
+        return self.wait(what, lambda: self.first(wanted), seconds)
+
+    def story(self) -> str:
+        """The pods as they are, for whoever reads a failure."""
+        return "\n".join(["pods:", *map(told, self._current(PODS))])
+
+    # ------------------------------------------------------------------ following
+
+    def close(self) -> None:
+        """End all watches."""
+        self._closed.set()
+        for stream in list(self._streams.values()):
+            stream.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _follow(self, kind: Kind) -> None:
+        while not self._closed.is_set():
+            try:
+                listing = self._api.list(kind, namespace=self._namespace)
+                self._relist(kind, listing.items)
+                with self._api.watch(
+                    kind, resource_version=listing.resource_version, namespace=self._namespace, seconds=60, silence=75
+                ) as stream:
+                    self._streams[kind.name] = stream
+                    for change, found in stream.events():
+                        if change in (ADDED, MODIFIED, DELETED):
+                            self._see(kind, change, found)
+            except EdlError:
+                self._closed.wait(_AGAIN_SECONDS)
+
+    def _relist(self, kind: Kind, items: Iterable[Manifest]) -> None:
+        there = {item["metadata"]["uid"]: item for item in items}
+        for known in self._current(kind):
+            if known["metadata"]["uid"] not in there:
+                self._see(kind, DELETED, known)
+        before = {known["metadata"]["uid"]: known for known in self._current(kind)}
+        for uid, item in there.items():
+            if uid not in before:
+                self._see(kind, ADDED, item)
+            elif before[uid]["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
+                self._see(kind, MODIFIED, item)
+
+    def _see(self, kind: Kind, change: str, found: Manifest) -> None:
+        with self._lock:
+            self._changes[kind.name].append(Change(time.time(), change, found))
+            objects, name = self._objects[kind.name], found["metadata"]["name"]
+            if change == DELETED:
+                objects.pop(name, None)
+            else:
+                objects[name] = found
+
+    def _current(self, kind: Kind) -> list[Manifest]:
+        with self._lock:
+            return [found for _, found in sorted(self._objects[kind.name].items())]
+
+    def _one(self, kind: Kind, name: str) -> Manifest | None:
+        with self._lock:
+            return self._objects[kind.name].get(name)
+
+
+def _labelled(pod: Manifest, labels: dict[str, str]) -> bool:
+    have = pod["metadata"].get("labels") or {}
+    return all(have.get(f"edl.dev/{name}") == value for name, value in labels.items())
+
+
+def phase(pod: Manifest | None) -> str:
+    """A pod's phase; ``Leaving`` if it was told to go, ``Gone`` if there is none."""
+    if pod is None:
+        return "Gone"
+    return "Leaving" if "deletionTimestamp" in pod["metadata"] else str(pod["status"].get("phase"))
+
+
+def condition(pod: Manifest, kind: str) -> Manifest | None:
+    """A condition of a pod or Job that is True."""
+    found = pod.get("status", {}).get("conditions") or ()
+    return next((entry for entry in found if entry["type"] == kind and entry["status"] == "True"), None)
+
+
+def container(pod: Manifest) -> Manifest:
+    """The status of a pod's first container; empty before there is one."""
+    found = pod.get("status", {}).get("containerStatuses") or ({},)
+    return dict(found[0])
+
+
+def told(pod: Manifest) -> str:
+    """A pod in one line."""
+    state = container(pod).get("state") or {}
+    why = [str(entry.get("message")) for entry in pod["status"].get("conditions") or () if entry.get("message")]
+    node, restarts = pod["spec"].get("nodeName", "no node"), container(pod).get("restartCount", 0)
+    return f"  {pod['metadata']['name']}: {phase(pod)}, {node}, {restarts} restarts, {state} {'; '.join(why)}"

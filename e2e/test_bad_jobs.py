@@ -1,0 +1,62 @@
+"""Jobs that cannot succeed: each ends or waits with the right reason, within a bound, without hundreds of pods."""
+
+from __future__ import annotations
+
+from e2e.images import MISSING
+from e2e.jobs import Job, digits
+from e2e.namespaces import Namespace
+from e2e.observer import ADDED
+
+from edl.kube import names
+
+FEW = 12
+"""Pods that a hopeless job may ask for."""
+
+
+def asked_for(job: Job) -> int:
+    """Pods that were ever made for a job."""
+    made = (
+        c
+        for c in job.place.observer.changes()
+        if c.type == ADDED and c.object["metadata"]["labels"].get(names.JOB) == job.name
+    )
+    return len({change.uid for change in made})
+
+
+def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:
+    """More CPU than any node has: the workers stay Pending, and `edl why` has the scheduler's reason."""
+    job = Job.write(place, digits("too-big", image=place.images.zoo, seconds=30, workers=2, cpu=4096))
+    job.submit()
+    job.wait("its workers are Pending", lambda: job.in_phase("Pending") == [0, 1] or None)
+    why = job.wait("edl why has the reason", lambda: text if "insufficient cpu" in (text := job.why()) else None, 30)
+    assert "pending" in why
+    job.wait("it is called starved", lambda: job.status().get("starved"), 30)
+    assert asked_for(job) <= FEW
+    job.must("delete", "--yes")
+    assert job.leftovers() == []
+
+
+def test_an_image_that_does_not_exist(place: Namespace) -> None:
+    """`edl submit` ends with code 1 and the kubelet's own message; nothing is left."""
+    job = Job.write(place, digits("no-image", image=MISSING, seconds=30, workers=1))
+    done = job.edl("submit", "--yes")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert MISSING in done.stdout + done.stderr
+    assert "ImagePullBackOff" in done.stdout + done.stderr or "ErrImagePull" in done.stdout + done.stderr
+    job.wait_removed()
+
+
+def test_a_model_that_crashes_in_every_worker(place: Namespace) -> None:
+    """The job fails by its own rules, and says what it met."""
+    spec = digits("crashing", image=place.images.zoo, seconds=10, workers=2)
+    spec["model"]["definition"] = "crashing.custom_model"
+    job = Job.write(place, spec)
+    job.submit()
+    assert job.wait_end() == "Failed"
+    failure = job.wait("its failure", lambda: job.page("failure.json"), 10)
+    assert "crash" in str(failure).lower()
+    assert "crash" in job.why()
+    assert asked_for(job) <= FEW
+    job.wait("its pods are gone", lambda: not (job.workers() or job.ps_uids()) or None, 15)
+    job.must("delete", "--yes")
+    assert job.leftovers() == []

@@ -1,0 +1,284 @@
+"""What docs/design/0005-on-kubernetes.md builds on, asked of this cluster: facts that are not in any API reference.
+
+None of this is EDL's code. When a new Kubernetes answers otherwise, the design has to follow, and this says where.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from e2e import namespaces
+from e2e.capacity import home, only
+from e2e.conftest import ARTIFACTS
+from e2e.faults import lost
+from e2e.images import Images
+from e2e.jobs import delete_pod, evict
+from e2e.namespaces import Namespace
+from e2e.observer import condition, container, phase
+from e2e.pods import pod, template
+from e2e.programs import ProgramError, apply, call, kubectl
+from e2e.site import Site
+
+from edl.kube.errors import GoneError
+from edl.kube.kinds import PODS, SECRETS, Manifest
+
+pytestmark = pytest.mark.xdist_group("facts")
+
+UNTIL_TOLD = "trap 'exit {code}' TERM; echo listening; sleep 1000 & wait"
+"""Runs until SIGTERM and ends with a code. Before it listens SIGTERM would pass unnoticed: it is process 1."""
+
+
+@pytest.fixture(scope="module")
+def bare(where: Site, built: Images) -> Iterator[Namespace]:
+    """A namespace that enforces ``restricted``, without anything of EDL's."""
+    with namespaces.namespace(where, built, ARTIFACTS / "facts", volume=False, base=False) as place:
+        yield place
+
+
+def start(place: Namespace, name: str, script: str, **spec: Any) -> Manifest:
+    """Start a pod that runs a shell script; it runs, or has ended, afterwards."""
+    apply(pod(name, place.images.submitter, "sh", "-c", script, **spec), "-n", place.name)
+    started = ("Running", "Succeeded", "Failed")
+    return place.observer.wait(
+        f"{name} starts", lambda: found if phase(found := place.observer.pod(name)) in started else None
+    )
+
+
+def start_job(place: Namespace, name: str, script: str, **job: Any) -> None:
+    """Start a Job as EDL's master has it."""
+    spec = {
+        "backoffLimit": 1000000,
+        "podReplacementPolicy": "TerminatingOrFailed",
+        "template": template(place.images.submitter, "sh", "-c", script, restartPolicy="OnFailure"),
+        **job,
+    }
+    apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}, "-n", place.name)
+
+
+def pod_of(place: Namespace, job: str, *, other_than: str = "", seconds: float = 60.0) -> Manifest:
+    """The running pod of a Job, of another uid than the one given."""
+
+    def running() -> Manifest | None:
+        for found in place.observer.pods():
+            meta = found["metadata"]
+            own = (meta.get("labels") or {}).get("batch.kubernetes.io/job-name") == job
+            if own and meta["uid"] != other_than and phase(found) == "Running":
+                return found
+        return None
+
+    return place.observer.wait(f"a pod of the Job {job}", running, seconds)
+
+
+def listens(place: Namespace, found: Manifest) -> str:
+    """Wait until a pod with UNTIL_TOLD would notice SIGTERM; its name."""
+    name = str(found["metadata"]["name"])
+    said = lambda: call("kubectl", "-n", place.name, "logs", name).stdout  # noqa: E731
+    place.observer.wait(f"{name} listens", lambda: "listening" in said() or None)
+    return name
+
+
+def ended(place: Namespace, name: str) -> Manifest:
+    """The state that a pod's container ended with."""
+
+    def terminated() -> Manifest | None:
+        return (container(place.observer.pod(name) or {"status": {}}).get("state") or {}).get("terminated")
+
+    return place.observer.wait(f"{name} ends", terminated)
+
+
+# ---------------------------------------------------------------------- Jobs
+
+
+def test_a_pod_that_exits_0_when_told_to_go_completes_its_job(bare: Namespace) -> None:
+    start_job(bare, "obedient", UNTIL_TOLD.format(code=0))
+    # A pod that goes within its first second was never counted as ready, and is replaced all the same.
+    counted = lambda: (bare.observer.job("obedient") or {}).get("status", {}).get("ready") == 1 or None  # noqa: E731
+    bare.observer.wait("the Job counts its pod as ready", counted)
+    delete_pod(bare, listens(bare, pod_of(bare, "obedient")), "--grace-period=20")
+    bare.observer.wait("the Job completes", lambda: condition(bare.observer.job("obedient") or {}, "Complete"))
+
+
+def test_a_pod_that_exits_143_is_replaced(bare: Namespace) -> None:
+    start_job(bare, "persistent", UNTIL_TOLD.format(code=143))
+    first = pod_of(bare, "persistent")
+    delete_pod(bare, listens(bare, first), "--grace-period=20")
+    pod_of(bare, "persistent", other_than=first["metadata"]["uid"])
+    assert condition(bare.observer.job("persistent") or {}, "Complete") is None
+
+
+def test_a_crashed_container_restarts_in_its_pod(bare: Namespace) -> None:
+    """With an emptyDir as memory: the first life crashes, the second stays."""
+    memory = {"volumes": [{"name": "m", "emptyDir": {}}], "mounts": [{"name": "m", "mountPath": "/memory"}]}
+    script = "test -e /memory/x && sleep 1000; touch /memory/x; exit 1"
+    spec = template(bare.images.submitter, "sh", "-c", script, restartPolicy="OnFailure", **memory)
+    start_job(bare, "crashing", "", template=spec)
+    first = pod_of(bare, "crashing")["metadata"]["uid"]
+    again = bare.observer.wait(
+        "the container restarts",
+        lambda: next((p for p in bare.observer.pods() if container(p).get("restartCount", 0) == 1), None),
+        20,
+    )
+    assert again["metadata"]["uid"] == first
+
+
+def test_a_suspended_job_has_no_pod_until_it_is_let_go(bare: Namespace) -> None:
+    start_job(bare, "suspended", "sleep 1000", suspend=True)
+    bare.observer.wait("it is suspended", lambda: condition(bare.observer.job("suspended") or {}, "Suspended"))
+    named = [p for p in bare.observer.pods() if p["metadata"]["name"].startswith("suspended")]
+    assert named == []
+    bare.kubectl("patch", "job", "suspended", "-p", '{"spec":{"suspend":false}}')
+    pod_of(bare, "suspended")
+
+
+def test_setting_the_back_off_limit_to_0_makes_the_next_failure_the_last(bare: Namespace) -> None:
+    start_job(bare, "failing", "sleep 4; exit 1")
+    pod_of(bare, "failing")
+    bare.kubectl("patch", "job", "failing", "-p", '{"spec":{"backoffLimit":0}}')
+    bare.observer.wait("the Job fails", lambda: condition(bare.observer.job("failing") or {}, "Failed"))
+
+
+# ---------------------------------------------------------------------- owners
+
+
+def owned(place: Namespace, name: str, job: str, *, controller: bool) -> None:
+    """A pod that is owned by a Job."""
+    uid = (place.observer.wait("the Job", lambda: place.observer.job(job)))["metadata"]["uid"]
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": job,
+        "uid": uid,
+        "controller": controller,
+        "blockOwnerDeletion": False,
+    }
+    manifest = pod(name, place.images.submitter, "sleep", "1000")
+    manifest["metadata"]["ownerReferences"] = [owner]
+    apply(manifest, "-n", place.name)
+    place.observer.wait(f"{name} runs", lambda: phase(place.observer.pod(name)) == "Running" or None)
+
+
+def owners(place: Namespace, name: str) -> list[str]:
+    found = place.observer.pod(name) or {"metadata": {}}
+    return [owner["name"] for owner in found["metadata"].get("ownerReferences") or ()]
+
+
+def test_an_owner_that_is_no_controller_is_kept_and_takes_its_pods_along(bare: Namespace) -> None:
+    start_job(bare, "owner", "sleep 1000")
+    owned(bare, "mine", "owner", controller=False)
+    owned(bare, "claimed", "owner", controller=True)
+    bare.observer.wait(
+        "the Job controller lets go of a pod that its selector does not choose",
+        lambda: owners(bare, "claimed") == [] or None,
+    )
+    assert owners(bare, "mine") == ["owner"]
+    bare.kubectl("delete", "job", "owner", "--cascade=background")
+    bare.observer.wait("its pods go with it", lambda: bare.observer.pod("mine") is None or None)
+    assert phase(bare.observer.pod("claimed")) == "Running"
+
+
+def test_a_deletion_without_a_policy_orphans(bare: Namespace) -> None:
+    start_job(bare, "careless", "sleep 1000")
+    name = pod_of(bare, "careless")["metadata"]["name"]
+    kubectl("delete", "--raw", f"/apis/batch/v1/namespaces/{bare.name}/jobs/careless")
+    bare.observer.wait("the Job goes", lambda: bare.observer.job("careless") is None or None)
+    bare.observer.wait("its pod has no owner", lambda: owners(bare, name) == [] or None)
+    assert phase(bare.observer.pod(name)) == "Running"
+
+
+# ---------------------------------------------------------------------- what is refused, and where
+
+
+def test_pod_security_refuses_pods_and_accepts_their_jobs(bare: Namespace) -> None:
+    spec = template(bare.images.submitter, "sleep", "1000", restartPolicy="OnFailure", hostNetwork=True)
+    start_job(bare, "forbidden", "", template=spec)
+    with pytest.raises(ProgramError, match="violates PodSecurity"):
+        apply(
+            pod("forbidden", bare.images.submitter, "sleep", "1", hostNetwork=True), "-n", bare.name, "--dry-run=server"
+        )
+    bare.observer.wait("the Job's event", lambda: "violates PodSecurity" in bare.kubectl("get", "events") or None)
+
+
+def test_restricted_refuses_host_paths(bare: Namespace) -> None:
+    volumes = [{"name": "host", "hostPath": {"path": "/tmp"}}]
+    with pytest.raises(ProgramError, match="hostPath"):
+        apply(pod("reaching", bare.images.submitter, "sleep", "1", volumes=volumes), "-n", bare.name)
+
+
+def test_an_immutable_secret_stays_as_it_is(bare: Namespace) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "fixed"}, "immutable": True}
+    apply({**secret, "stringData": {"token": "one"}}, "-n", bare.name)
+    with pytest.raises(ProgramError, match="immutable"):
+        apply({**secret, "stringData": {"token": "two"}}, "-n", bare.name)
+    assert bare.api.get(SECRETS, "fixed")["immutable"] is True
+
+
+# ---------------------------------------------------------------------- how pods end
+
+
+def test_exit_code_137_has_more_than_one_meaning(bare: Namespace) -> None:
+    start(bare, "killed", "exit 137", restartPolicy="Never")
+    hungry = pod("hungry", bare.images.submitter, "tail", "/dev/zero", restartPolicy="Never")
+    hungry["spec"]["containers"][0]["resources"]["limits"] = {"memory": "32Mi"}
+    apply(hungry, "-n", bare.name)
+    found = {name: ended(bare, name) for name in ("killed", "hungry")}
+    assert [(state["exitCode"], state["reason"]) for state in found.values()] == [(137, "Error"), (137, "OOMKilled")]
+
+
+def test_an_eviction_says_so(bare: Namespace) -> None:
+    script = UNTIL_TOLD.format(code=143)
+    found = start(bare, "evicted", script, restartPolicy="Never", terminationGracePeriodSeconds=20)
+    evict(bare, listens(bare, found))
+    told = bare.observer.wait_change(
+        "the condition DisruptionTarget",
+        lambda change: change.name == "evicted" and condition(change.object, "DisruptionTarget") is not None,
+    )
+    assert (condition(told.object, "DisruptionTarget") or {})["reason"] == "EvictionByEvictionAPI"
+
+
+def test_a_deleted_pod_keeps_its_name_until_it_is_gone(bare: Namespace) -> None:
+    start(bare, "slow", "trap '' TERM; sleep 1000 & wait; sleep 1000", terminationGracePeriodSeconds=600)
+    uid = (bare.observer.pod("slow") or {})["metadata"]["uid"]
+    delete_pod(bare, "slow")
+    bare.observer.wait("it is leaving", lambda: phase(bare.observer.pod("slow")) == "Leaving" or None)
+    with pytest.raises(ProgramError, match="AlreadyExists"):
+        kubectl(
+            "-n", bare.name, "create", "-f", "-", stdin=json.dumps(pod("slow", bare.images.submitter, "sleep", "1"))
+        )
+    bare.api.delete(PODS, "slow", uid=uid, grace=0)
+    bare.observer.wait("it is gone", lambda: bare.observer.pod("slow") is None or None, 10)
+    start(bare, "slow", "sleep 1000")
+
+
+# ---------------------------------------------------------------------- watches
+
+
+def test_a_watch_from_long_ago_answers_410(bare: Namespace) -> None:
+    with pytest.raises(GoneError), bare.api.watch(PODS, resource_version="1", seconds=10) as stream:
+        for _ in stream.events():
+            pass
+
+
+# ---------------------------------------------------------------------- dead nodes
+
+
+@pytest.mark.alone
+@pytest.mark.breaks
+def test_a_pod_of_a_dead_node_stays_until_it_is_forced(bare: Namespace) -> None:
+    node = home(bare.api)
+    dying = [
+        {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
+        for taint in ("not-ready", "unreachable")
+    ]
+    with only([node]):
+        uid = start(bare, "doomed", "sleep 1000", tolerations=dying)["metadata"]["uid"]
+    with lost(bare.site.faults, node):
+        leaving = bare.observer.wait_change(
+            "the pod is told to go", lambda change: change.name == "doomed" and change.leaving, 120
+        )
+        assert (condition(leaving.object, "DisruptionTarget") or {})["reason"] == "DeletionByTaintManager"
+        assert phase(bare.observer.pod("doomed")) == "Leaving"
+        bare.api.delete(PODS, "doomed", uid=uid, grace=0)
+        bare.observer.wait("its name is free", lambda: bare.observer.pod("doomed") is None or None, 10)

@@ -1,0 +1,118 @@
+"""The master's pod or process goes: the next one adopts what runs, and the job ends as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from e2e import figures
+from e2e.baseline import Baseline
+from e2e.jobs import Job, delete_pod, digits, evict, in_container
+from e2e.ledger import Run, finished
+from e2e.namespaces import Namespace
+from e2e.observer import container, phase
+
+KILL_CHILD = """
+import os, signal
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if int(pid) > 1 and b"edl.master" in open(f"/proc/{pid}/cmdline", "rb").read():
+        os.kill(int(pid), signal.SIGKILL)
+"""
+
+
+def trains(place: Namespace, name: str, seconds: float = 60) -> Job:
+    """A job of two workers in the middle of its work."""
+    job = Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=2))
+    job.submit()
+    job.wait_training(workers=2)
+    job.wait_step(60)
+    return job
+
+
+def adopted(job: Job, before: int, undisturbed: Callable[[int], Baseline], disturb: Callable[[], object]) -> Run:
+    """Disturb the master: the same pods go on under the next one, and the ledger is whole."""
+    workers, servers = job.worker_uids(), job.ps_uids()
+    disturb()
+    job.wait_incarnation(before)
+    job.wait_more_steps()
+    assert job.ended() is None
+    assert (job.worker_uids(), job.ps_uids()) == (workers, servers), "adopted, not started anew"
+    summary, run = finished(job)
+    undisturbed(2).check(summary)
+    assert (summary["workers_lost"], summary["records_repeated"], summary["updates_rolled_back"]) == (0, 0, 0)
+    job.must("delete", "--yes")
+    assert job.leftovers() == []
+    return run
+
+
+DELETIONS = {
+    "grace": lambda place, pod: delete_pod(place, pod),
+    "force": lambda place, pod: delete_pod(place, pod, "--grace-period=0", "--force"),
+    "eviction": evict,
+}
+
+
+@pytest.mark.parametrize("how", DELETIONS)
+def test_master_pod_goes(place: Namespace, undisturbed: Callable[[int], Baseline], how: str) -> None:
+    job = trains(place, how)
+    first, before = job.master(), job.status()["incarnation"]
+    name = first["metadata"]["name"]
+    run = adopted(job, before, undisturbed, lambda: DELETIONS[how](place, name))
+    told = place.observer.first(lambda change: change.name == name and (change.leaving or change.type == "DELETED"))
+    second = place.observer.first(
+        lambda change: (
+            "running" in (container(change.object).get("state") or {})
+            and change.object["metadata"]["labels"].get("edl.dev/role") == "master"
+            and change.name != name
+        )
+    )
+    assert told is not None
+    assert second is not None
+    served = run.first("leases_served", after=second.at - 1)["time"]
+    figures.record("master_deleted", served - second.at, how=how)
+    figures.record("master_back_off", second.at - told.at, how=how)
+    figures.record("workers_idle", served - told.at, how=how)
+
+
+def test_master_process_killed(place: Namespace, undisturbed: Callable[[int], Baseline]) -> None:
+    job = trains(place, "killed")
+    pod, before = job.master()["metadata"], job.status()["incarnation"]
+    run = adopted(job, before, undisturbed, lambda: in_container(place, pod["name"], "python3", "-c", KILL_CHILD))
+    restarted = place.observer.first(lambda c: c.uid == pod["uid"] and container(c.object).get("restartCount") == 1)
+    assert restarted is not None
+    assert container(restarted.object)["lastState"]["terminated"]["exitCode"] == 137
+    down = place.observer.first(
+        lambda c: c.uid == pod["uid"] and "running" not in (container(c.object).get("state") or {"running": 1})
+    )
+    served = run.first("leases_served", after=pod_started(restarted.object))["time"]
+    if down is not None:
+        figures.record("master_killed", served - down.at)
+
+
+def pod_started(pod: dict) -> float:
+    """When a pod's container started, by the kubelet's clock, to the second."""
+    from datetime import datetime
+
+    state = container(pod)["state"].get("running") or {}
+    return datetime.fromisoformat(state["startedAt"]).timestamp() if state else 0.0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("step", [1, 200, 600])
+@pytest.mark.parametrize("how", [*DELETIONS, "kill"])
+def test_master_faults_at_every_step(
+    place: Namespace, undisturbed: Callable[[int], Baseline], how: str, step: int
+) -> None:
+    job = Job.write(place, digits(f"{how}-{step}", image=place.images.zoo, seconds=60, workers=2))
+    job.submit()
+    job.wait_step(step)
+    name, before = job.master()["metadata"]["name"], job.status()["incarnation"]
+    if how == "kill":
+        in_container(place, name, "python3", "-c", KILL_CHILD)
+    else:
+        DELETIONS[how](place, name)
+    job.wait_incarnation(before)
+    summary, _ = finished(job)
+    undisturbed(2).check(summary)
+    assert summary["records_repeated"] == 0
+    assert all(phase(pod) == "Succeeded" for pod in job.masters() if pod["metadata"]["name"] != name)

@@ -1,0 +1,48 @@
+"""However a job was submitted and however it is removed, nothing with its label is left."""
+
+from __future__ import annotations
+
+import pytest
+from e2e.jobs import Job, digits
+from e2e.namespaces import Namespace
+
+from edl.kube import names
+
+SUBMIT = {"submitted": Job.submit, "rendered": Job.submit_rendered}
+REMOVE = {
+    "edl-delete": lambda job: job.must("delete", "--yes"),
+    "kubectl-delete": lambda job: job.place.kubectl("delete", "job", names.master(job.name)),
+}
+
+
+@pytest.mark.xdist_group("removal")
+def test_nothing_is_left(place: Namespace) -> None:
+    """Every way of submission with every way of removal, while the jobs train."""
+    jobs = {}
+    for submitted, submit in SUBMIT.items():
+        for removed in REMOVE:
+            spec = digits(f"{submitted}-{removed}", image=place.images.zoo, seconds=300, workers=1)
+            jobs[submitted, removed] = job = Job.write(place, spec)
+            submit(job)
+    for (_, removed), job in jobs.items():
+        job.wait_training(workers=1)
+        REMOVE[removed](job)
+    for job in jobs.values():
+        job.wait_removed()
+
+
+def test_a_stopped_job_goes_on_later(place: Namespace) -> None:
+    """`edl stop` ends it as Failed with its state kept; `edl submit --resume` goes on with the same run."""
+    job = Job.write(place, digits("stopped", image=place.images.zoo, seconds=40, workers=1))
+    job.submit()
+    job.wait_step(50)
+    run = job.status()["run"]
+    job.must("stop", "--yes")
+    assert job.wait_end() == "Failed"
+    done = job.status()["records_done"]
+    job.must("delete", "--yes")
+    job.must("submit", "--yes", "--resume", run)
+    job.wait_training(workers=1)
+    assert (job.status()["run"], job.status()["records_done"] >= done) == (run, True)
+    job.must("delete", "--yes")
+    assert job.leftovers() == []

@@ -1,0 +1,145 @@
+"""The classic tutorial, line by line: workers are taken away by a service with a higher priority, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from e2e import figures
+from e2e.baseline import Baseline
+from e2e.capacity import offers, worker_cpu
+from e2e.conftest import Places
+from e2e.jobs import END_SECONDS, Job, delete_pod, digits
+from e2e.ledger import Run, finished
+from e2e.namespaces import Namespace
+from e2e.observer import ADDED, Change, condition, container, phase
+from e2e.pods import template
+from e2e.programs import apply
+
+from edl.core.cluster import Role
+from edl.kube import names
+
+SLOTS = 6
+"""Workers and service pods that fit together."""
+REPLICAS = 5
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(600)
+def test_tutorial(places: Places, undisturbed: Callable[[int], Baseline]) -> None:
+    """2 PS and 4 workers; a worker is deleted; a service preempts; the job goes on, and takes the room back."""
+    place, other = places(), places("service", volume=False)
+    cpu = worker_cpu(offers(place.api), SLOTS, small_pods=4)
+    job = Job.write(place, digits("tutorial", image=place.images.zoo, seconds=100, workers=4, ps=2, cpu=cpu))
+
+    job.submit()
+    job.wait_training(workers=4)
+    deleted = _delete_worker_0(job)
+
+    with_five = _service(other, cpu)
+    squeezed = job.wait_training(workers=SLOTS - REPLICAS, seconds=60)
+    job.wait_more_steps()
+    pending = job.in_phase("Pending")
+    assert len(pending) == 4 - len(squeezed), "those that lost their place wait for another"
+    assert "insufficient cpu" in job.why()
+
+    other.kubectl("scale", "deployment/service", "--replicas=1")
+    job.wait_training(workers=4, seconds=90)
+
+    summary, run = finished(job, lost=1 + len(pending), seconds=END_SECONDS)
+    undisturbed(4).check(summary)
+    assert summary["updates_rolled_back"] == 0
+    _measure_deletion(job, run, deleted)
+    _measure_preemption(job, other, with_five)
+    _measure_growth(job, run)
+    _measure_end(job)
+    job.must("delete", "--yes")
+    assert job.leftovers() == []
+
+
+def _delete_worker_0(job: Job) -> Change:
+    """`kubectl delete pod …-worker-0` gives worker-4 at once."""
+    name = job.pod_name(Role.WORKER, 0)
+    delete_pod(job.place, name)
+    leaving = job.wait("worker-0 is told to go", lambda: job.change(lambda c: c.name == name and c.leaving), 10)
+    job.wait("worker-4 is asked for", lambda: 4 in job.workers() or None, 10)
+    assert job.wait_training(workers=4) == [1, 2, 3, 4]
+    return leaving
+
+
+def _service(place: Namespace, cpu: float) -> set[str]:
+    """A Deployment that needs room at once; names of its pods when all of them run."""
+    labels = {"app": "service"}
+    pods = template(
+        place.images.submitter, "sleep", "infinity", labels=labels, cpu=f"{cpu:.3f}", priorityClassName="high"
+    )
+    spec = {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": pods}
+    apply(
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "service"}, "spec": spec}, "-n", place.name
+    )
+
+    def running() -> set[str] | None:
+        up = {pod["metadata"]["name"] for pod in place.observer.pods() if phase(pod) == "Running"}
+        return up if len(up) == REPLICAS else None
+
+    return place.observer.wait("the service has its room", running, 60)
+
+
+def _measure_deletion(job: Job, run: Run, deleted: Change) -> None:
+    replacement = job.change(lambda c: c.type == ADDED and c.name == job.pod_name(Role.WORKER, 4))
+    assert replacement is not None
+    figures.record("replacement_asked", replacement.at - deleted.at)
+    returned = run.of("records_returned", worker=0)
+    told = run.first("role_leaving", role="worker", index=0)["time"]
+    if returned:
+        figures.record("records_returned", returned[0]["time"] - told)
+        figures.record("records_leased", run.first("records_leased", after=returned[0]["time"])["time"] - told)
+
+
+def _measure_preemption(job: Job, other: Namespace, service: set[str]) -> None:
+    """From the moment in which workers are told to go to the last service pod's place on a node."""
+    told = [change.at for change in job.place.observer.changes() if _preempted(change)]
+    placed = [
+        min(c.at for c in other.observer.changes() if c.name == name and condition(c.object, "PodScheduled"))
+        for name in service
+    ]
+    figures.record("preemption_wait", max(placed) - min(told), pods=len(service), workers=len(told))
+
+
+def _preempted(change: Change) -> bool:
+    found = condition(change.object, "DisruptionTarget")
+    return change.leaving and found is not None and found["reason"] == "PreemptionByScheduler"
+
+
+def _measure_growth(job: Job, run: Run) -> None:
+    """The workers that got the room back: from PodScheduled to the first step, less what nobody can save."""
+    for index in job.workers():
+        scheduled = job.change(lambda c, i=index: _is(c, job, i) and condition(c.object, "PodScheduled") is not None)
+        started = job.change(
+            lambda c, i=index: _is(c, job, i) and "running" in (container(c.object).get("state") or {})
+        )
+        stepped = [event["time"] for event in run.of("first_step", worker=index)]
+        imported = [event["seconds"] for event in run.of("tensorflow_imported", worker=index)]
+        if scheduled and started and stepped and imported:
+            saved = started.at - scheduled.at + imported[0]
+            figures.record("room_to_step", stepped[0] - scheduled.at - saved, container_and_import=round(saved, 2))
+
+
+def _is(change: Change, job: Job, index: int) -> bool:
+    return change.name == job.pod_name(Role.WORKER, index)
+
+
+def _measure_end(job: Job) -> None:
+    """From the end of the job, as the master published it, to the end of its last worker or PS."""
+    job.wait("its pods are gone", lambda: not (job.workers() or job.ps_uids()) or None, 15)
+    gone = max(c.at for c in job.place.observer.changes() if c.type == "DELETED" and _role(c) in ("worker", "ps"))
+    figures.record("pods_gone", max(0.0, gone - _ended_at(job.status())))
+
+
+def _role(change: Change) -> str:
+    return str(change.object["metadata"].get("labels", {}).get(names.ROLE, ""))
+
+
+def _ended_at(status: Mapping[str, Any]) -> float:
+    return float(status["updated"])

@@ -1,0 +1,41 @@
+"""Two jobs share a cluster: nobody waits for their full size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from e2e.baseline import Baseline
+from e2e.capacity import offers, worker_cpu
+from e2e.jobs import Job, digits
+from e2e.ledger import finished
+from e2e.namespaces import Namespace
+
+SLOTS = 3
+
+
+@pytest.mark.alone
+def test_two_jobs(place: Namespace, undisturbed: Callable[[int], Baseline]) -> None:
+    """The second starts at once with what is left, and grows when the first ends."""
+    cpu = worker_cpu(offers(place.api), SLOTS, small_pods=4)
+    first, second = (
+        Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=2, cpu=cpu))
+        for name, seconds in (("first", 50), ("second", 60))
+    )
+    first.submit()
+    first.wait_training(workers=2)
+
+    second.submit()
+    second.wait_training(workers=1)
+    assert second.in_phase("Pending") == [1]
+    second.wait_step(1)
+    assert first.ended() is None, "the second began beside the first"
+
+    summary, _ = finished(first)
+    undisturbed(2).check(summary)
+    second.wait_training(workers=2)
+    summary, _ = finished(second)
+    undisturbed(2).check(summary)
+    for job in (first, second):
+        job.must("delete", "--yes")
+        assert job.leftovers() == []

@@ -1,0 +1,85 @@
+"""The claim that all pods of a namespace share, and what tests bring there and take from there."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e import site
+from e2e.pods import pod
+from e2e.programs import ProgramError, apply, edl, kubectl
+from e2e.site import Delivery, Site
+
+from edl.kube.kinds import Manifest
+
+CLAIM = "fileserver-claim"
+MOUNT = "/data"
+READER = "reader"
+_KIND_FOLDER = "/edl-shared"
+"""Where e2e/kind.yaml mounts one folder of the machine into every node."""
+
+
+@dataclass(frozen=True)
+class SharedVolume:
+    """The claim of one namespace, and a pod that reads it."""
+
+    site: Site
+    namespace: str
+    image: str
+
+    def make(self) -> None:
+        """Make claim and reader; the reader is up afterwards."""
+        if self.site.storage_class is None:
+            self._make_static()
+        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        names = {"storageClassName": self.site.storage_class or "", **self._volume_name()}
+        apply(_object("v1", "PersistentVolumeClaim", CLAIM, {**claim, **names}), "-n", self.namespace)
+        volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": CLAIM}}]
+        mounts = [{"name": "shared", "mountPath": MOUNT}]
+        reader = pod(READER, self.image, "sleep", "infinity", mounts=mounts, volumes=volumes)
+        apply(reader, "-n", self.namespace)
+        kubectl("-n", self.namespace, "wait", "--for=condition=Ready", f"pod/{READER}", "--timeout=90s")
+
+    def bring(self, folder: Path, path: str) -> None:
+        """``edl data cp``: a folder of this machine to the claim."""
+        done = edl("data", "cp", folder, f"{CLAIM}:{path}", "--namespace", self.namespace, "--image", self.image)
+        if done.returncode:
+            raise ProgramError(f"edl data cp: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+
+    def fetch(self, path: str, folder: Path) -> Path:
+        """What is below ``path`` of the claim, as it is now, into a folder of this machine."""
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["kubectl", "-n", self.namespace, "exec", READER, "--", "tar", "-C", MOUNT + path, "-cf", "-", "."]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as copy:
+            assert copy.stdout is not None
+            with tarfile.open(fileobj=copy.stdout, mode="r|") as archive:
+                archive.extractall(folder, filter="data")
+        return folder
+
+    def remove(self) -> None:
+        """Remove what deleting the namespace leaves."""
+        if self.site.storage_class is None and self.site.delivery is Delivery.KIND:
+            kubectl("delete", "persistentvolume", self.namespace, "--ignore-not-found", "--wait=false")
+            site.on_node(f"{self.site.kind_name}-control-plane", "rm", "-rf", f"{_KIND_FOLDER}/{self.namespace}")
+
+    def _make_static(self) -> None:
+        folder = f"{_KIND_FOLDER}/{self.namespace}"
+        node = f"{self.site.kind_name}-control-plane"
+        site.on_node(node, "install", "-d", "-m", "0777", folder)
+        spec = {
+            "accessModes": ["ReadWriteMany"],
+            "capacity": {"storage": "1Gi"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "",
+            "hostPath": {"path": folder, "type": "Directory"},
+        }
+        apply(_object("v1", "PersistentVolume", self.namespace, spec))
+
+    def _volume_name(self) -> Manifest:
+        return {} if self.site.storage_class else {"volumeName": self.namespace}
+
+
+def _object(version: str, kind: str, name: str, spec: Manifest) -> Manifest:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}

@@ -1,0 +1,39 @@
+"""Waiting, always for a condition and always with a bound; a wait that ends in vain says what it saw."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
+
+POLL_SECONDS = 0.1
+
+
+class NotSeenError(AssertionError):
+    """What was waited for did not come in time."""
+
+
+def until(
+    what: str, condition: Callable[[], Found | None], seconds: float, seen: Callable[[], object] = lambda: ""
+) -> Found:
+    """The first result of ``condition`` that is neither None nor False.
+
+    Args:
+        what: is waited for; stands in the error.
+        condition: asked again and again; cheap.
+        seconds: the bound.
+        seen: asked at the end, for the error.
+
+    Raises:
+        NotSeenError: it did not come.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found is not None and found is not False:
+            return found
+        if time.monotonic() > end:
+            raise NotSeenError(f"{what}: not within {seconds:.0f} s\n{seen()}")
+        time.sleep(POLL_SECONDS)

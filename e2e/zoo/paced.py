@@ -1,0 +1,40 @@
+"""Digits, at a speed that the test chooses: `E2E_STEP_SECONDS` is slept after each step.
+
+A job that sleeps lasts as long on a fast machine as on a slow one, and leaves the processors to the jobs beside it. The
+learning rate is low on purpose: at the end the loss still falls steadily, so that lost updates would show.
+"""
+
+import os
+import time
+
+import keras
+from model_zoo.mnist.records import feed, loss
+
+__all__ = ["callbacks", "custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
+
+
+def custom_model(hidden=32):
+    layers = [keras.Input([784], name="image"), keras.layers.Dense(hidden, activation="relu"), keras.layers.Dense(10)]
+    return keras.Sequential(layers)
+
+
+def optimizer():
+    return keras.optimizers.SGD(0.02)
+
+
+def eval_metrics_fn():
+    return {
+        "accuracy": keras.metrics.SparseCategoricalAccuracy(),
+        "loss": keras.metrics.SparseCategoricalCrossentropy(from_logits=True),
+    }
+
+
+class Pace(keras.callbacks.Callback):
+    """Sleeps after each step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(float(os.environ.get("E2E_STEP_SECONDS", "0")))
+
+
+def callbacks():
+    return [Pace()]
