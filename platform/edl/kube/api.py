@@ -414,9 +414,9 @@ def _rest(response: urllib3.BaseHTTPResponse) -> bytes:
 
 def _object(text: bytes, where: str) -> Manifest:
     try:
-        value = json.loads(text) if text else {}
+        value = json.loads(text)
     except ValueError as error:
-        raise AwayError("Not an API server answers there, but something in between", where=where) from error
+        raise AwayError("What answers there is no API server, or was cut off", where=where) from error
     return value if isinstance(value, dict) else {"items": value}
 
 

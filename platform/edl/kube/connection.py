@@ -16,11 +16,14 @@ from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.config_exception import ConfigException
 from urllib3.connection import HTTPConnection
+from yaml import YAMLError  # in which the client reads a kubeconfig
 
 from edl.kube.api import Api, Connection
 from edl.kube.errors import AwayError, UnreachableError
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_UNUSABLE = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)
+"""What the client raises for a kubeconfig that is missing, unreadable, or has another shape."""
 _KEEPALIVE = tuple(
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}.items()
@@ -63,7 +66,7 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
             named = {entry["name"]: entry for entry in contexts}
             chosen = context or current["name"]
             own = named[chosen]["context"].get("namespace") or "default"
-    except (ConfigException, OSError, KeyError, TypeError) as error:
+    except _UNUSABLE as error:
         raise UnreachableError(
             f"No cluster can be used: {error}",
             where=os.environ.get("KUBECONFIG", "~/.kube/config"),
@@ -96,7 +99,7 @@ def contexts() -> list[str]:
     """Names of the kubeconfig's contexts, for completion; empty when there is none."""
     try:
         found, _ = config.list_kube_config_contexts()
-    except (ConfigException, OSError):
+    except _UNUSABLE:
         return []
     return [entry["name"] for entry in found]
 

@@ -1,0 +1,403 @@
+"""Requests and streams at servers that refuse, break off, fall silent or are none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import urllib3
+from kube.byte_server import STAY, ByteServer, chunked, reply
+
+from edl.core.errors import BadInputError, RefusedError, RetryableError
+from edl.kube import connection
+from edl.kube.api import Api, Connection
+from edl.kube.errors import (
+    ApiError,
+    AwayError,
+    BusyError,
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidError,
+    LoginError,
+    NoRightError,
+    NotFoundError,
+    PodSecurityError,
+    QuotaError,
+    UnreachableError,
+)
+from edl.kube.kinds import PODS
+
+POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w"}}
+QUICK = connection.RETRIES.new(backoff_factor=0, backoff_jitter=0)
+Serve = Callable[..., Api]
+
+
+class Place:
+    """The servers and pools of one test."""
+
+    def __init__(self) -> None:
+        self.servers: list[ByteServer] = []
+        self.pools: list[urllib3.PoolManager] = []
+
+    def serve(self, *replies: bytes, retries: urllib3.Retry | None = None) -> Api:
+        self.servers.append(ByteServer(replies))
+        self.pools.append(urllib3.PoolManager())
+        return Api(Connection(self.servers[-1].host, self.pools[-1], dict, "team"), retries=retries)
+
+    @property
+    def asked(self) -> int:
+        return len(self.servers[-1].requests)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place()
+    yield place
+    for pool in place.pools:
+        pool.clear()
+    for server in place.servers:
+        server.close()
+
+
+def refusal(code: int, message: str = "words", reason: str = "", *headers: str) -> bytes:
+    body = {"kind": "Status", "code": code, "message": message, "reason": reason}
+    return reply(json.dumps(body).encode(), f"{code} Refused", *headers)
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "kind", "exit_code"),
+    [
+        (400, "the request is bad", InvalidError, 2),
+        (401, "Unauthorized", LoginError, 2),
+        (403, 'pods is forbidden: User "u" cannot list resource "pods" in API group ""', NoRightError, 2),
+        (403, 'pods "w" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4', QuotaError, 2),
+        (403, 'pods "w" is forbidden: failed quota: q: must specify cpu for: edl', QuotaError, 2),
+        (403, 'pods "w" is forbidden: maximum cpu usage per Container is 1, but limit is 2', QuotaError, 2),
+        (403, 'pods "w" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot', PodSecurityError, 2),
+        (403, 'admission webhook "policy" denied the request: no', ForbiddenError, 2),
+        (404, 'pods "w" not found', NotFoundError, 2),
+        (409, 'pods "w" already exists', ConflictError, 1),
+        (410, "too old resource version", GoneError, 1),
+        (413, "too large", InvalidError, 2),
+        (422, "spec.containers: Required value", InvalidError, 2),
+        (429, "too many requests", BusyError, 1),
+        (500, "etcdserver: request timed out", BusyError, 1),
+        (503, "the server is currently unable to handle the request", BusyError, 1),
+        (504, "timeout", BusyError, 1),
+    ],
+)
+def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: type[ApiError], exit_code: int) -> None:
+    with pytest.raises(ApiError) as refused:
+        place.serve(refusal(code, message, "Why")).get(PODS, "w")
+    assert type(refused.value) is kind
+    assert (refused.value.code, refused.value.reason, refused.value.message) == (code, "Why", message)
+    assert refused.value.exit_code == exit_code
+    assert "GET http" in (refused.value.where or "")
+
+
+def test_retryable_and_final_refusals_are_told_apart() -> None:
+    assert issubclass(BusyError, RetryableError)
+    assert issubclass(AwayError, RetryableError)
+    assert issubclass(GoneError, RetryableError)
+    assert issubclass(ForbiddenError, BadInputError)
+    assert issubclass(ConflictError, RefusedError)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "seconds"),
+    [
+        (["Retry-After: 7"], {}, 7),
+        ([], {"details": {"retryAfterSeconds": 3}}, 3),
+        ([], {}, None),
+        (["Retry-After: Fri, 31 Dec 2027 23:59:59 GMT"], {}, None),
+    ],
+)
+def test_seconds_that_a_busy_server_asks_for(
+    place: Place, headers: list[str], body: dict[str, object], seconds: float | None
+) -> None:
+    with pytest.raises(BusyError) as busy:
+        place.serve(reply(json.dumps(body).encode(), "429 Too Many Requests", *headers)).get(PODS, "w")
+    assert busy.value.retry_after == seconds
+
+
+def test_busy_server_holds_the_pace_of_all_requests(place: Place) -> None:
+    held: list[float] = []
+
+    class Recording:
+        def __call__(self) -> None:
+            return
+
+        def hold(self, seconds: float) -> None:
+            held.append(seconds)
+
+    plain = place.serve(refusal(429, "", "", "Retry-After: 4"))
+    with pytest.raises(BusyError):
+        Api(plain.connection, pace=Recording()).get(PODS, "w")
+    assert held == [4.0]
+
+
+@pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[1]", b'{"message": null}'])
+def test_refusal_that_is_no_status_object(place: Place, body: bytes) -> None:
+    with pytest.raises(BusyError):
+        place.serve(reply(body, "502 Bad Gateway")).get(PODS, "w")
+
+
+@pytest.mark.parametrize("length", [10, 10_000])
+def test_refusal_that_breaks_off_is_no_end(place: Place, length: int) -> None:
+    answer = reply(b'{"me', "500 Oh", length=length)
+    with pytest.raises(RetryableError):
+        place.serve(answer).get(PODS, "w")
+    with pytest.raises(BusyError):
+        place.serve(answer).watch(PODS, resource_version="1")
+
+
+def test_redirection_is_no_answer(place: Place) -> None:
+    with pytest.raises(ApiError):
+        place.serve(reply(b"", "302 Found", "Location: http://127.0.0.1:1/login")).get(PODS, "w")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"HTTP/1.1 200 OK\r\n", reply(b'{"a": 1', length=50), b"SSH-2.0-OpenSSH\r\n\r\n", reply(b"<html>hello")],
+)
+def test_answer_that_is_none_is_a_server_that_is_away(place: Place, answer: bytes) -> None:
+    with pytest.raises(AwayError):
+        place.serve(answer).get(PODS, "w")
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(AwayError, match="does not answer"):
+        Api(Connection(f"http://127.0.0.1:{port}", urllib3.PoolManager(), dict, "team")).get(PODS, "w")
+
+
+# ---------------------------------------------------------------------- retries
+
+
+@pytest.mark.parametrize("trouble", [b"", refusal(500), refusal(503), refusal(429, "", "", "Retry-After: 0")])
+def test_command_line_asks_again(place: Place, trouble: bytes) -> None:
+    api = place.serve(trouble, trouble, reply(json.dumps(POD).encode()), retries=QUICK)
+    assert api.get(PODS, "w") == POD
+    assert place.asked == 3
+
+
+def test_answer_that_breaks_off_is_asked_for_again(place: Place) -> None:
+    api = place.serve(reply(b'{"a', length=99), reply(json.dumps(POD).encode()), retries=QUICK)
+    assert api.get(PODS, "w") == POD
+
+
+def test_last_refusal_is_told_when_asking_again_does_not_help(place: Place) -> None:
+    with pytest.raises(BusyError, match="no leader"):
+        place.serve(*[refusal(500, "etcdserver: no leader")] * 9, retries=QUICK).get(PODS, "w")
+    assert place.asked == 1 + 4
+
+
+def test_creation_is_repeated_only_if_it_was_surely_not_carried_out(place: Place) -> None:
+    api = place.serve(refusal(429), refusal(503), reply(json.dumps(POD).encode(), "201 Created"), retries=QUICK)
+    assert api.create(POD) == POD
+    for unsure, kind in ((b"", AwayError), (refusal(500), BusyError)):
+        with pytest.raises(kind):
+            place.serve(unsure, refusal(409, "w already exists", "AlreadyExists"), retries=QUICK).create(POD)
+        assert place.asked == 1
+
+
+def test_master_asks_once(place: Place) -> None:
+    with pytest.raises(BusyError):
+        place.serve(refusal(500), reply(b"{}")).get(PODS, "w")
+    assert place.asked == 1
+
+
+# ---------------------------------------------------------------------- answers
+
+
+def test_answer_has_the_servers_clock(place: Place) -> None:
+    api = place.serve(reply(b"{}", "200 OK", "Date: Thu, 01 Jan 2026 00:00:00 GMT"))
+    assert api.ask("GET", "/version").server_time == 1767225600
+    assert place.serve(reply(b"{}", "200 OK", "Date: soon")).ask("GET", "/version").server_time is None
+
+
+def test_proof_of_identity_is_asked_for_each_time(place: Place) -> None:
+    tokens = iter(["Bearer old", "Bearer new"])
+    plain = place.serve(reply(b"{}"), reply(b"{}")).connection
+    api = Api(Connection(plain.host, plain.pool, lambda: {"authorization": next(tokens)}, "team"))
+    api.get(PODS, "w")
+    api.get(PODS, "w")
+    assert [b"Bearer old" in place.servers[0].requests[0], b"Bearer new" in place.servers[0].requests[1]] == [True] * 2
+
+
+def test_list_completes_its_items(place: Place) -> None:
+    body = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "w"}}]}
+    listing = place.serve(reply(json.dumps(body).encode())).list(PODS)
+    assert (listing.items, listing.resource_version) == ((POD,), "7")
+    assert place.serve(reply(b'{"items": null}')).list(PODS).items == ()
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def line(kind: str, value: object) -> bytes:
+    return json.dumps({"type": kind, "object": value}).encode() + b"\n"
+
+
+def follow(api: Api, silence: float = 20) -> list[tuple[str, object]]:
+    with api.watch(PODS, resource_version="1", silence=silence) as stream:
+        return list(stream.events())
+
+
+def test_lines_are_whole_wherever_they_were_cut(place: Place) -> None:
+    text = line("ADDED", POD) + b"\n" + line("BOOKMARK", {})
+    for at in (1, 10, len(text) - 1):
+        assert follow(place.serve(chunked(text[:at], text[at:]))) == [("ADDED", POD), ("BOOKMARK", {})]
+
+
+def test_stream_that_breaks_off_is_a_server_that_is_away(place: Place) -> None:
+    got: list[str] = []
+    api = place.serve(chunked(line("ADDED", POD), end=False))
+    with api.watch(PODS, resource_version="1") as stream, pytest.raises(AwayError):
+        got.extend(kind for kind, _ in stream.events())
+    assert got == ["ADDED"], "what arrived before is not lost"
+
+
+@pytest.mark.parametrize("text", [b'{"type": "ADD', b"[]\n", b'{"object": {}}\n', b'{"type": "ADDED"}\n'])
+def test_line_that_is_no_event(place: Place, text: bytes) -> None:
+    with pytest.raises(AwayError, match="no watch event"):
+        follow(place.serve(chunked(text)))
+
+
+@pytest.mark.parametrize(("code", "kind"), [(410, GoneError), (500, BusyError), (None, BusyError)])
+def test_error_within_a_watch(place: Place, code: int | None, kind: type[ApiError]) -> None:
+    with pytest.raises(kind):
+        follow(place.serve(chunked(line("ERROR", {"code": code, "message": "too old"}))))
+
+
+def test_silent_stream_is_given_up(place: Place) -> None:
+    with pytest.raises(AwayError):
+        follow(place.serve(chunked(line("ADDED", POD), end=False) + STAY), silence=0.05)
+
+
+def close_while_waiting(api: Api) -> None:
+    first, over = threading.Event(), threading.Event()
+    stream = api.watch(PODS, resource_version="1")
+
+    def read() -> None:
+        for _ in stream.events():
+            first.set()
+        over.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert first.wait(20)
+    stream.close()
+    stream.close()
+    assert over.wait(20), "the reader still waits"
+    reader.join()
+
+
+def test_close_from_another_thread_ends_the_iteration(place: Place) -> None:
+    close_while_waiting(place.serve(chunked(line("ADDED", POD), end=False) + STAY))
+
+
+def test_stream_that_nobody_reads_can_be_closed(place: Place) -> None:
+    with place.serve(chunked(line("ADDED", POD), end=False) + STAY).watch(PODS, resource_version="1"):
+        pass
+
+
+def test_close_from_another_thread_ends_an_encrypted_stream(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
+    try:
+        subprocess.run([*command, *subject], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = threading.Event()
+
+        def serve() -> None:
+            plain, _ = listener.accept()
+            with context.wrap_socket(plain, server_side=True) as connected:
+                connected.recv(1 << 16)
+                connected.sendall(chunked(line("ADDED", POD), end=False))
+                done.wait(20)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        pool = urllib3.PoolManager(ca_certs=str(certificate))
+        close_while_waiting(Api(Connection(f"https://localhost:{listener.getsockname()[1]}", pool, dict, "team")))
+        done.set()
+        server.join()
+        pool.clear()
+
+
+# ---------------------------------------------------------------------- which cluster
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: one
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {token: secret-token}}]
+contexts:
+- {name: one, context: {cluster: c, user: u, namespace: team}}
+- {name: two, context: {cluster: c, user: u}}
+"""
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kubeconfig of the environment; read by the client when it is imported."""
+    path = tmp_path / "config"
+    path.write_text(KUBECONFIG)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    return path
+
+
+def test_kubeconfig_says_where_as_whom_and_in_which_namespace(kubeconfig: Path) -> None:
+    found = connection.connect()
+    assert (found.host, found.namespace, found.context) == ("http://127.0.0.1:1", "team", "one")
+    assert found.headers() == {"authorization": "Bearer secret-token"}
+    assert connection.connect("two").namespace == "default"
+    assert connection.connect("two", "mine").namespace == "mine"
+    assert connection.contexts() == ["one", "two"]
+
+
+@pytest.mark.parametrize("text", ["", "no yaml: [", "apiVersion: v1\nkind: Config\n", "[1, 2]"])
+def test_kubeconfig_that_cannot_be_used_is_said_in_one_sentence(kubeconfig: Path, text: str) -> None:
+    kubeconfig.write_text(text)
+    with pytest.raises(UnreachableError, match="No cluster can be used"):
+        connection.connect()
+
+
+def test_context_that_does_not_exist(kubeconfig: Path) -> None:
+    with pytest.raises(UnreachableError, match="three"):
+        connection.connect("three")
+    kubeconfig.unlink()
+    with pytest.raises(UnreachableError):
+        connection.connect()
+    assert connection.contexts() == []
