@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterator
 
 from edl.kube import names
-from edl.kube.api import Api
-from edl.kube.errors import ApiError, NotFoundError
+from edl.kube.api import JSON_PATCH, STRATEGIC, Api
+from edl.kube.errors import ApiError, InvalidError, NotFoundError
 from edl.kube.kinds import CONFIGMAPS, SECRETS, SERVICES, Kind
 from edl.kube.render import owner
 
@@ -43,10 +43,12 @@ def dependants(job: str) -> Iterator[tuple[Kind, str]]:
 
 
 def _adopt(api: Api, kind: Kind, name: str, job: str, uid: str) -> None:
-    meta = api.get(kind, name)["metadata"]
-    others = [one for one in meta.get("ownerReferences") or () if one["name"] != names.master(job)]
-    known = [one["uid"] for one in meta.get("ownerReferences") or ()]
-    if uid in known or meta.get("labels", {}).get(names.JOB) != job:
+    """Two patches, since a master may patch Secrets and not read them: one that only tests, one that adds."""
+    label = names.JOB.replace("~", "~0").replace("/", "~1")
+    try:
+        api.patch(kind, name, [{"op": "test", "path": f"/metadata/labels/{label}", "value": job}], style=JSON_PATCH)
+    except InvalidError:
+        log.info("%s %s is somebody else's", kind.name, name)
         return
-    change = {"resourceVersion": meta["resourceVersion"], "ownerReferences": [*others, owner(job, uid)]}
-    api.patch(kind, name, {"metadata": change})
+    # Merged by uid: other owners stay, and the Job's own reference is there once however often this is done.
+    api.patch(kind, name, {"metadata": {"ownerReferences": [owner(job, uid)]}}, style=STRATEGIC)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from edl.kube.api import Answer
-from edl.kube.errors import AwayError, ConflictError, NotFoundError
+from edl.kube.api import JSON_PATCH, MERGE, STRATEGIC, Answer
+from edl.kube.errors import AwayError, ConflictError, InvalidError, NotFoundError
 from edl.kube.kinds import Kind, kind_of
 
 
@@ -49,15 +49,32 @@ class LeaseServer:
             raise ConflictError("it exists already")
         return self._store(kind.plural, name, copy.deepcopy(manifest))
 
-    def patch(self, kind: Kind, name: str, body: dict[str, Any], *, namespace: str | None = None) -> dict[str, Any]:
+    def patch(
+        self, kind: Kind, name: str, body: Any, *, namespace: str | None = None, style: str = MERGE
+    ) -> dict[str, Any]:
         self._enter("PATCH", name)
         known = self._objects.get((kind.plural, name))
         if known is None:
             raise NotFoundError("there is none")
+        if style == JSON_PATCH:
+            return self._tested(known, body)
         wanted = body.get("metadata", {}).get("resourceVersion")
         if wanted is not None and wanted != known["metadata"]["resourceVersion"]:
             raise ConflictError("it has changed")
-        return self._store(kind.plural, name, _merged(known, body))
+        merged = _merged(known, body)
+        if style == STRATEGIC:
+            owners = [*known["metadata"].get("ownerReferences", ()), *merged["metadata"]["ownerReferences"]]
+            merged["metadata"]["ownerReferences"] = list({one["uid"]: one for one in owners}.values())
+        return self._store(kind.plural, name, merged)
+
+    def _tested(self, known: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, Any]:
+        for operation in operations:
+            found: Any = known
+            for part in operation["path"].split("/")[1:]:
+                found = found.get(part.replace("~1", "/"), {})
+            if operation["op"] != "test" or found != operation["value"]:
+                raise InvalidError("the test failed")
+        return copy.deepcopy(known)
 
     def put(self, kind: Kind, manifest: dict[str, Any]) -> None:
         """Place an object, as somebody else would."""
