@@ -74,6 +74,11 @@ class SmallCluster(Api):
             self.objects[kind.plural, meta.get("namespace", ""), meta["name"]] = thing
             return thing
 
+    def accounts(self) -> None:
+        """Those of the installation."""
+        for name in (names.MASTER_ACCOUNT, names.POD_ACCOUNT):
+            self.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
+
     def node(self, name: str, cpu: str = "4", memory: str = "16Gi", ready: str = "True", **spec: Any) -> Manifest:
         status = {
             "allocatable": {"cpu": cpu, "memory": memory, "pods": "110"},

@@ -62,6 +62,6 @@ def outline(job: str, there: Remains) -> list[str]:
     else:
         head = f"{job}: {known.phase}, submitted {since(known)}"
     lines = [head, f"  {counted(there.objects)}"]
-    if known is not None and not known.ended and known.phase != "Deleting":
+    if known is not None and known.status is not None and not known.ended and known.phase != "Deleting":
         lines.append("  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.")
     return lines

@@ -105,6 +105,32 @@ def of_missing(kind: Kind, name: str, namespace: str) -> Finding:
     )
 
 
+def of_pod(crowd: Crowd, classes: Sequence[str], accounts: Sequence[str] | None) -> list[Finding]:
+    """What a pod names and the cluster does not have; admission stops at the first of these, and a user should not.
+
+    Args:
+        crowd: the pod is as rendered.
+        classes: the PriorityClasses that there are; empty if they are not known.
+        accounts: the namespace's ServiceAccounts; None if they are not known.
+    """
+    spec, about = crowd.pod["spec"], (crowd.role.value,)
+    priority, account = spec.get("priorityClassName"), spec.get("serviceAccountName")
+    found = [_no_class(priority, classes, about)] if classes and priority not in classes else []
+    return found + ([_no_account(account, about)] if accounts is not None and account not in accounts else [])
+
+
+def _no_class(name: str, classes: Sequence[str], about: tuple[str, ...]) -> Finding:
+    own = [known for known in classes if not known.startswith("system-")]
+    known = f"there are: {', '.join(own)}" if own else "kubectl get priorityclasses lists them"
+    hint = f"An admin creates it (kustomize/base has high and low), or change the job file's priorities: {known}."
+    return Finding(f"there is no PriorityClass {name}", hint, about)
+
+
+def _no_account(name: str, about: tuple[str, ...]) -> Finding:
+    hint = "The admin of the namespace creates it (kustomize/base), or change security in the job file."
+    return Finding(f"there is no ServiceAccount {name}", hint, about)
+
+
 def of_refusal(error: ApiError, crowd: Crowd | None, classes: Sequence[str]) -> Finding:
     """What the server says to an object, or to a pod of ``crowd``.
 
@@ -116,13 +142,10 @@ def of_refusal(error: ApiError, crowd: Crowd | None, classes: Sequence[str]) -> 
     if namespace := _NO_NAMESPACE.search(message):
         hint = "Choose another with -n, or have an admin create it."
         return Finding(f"there is no namespace {namespace[1]}", hint)
-    if crowd is not None and (name := _NO_CLASS.search(message)):
-        known = f"there are: {', '.join(classes)}" if classes else "kubectl get priorityclasses lists them"
-        hint = f"An admin creates it (kustomize/base has high and low), or change the job file's priorities: {known}."
-        return Finding(f"there is no PriorityClass {name[1]}", hint, about)
+    if name := _NO_CLASS.search(message):
+        return _no_class(name[1], classes, about)
     if account := _NO_ACCOUNT.search(message):
-        hint = "The admin of the namespace creates it (kustomize/base), or change security in the job file."
-        return Finding(f"there is no ServiceAccount {account[1]}", hint, about)
+        return _no_account(account[1], about)
     if isinstance(error, ConflictError):
         return Finding(f"{message}, and it is not this job's", "Choose another name: --set name=…")
     return Finding(message, error.hint or "", about)

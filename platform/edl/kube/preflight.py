@@ -15,9 +15,9 @@ from edl.core.errors import BadInputError, RetryableError
 from edl.kube.api import EVERYWHERE, Api, Listing
 from edl.kube.errors import ApiError, ConflictError, NoRightError, NotFoundError
 from edl.kube.existing import existing
-from edl.kube.findings import Finding, merged, of_missing, of_name, of_refusal
+from edl.kube.findings import Finding, merged, of_missing, of_name, of_pod, of_refusal
 from edl.kube.forecast import Crowd
-from edl.kube.kinds import CLAIMS, NODES, PODS, PRIORITY_CLASSES, QUOTAS, SECRETS, Kind, Manifest
+from edl.kube.kinds import CLAIMS, NODES, PODS, PRIORITY_CLASSES, QUOTAS, SECRETS, SERVICE_ACCOUNTS, Kind, Manifest
 from edl.kube.removal import Remains, remains
 from edl.kube.request import Request
 
@@ -71,17 +71,20 @@ def survey(api: Api, request: Request) -> Survey:
         nodes = pool.submit(_listed, partial(api.list, NODES))
         tenants = pool.submit(_listed, partial(api.list, PODS, namespace=EVERYWHERE, fields=_ALIVE))
         quotas = pool.submit(_listed, partial(api.list, QUOTAS))
-        classes = pool.submit(_classes, api)
+        classes = pool.submit(_listed, partial(api.list, PRIORITY_CLASSES))
+        accounts = pool.submit(_listed, partial(api.list, SERVICE_ACCOUNTS))
+    named_classes, named_accounts = _names(classes.result()) or (), _names(accounts.result())
     admitted = [answer.result() for answer in pods]
     checked = [answer.result() for answer in (*claims, *secrets)]
     findings = [
         *of_name(request.job, existing(there), there, replaces=request.replaces),
         *(finding for answer in objects for finding in answer.result()),
         *(
-            of_refusal(answer, crowd, classes.result())
+            of_refusal(answer, crowd, named_classes)
             for crowd, answer in zip(request.crowds, admitted, strict=True)
             if isinstance(answer, ApiError)
         ),
+        *(finding for crowd in request.crowds for finding in of_pod(crowd, named_classes, named_accounts)),
         *(answer for answer in checked if isinstance(answer, Finding)),
     ]
     if findings:
@@ -149,10 +152,5 @@ def _listed(ask: Callable[[], Listing]) -> tuple[Manifest, ...] | None:
         return None
 
 
-def _classes(api: Api) -> tuple[str, ...]:
-    """Names of the PriorityClasses, as far as they may be listed."""
-    try:
-        found = api.list(PRIORITY_CLASSES).items
-    except NoRightError:
-        return ()
-    return tuple(sorted(one["metadata"]["name"] for one in found if not one["metadata"]["name"].startswith("system-")))
+def _names(found: Sequence[Manifest] | None) -> tuple[str, ...] | None:
+    return None if found is None else tuple(sorted(each["metadata"]["name"] for each in found))

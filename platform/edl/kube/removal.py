@@ -125,6 +125,8 @@ class Removal:
     def round(self) -> Remains:
         """Ask for the deletion of what nobody has asked for yet; returns what there was before."""
         there = remains(self._api, self._job)
+        if SECRETS.plural in there.unseen and not self._asked:
+            self._delete_unseen_token()
         for deletion in deletions(there, self._ready(there)):
             if (deletion.uid, deletion.grace) not in self._asked:
                 self._delete(deletion)
@@ -160,6 +162,13 @@ class Removal:
             self._api.delete(deletion.kind, deletion.name, uid=deletion.uid, grace=deletion.grace)
         except (NotFoundError, ConflictError):
             return  # it is gone already, or another has its name
+
+    def _delete_unseen_token(self) -> None:
+        """Who may not read Secrets cannot see whether the Job owns the token's; its name is known."""
+        try:
+            self._api.delete(SECRETS, names.token(self._job))
+        except (NotFoundError, NoRightError):
+            return  # it is gone, or goes with the Job
 
     def _ready(self, there: Remains) -> dict[str, bool]:
         """Whether the nodes of leaving pods are ready, as far as this user may know."""

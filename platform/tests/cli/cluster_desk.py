@@ -50,6 +50,7 @@ class Desk:
 
 def desk_at(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     cluster = SmallCluster()
+    cluster.accounts()
     cluster.claim("files")
     cluster.published = {"status.json": '{"phase": "Starting"}'}
     for name in ("n1", "n2"):

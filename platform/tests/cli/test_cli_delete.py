@@ -10,6 +10,8 @@ from edl.cli import cluster_options
 from edl.core.cluster import Role
 from edl.kube import names, removal
 from edl.kube.kinds import JOBS
+from edl.spec.publication import Publication
+from edl.spec.status import Status
 
 
 @pytest.fixture
@@ -27,9 +29,11 @@ def worker(index: int) -> Manifest:
 
 def test_a_job_is_removed_with_all_that_has_its_label(desk: Desk) -> None:
     desk.cluster.put(worker(0))
+    training = Status("mnist", "run", "/data/run", "Training", 1.0)
+    desk.cluster.published.update(Publication(training).to_pages())
     assert desk.edl("delete", "mnist", "--yes") == 0
     assert desk.out == (
-        "mnist: Pending, submitted 2027-01-15 08:00:00 UTC\n"
+        "mnist: Training, submitted 2027-01-15 08:00:00 UTC\n"
         "  2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret\n"
         "  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.\n"
         "Job mnist is gone, after 0 s.\n"

@@ -10,7 +10,18 @@ from small_cluster import Admission, SmallCluster
 from edl.core.cluster import Role
 from edl.kube import names
 from edl.kube.errors import AwayError, BusyError
-from edl.kube.kinds import CLAIMS, JOBS, NODES, PODS, PRIORITY_CLASSES, QUOTAS, SECRETS, SERVICES, Manifest
+from edl.kube.kinds import (
+    CLAIMS,
+    JOBS,
+    NODES,
+    PODS,
+    PRIORITY_CLASSES,
+    QUOTAS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Manifest,
+)
 from edl.kube.preflight import PreflightError, Survey, survey
 from edl.kube.request import Request, request_of
 from edl.kube.submit import create
@@ -22,6 +33,7 @@ PULLED = replace(SPEC, pod=Pod(image_pull_secrets=("puller",)))
 
 def ready() -> SmallCluster:
     cluster = SmallCluster()
+    cluster.accounts()
     cluster.claim("files")
     cluster.node("n1")
     return cluster
@@ -83,6 +95,7 @@ def test_the_pods_are_those_that_the_server_admits() -> None:
 
 def test_every_reason_is_in_one_message_each_once() -> None:
     cluster = SmallCluster()
+    cluster.accounts()
     cluster.admissions += [
         of_pods('violates PodSecurity "restricted:latest": hostPath volumes (volume "v0")', "master", "ps"),
         of_pods("exceeded quota: team, requested: pods=1, used: pods=9, limited: pods=9", "worker"),
@@ -103,12 +116,12 @@ def test_every_reason_is_in_one_message_each_once() -> None:
 
 def test_a_missing_priority_class_is_named_with_those_that_there_are() -> None:
     cluster = ready()
-    for name in ("batch", "system-node-critical"):
+    for name in ("batch", "low", "system-node-critical"):
         cluster.put({"kind": "PriorityClass", "metadata": {"name": name}})
     cluster.admissions.append(of_pods("no PriorityClass with name high was found", "master", "ps"))
     text = refused(cluster)
-    assert "master and ps pods: there is no PriorityClass high" in text
-    assert "there are: batch." in text
+    assert text.count("master and ps pods: there is no PriorityClass high") == 1
+    assert "there are: batch, low." in text
     cluster.deny("list", PRIORITY_CLASSES)
     assert "kubectl get priorityclasses lists them" in refused(cluster)
 
@@ -117,7 +130,18 @@ def test_a_missing_service_account_is_named() -> None:
     cluster = ready()
     message = 'error looking up service account team/edl-none: serviceaccount "edl-none" not found'
     cluster.admissions.append(of_pods(message, "ps", "worker"))
+    cluster.deny("list", SERVICE_ACCOUNTS)
     assert "ps and worker pods: there is no ServiceAccount edl-none" in refused(cluster)
+
+
+def test_admission_stops_at_the_first_reason_and_the_message_does_not() -> None:
+    cluster = ready()
+    cluster.put({"kind": "PriorityClass", "metadata": {"name": "low"}})
+    del cluster.objects["serviceaccounts", "team", "edl-job-master"]
+    cluster.admissions.append(of_pods("no PriorityClass with name high was found", "master", "ps"))
+    text = refused(cluster)
+    assert "master and ps pods: there is no PriorityClass high" in text
+    assert "master pods: there is no ServiceAccount edl-job-master" in text
 
 
 def test_a_missing_right_is_named_with_verb_resource_namespace_and_who_grants_it() -> None:

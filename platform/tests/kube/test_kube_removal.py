@@ -167,6 +167,15 @@ def test_secrets_that_may_not_be_listed_go_with_their_job() -> None:
     assert cluster.objects == {}
 
 
+def test_a_token_that_nobody_owns_goes_unseen() -> None:
+    cluster = SmallCluster()
+    for manifest in manifests():
+        cluster.put(manifest)
+    cluster.deny("list", SECRETS)
+    Time(cluster).remove()
+    assert cluster.objects == {}
+
+
 def test_without_the_right_to_list_pods_nothing_is_claimed() -> None:
     cluster = submitted()
     cluster.deny("list", PODS)
