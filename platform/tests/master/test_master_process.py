@@ -79,6 +79,8 @@ def test_after_everything_was_killed_the_job_goes_on_from_the_newest_checkpoint(
 
 EPOCHS = 8
 LONGER = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": EPOCHS}
+KEPT = {"every_steps": 5, "keep": 3}
+"""One that the journal may not know yet when the master is told to go, the newest that it knows, and an older one."""
 
 
 def killed_with_damaged_checkpoints(job: PlayedJob, *, all_of_them: bool) -> tuple[int, list[int]]:
@@ -103,7 +105,7 @@ def killed_with_damaged_checkpoints(job: PlayedJob, *, all_of_them: bool) -> tup
 
 
 def test_an_older_checkpoint_stands_in_for_a_damaged_one() -> None:
-    with played_job(train=LONGER) as job:
+    with played_job(train=LONGER, checkpoint=KEPT) as job:
         _, older = killed_with_damaged_checkpoints(job, all_of_them=False)
         assert job.run_master() == 0
         assert read_json(job.run.status)["reason"] == "every record is done"
@@ -117,7 +119,7 @@ def test_an_older_checkpoint_stands_in_for_a_damaged_one() -> None:
 
 
 def test_a_job_without_a_checkpoint_that_is_intact_ends_and_names_all_of_them() -> None:
-    with played_job(train=LONGER) as job:
+    with played_job(train=LONGER, checkpoint=KEPT) as job:
         newest, older = killed_with_damaged_checkpoints(job, all_of_them=True)
         assert job.run_master() == 0
         assert job.failure()["kind"] == "storage"
