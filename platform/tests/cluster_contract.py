@@ -82,6 +82,10 @@ class Watching:
         """Wait until a pod is leaving."""
         return self._until(lambda pod: pod.uid == uid and pod.leaving)
 
+    def waiting(self, uid: str, reason: str) -> PodSeen:
+        """Wait until a pod waits for that reason."""
+        return self._until(lambda pod: pod.uid == uid and pod.phase == Phase.PENDING and pod.reason == reason)
+
     def _until(self, wanted) -> PodSeen:  # type: ignore[no-untyped-def]
         for pod in self.seen:
             if wanted(pod):

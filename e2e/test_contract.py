@@ -1,0 +1,185 @@
+"""The cluster port on real pods: the same cases as on the scripted API server, and what only real pods can show."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from cluster_contract import ClusterContract, Watching
+from e2e import namespaces
+from e2e.conftest import ARTIFACTS
+from e2e.images import MISSING, Images
+from e2e.jobs import evict
+from e2e.namespaces import Namespace
+from e2e.pods import pod
+from e2e.site import Site
+
+from edl.core.cluster import PLAIN, Cause, Phase, PodSeen, Role, Wish
+from edl.kube import names
+from edl.kube.api import Api
+from edl.kube.cluster import KubeCluster
+from edl.kube.connection import connect
+from edl.kube.kinds import JOBS, PODS, Manifest
+from edl.kube.pace import Pace
+
+pytestmark = pytest.mark.xdist_group("contract")
+
+OBEDIENT = """
+echo 143 > /tmp/answer
+trap 'answer=$(cat /tmp/answer); [ "$answer" = none ] || exit "$answer"' TERM
+touch /tmp/listens
+while [ ! -f /tmp/exit ]; do sleep 0.1; done
+exit "$(cat /tmp/exit)"
+"""
+"""Does what the test says. A SIGKILL from outside cannot be sent from within; its exit code can."""
+GREEDY = "x=aaaaaaaaaaaaaaaa; while true; do x=$x$x; done"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def bare(where: Site, built: Images) -> Iterator[Namespace]:
+    """A namespace that enforces ``restricted``, without anything of EDL's."""
+    with namespaces.namespace(where, built, ARTIFACTS / "contract", volume=False, base=False) as place:
+        yield place
+
+
+class PodStand:
+    """A job of shell scripts, and the hands of a test on it."""
+
+    def __init__(self, place: Namespace) -> None:
+        self.place = place
+        self.job = f"contract-{next(_numbers)}"
+        self.script, self.image, self.extra = OBEDIENT, place.images.submitter, {}
+        template = pod(names.master(self.job), place.images.submitter, "true", restartPolicy="OnFailure")
+        job = {"suspend": True, "template": {"spec": template["spec"]}}
+        meta = {"name": names.master(self.job), "labels": names.labels(self.job)}
+        created = place.api.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job})
+        self._job_uid = created["metadata"]["uid"]
+        self._clusters: list[KubeCluster] = []
+        self.cluster = self.connect()
+
+    def connect(self) -> KubeCluster:
+        api = Api(connect(namespace=self.place.name), pace=Pace())
+        self._clusters.append(KubeCluster(api, self.job, self._job_uid, self.place.name, self._render))
+        return self._clusters[-1]
+
+    def _render(self, role: Role, index: int, wish: Wish) -> Manifest:
+        labels = names.labels(self.job, role, index) | ({names.ELEVATED: "true"} if wish.elevated else {})
+        name = names.pod(self.job, role, index)
+        manifest = pod(name, self.image, "sh", "-c", self.script, labels=labels, restartPolicy="Never", **self.extra)
+        container = manifest["spec"]["containers"][0]
+        container["name"] = names.CONTAINER
+        container["resources"]["limits"] = {"memory": container["resources"]["requests"]["memory"]}
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(self.job), "uid": self._job_uid}
+        manifest["metadata"]["ownerReferences"] = [owner | {"controller": False, "blockOwnerDeletion": False}]
+        return manifest
+
+    def name(self, uid: str) -> str:
+        found = self.place.api.list(PODS, labels=names.selector(self.job)).items
+        return next(each["metadata"]["name"] for each in found if each["metadata"]["uid"] == uid)
+
+    def do(self, uid: str, script: str) -> None:
+        self.place.kubectl("exec", self.name(uid), "--", "sh", "-c", script)
+
+    def await_running(self, uid: str) -> None:
+        running = "--for=jsonpath={.status.phase}=Running"
+        self.place.kubectl("wait", f"pod/{self.name(uid)}", running, "--timeout=60s")
+        self.do(uid, "until [ -f /tmp/listens ]; do sleep 0.05; done")
+
+    def exit(self, uid: str, code: int) -> None:
+        self.do(uid, f"echo {code} > /tmp/code && mv /tmp/code /tmp/exit")
+
+    def kill(self, uid: str) -> None:
+        self.exit(uid, 137)
+
+    def terminate(self, uid: str) -> None:
+        self.do(uid, "kill -TERM 1")
+
+    def polite(self, uid: str, code: int) -> None:
+        self.do(uid, f"echo {code} > /tmp/answer")
+
+    def stubborn(self, uid: str) -> None:
+        self.do(uid, "echo none > /tmp/answer")
+
+    def let_pass(self, seconds: float) -> None:
+        """Real time passes by itself."""
+
+    def close(self) -> None:
+        for cluster in self._clusters:
+            cluster.close()
+        self.place.api.delete(JOBS, names.master(self.job))
+        self.place.kubectl(
+            "delete", "pods", "-l", names.selector(self.job), "--grace-period=0", "--force", "--wait=false"
+        )
+
+
+@pytest.fixture
+def stand(bare: Namespace) -> Iterator[PodStand]:
+    """A job of its own for each case."""
+    stand = PodStand(bare)
+    yield stand
+    stand.close()
+
+
+class TestPods(ClusterContract):
+    """The contract, on the cluster of ``KUBECONFIG``."""
+
+    TELLS_LEAVING = True
+    TELLS_ELEVATED = True
+
+
+def begin(stand: PodStand) -> tuple[Watching, str]:
+    """A watch, and a worker that runs."""
+    watching = Watching(stand.cluster)
+    watching.synced()
+    uid = stand.cluster.start(Role.WORKER, 0, PLAIN)
+    stand.await_running(uid)
+    return watching, uid
+
+
+def the_way_out(watching: Watching, uid: str) -> tuple[PodSeen, PodSeen]:
+    """What was said while it was leaving, and of its end."""
+    last = watching.ended(uid)
+    return next(seen for seen in watching.seen if seen.uid == uid and seen.leaving), last
+
+
+def test_deletion_by_hand(stand: PodStand) -> None:
+    watching, uid = begin(stand)
+    stand.place.kubectl("delete", "pod", stand.name(uid), "--wait=false")
+    leaving, last = the_way_out(watching, uid)
+    assert (leaving.cause, last.cause) == (Cause.DELETED, Cause.DELETED)
+    assert (last.phase, last.exit_code) == (Phase.GONE, 143)
+
+
+def test_eviction(stand: PodStand) -> None:
+    watching, uid = begin(stand)
+    evict(stand.place, stand.name(uid))
+    leaving, last = the_way_out(watching, uid)
+    assert (leaving.cause, last.cause) == (Cause.EVICTED, Cause.EVICTED)
+    assert (last.phase, last.exit_code) == (Phase.GONE, 143)
+
+
+def test_end_for_want_of_memory_is_told_apart_from_a_kill(stand: PodStand) -> None:
+    stand.script, stand.extra = GREEDY, {"memory": "32Mi"}
+    watching = Watching(stand.cluster)
+    watching.synced()
+    last = watching.ended(stand.cluster.start(Role.WORKER, 0))
+    assert (last.phase, last.exit_code, last.reason, last.cause) == (
+        Phase.FAILED,
+        137,
+        "OOMKilled",
+        Cause.OUT_OF_MEMORY,
+    )
+
+
+def test_why_a_pod_waits_is_told(stand: PodStand) -> None:
+    watching = Watching(stand.cluster)
+    watching.synced()
+    stand.extra = {"cpu": "100000"}
+    huge = stand.cluster.start(Role.WORKER, 0)
+    stand.extra, stand.image = {}, MISSING
+    without_image = stand.cluster.start(Role.WORKER, 1)
+    seen = watching.waiting(huge, "Unschedulable")
+    assert "Insufficient cpu" in seen.message
+    assert MISSING in watching.waiting(without_image, "ErrImagePull").message
