@@ -7,6 +7,7 @@ refused. When it was renewed is told by the API server's clock, or by watching i
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from edl.kube.kinds import LEASES, PODS, Manifest
 log = logging.getLogger(__name__)
 
 _BETWEEN = "_"
+_NUMBER = re.compile(r"\b\d+\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +206,11 @@ class LeaseFence:
             self.renew()
 
     def _say(self, what: Decision[bool]) -> None:
-        """Log what changed, once."""
-        if what.reason != self._said and (what.value or self._said[:20] != what.reason[:20]):
+        """Log what changed; that seconds pass is no change."""
+        said = _NUMBER.sub("", what.reason)
+        if said != self._said:
             log.log(logging.INFO if what.value else logging.WARNING, "Lease %s: %s", self._name, what.reason)
-        self._said = what.reason
+        self._said = said
 
     # ------------------------------------------------------------------ requests
 

@@ -55,7 +55,9 @@ LEAVE_SECONDS = 1.5
 """How long workers get to leave by themselves at the end of the job."""
 GRACE_SECONDS = 0.75
 """What pods get that are then told to go."""
-_THREADS_BESIDE_WORKERS = 16
+_THREADS_BESIDE_WORKERS, _THREADS_A_WORKER = 16, 3
+_WORKERS_AT_LEAST = 64
+"""What a job may be scaled to beyond its spec before questions for work wait for each other; threads come on demand."""
 
 
 def main() -> int:
@@ -164,7 +166,7 @@ class Master:
             lambda server: edl_pb2_grpc.add_MasterServicer_to_server(self._servicer, server),  # type: ignore[no-untyped-call]
             self._identity.master_address,
             self._identity.token,
-            _THREADS_BESIDE_WORKERS + 3 * self._spec.workers.max,
+            _THREADS_BESIDE_WORKERS + _THREADS_A_WORKER * max(self._spec.workers.max, _WORKERS_AT_LEAST),
             before_stop=self.shell.stop_waiting,
         )
         parts.callback(server.stop, 0.2)

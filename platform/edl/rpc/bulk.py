@@ -27,6 +27,8 @@ __all__ = ["Answer", "BulkClient", "BulkRefused", "BulkServer", "Frame", "Kind"]
 
 MAX_BODY = 1 << 34
 """Bytes that a client takes in one answer unless told otherwise."""
+CONNECT_SECONDS = 3.0
+"""How long a connection over TCP may take: the address of a pod that vanished answers nothing, not even a refusal."""
 
 
 class BulkClient:
@@ -133,7 +135,7 @@ def _connect(address: str, limits: Limits, timeout: float) -> Connection:
         if isinstance(target, UnixAddress):
             sock = _connect_unix(target.path, timeout)
         else:
-            sock = socket.create_connection((target.host, target.port), timeout=timeout)
+            sock = socket.create_connection((target.host, target.port), timeout=min(timeout, CONNECT_SECONDS))
             sock.settimeout(None)
     except OSError as error:
         raise RetryableError(f"The server cannot be reached: {error}", where=address) from error

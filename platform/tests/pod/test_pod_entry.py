@@ -72,6 +72,15 @@ def test_a_spec_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
         assert "Traceback" not in ended.stdout
 
 
+def test_a_submitter_calls_edl(tmp_path: Path) -> None:
+    edl = tmp_path / "edl"
+    edl.write_text('#!/bin/sh\necho "$@"; exit 3\n')
+    edl.chmod(0o755)
+    ended = run("submit", "job.json", PATH=f"{tmp_path}:/bin:/usr/bin")
+    assert (ended.returncode, ended.stdout) == (3, "submit job.json --yes --watch\n")
+    assert run("submit", "job.json", PATH="/nowhere").returncode == 1
+
+
 def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, spec: str) -> None:
     given = {"EDL_NAMESPACE": "team", "EDL_JOB_UID": "uid-1", "EDL_STORAGE": str(tmp_path / "s"), "EDL_RUN": ""}
     told = prepare("master", spec, given | {"EDL_HOST": "10.0.0.7"})

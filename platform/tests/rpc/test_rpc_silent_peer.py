@@ -5,6 +5,7 @@ A stopped process stands for them: its kernel still takes connections and bytes,
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -51,6 +52,7 @@ class Peer:
 
     def fall_silent(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # until it is stopped
 
     def close(self) -> None:
         self.process.kill()
