@@ -14,8 +14,6 @@ from edl.spec.closing import block, heading, rows
 from edl.spec.status import RoleStatus, Status
 
 RECENT_EVENTS = 5
-_BAR_TEXT = 44
-"""Characters beside the bar."""
 _ROLES_SHOWN = 24
 _STALE_SECONDS = 30.0
 
@@ -57,11 +55,12 @@ def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
 
 def _progress(status: Status, width: int) -> Iterator[str]:
     total, done = status.records_total, status.records_done
-    size = max(10, min(60, width - _BAR_TEXT))
-    full = size * done // total if total else 0
     share = 100 * done // total if total else 0
     epoch = f", epoch {status.epoch} of {status.epochs}" if status.epochs > 1 and status.epoch else ""
-    yield f"{'█' * full}{'░' * (size - full)} {share} %  {done:,} of {total:,} records{epoch}"
+    text = f" {share} %  {done:,} of {total:,} records{epoch}"
+    size = max(10, min(60, width - len(text)))
+    full = size * done // total if total else 0
+    yield f"{'█' * full}{'░' * (size - full)}{text}"
     yield "   ".join([f"step {status.step:,}", *measurements(status)])
     if status.reason and status.phase not in ("Done",):
         yield status.reason.splitlines()[0]
