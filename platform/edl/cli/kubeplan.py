@@ -143,14 +143,17 @@ class KubePlan:
                 yield "quota", f"{name} leaves {', '.join(shown)}"
 
     def _waits(self) -> Iterator[str]:
-        """What will not start at once, and who gives way."""
+        """What will not start at once, by reason, and who gives way."""
+        by_reason: dict[str, list[tuple[str, int]]] = {}
         for role, found in groupby(self.forecast.fits, key=lambda fit: fit.crowd.role):
             fits = list(found)
             count = sum(fit.crowd.count for fit in fits)
             late = count - sum(fit.at_once for fit in fits)
             if late:
-                who = f"{late} of {count} {_plural(role, count)}"
-                yield f"{who} {'waits' if late == 1 else 'wait'} {_for_what(fits)}"
+                by_reason.setdefault(_for_what(fits), []).append((_so_many(role, late, count), late))
+        for reason, waiting in by_reason.items():
+            alone = sum(late for _, late in waiting) == 1
+            yield f"{_listed([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
         victims = [name for fit in self.forecast.fits for name in fit.victims]
         if victims:
             pods = "1 pod" if len(victims) == 1 else f"{len(victims)} pods"
@@ -203,9 +206,15 @@ def _for_what(fits: Sequence[Fit]) -> str:
     return "for a node that takes such pods (taints, node selector, affinity)"
 
 
-def _plural(role: Role, count: int) -> str:
+def _so_many(role: Role, late: int, count: int) -> str:
     word = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: "worker"}[role]
-    return word if count == 1 else f"{word}s"
+    if late == count:
+        return f"the {word}" if count == 1 else f"all {count} {word}s"
+    return f"{late} of {count} {word}s"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def _json_of(fit: Fit) -> dict[str, Any]:

@@ -44,7 +44,7 @@ RETRIES = urllib3.Retry(
 """For the command line: a busy server is asked a few times within seconds."""
 
 
-def connect(context: str | None = None, namespace: str | None = None, *, pool_size: int = 4) -> Connection:
+def connect(context: str | None = None, namespace: str | None = None, *, pool_size: int = 8) -> Connection:
     """The connection that kubectl would use: ``KUBECONFIG`` or ``~/.kube/config``; in a pod, its service account.
 
     Args:
@@ -110,4 +110,4 @@ def in_pod() -> bool:
 
 
 def _configured() -> bool:
-    return bool(os.environ.get("KUBECONFIG"))
+    return bool(os.environ.get("KUBECONFIG")) or os.path.exists(os.path.expanduser("~/.kube/config"))

@@ -22,6 +22,7 @@ from edl.kube.removal import Remains, remains
 from edl.kube.request import Request
 
 THREADS = 8
+"""As many as the connections that are kept open."""
 _ALIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 

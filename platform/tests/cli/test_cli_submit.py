@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,15 @@ def test_a_started_job_ends_with_what_to_do_next(desk: Desk) -> None:
     assert token not in desk.out
 
 
+def test_a_job_for_which_no_node_is_meant_is_told_so_once(desk: Desk) -> None:
+    assert desk.submit("--dry-run=server", "--set", "pod.node_selector.disk=none") == 0
+    assert (
+        "  free now  nothing on 2 nodes\n"
+        "  warning: the master, all 2 parameter servers and all 4 workers wait for a node\n"
+        "    that takes such pods (taints, node selector, affinity)\n"
+    ) in desk.out
+
+
 def test_pods_that_would_give_way_are_named(desk: Desk) -> None:
     tenant = {
         "kind": "Pod",
@@ -152,13 +162,16 @@ def test_a_cluster_that_does_not_answer_is_one_clear_message(desk: Desk) -> None
     assert desk.err == "The API server does not answer\n  Is the cluster up?\n"
 
 
-def test_no_cluster_is_one_clear_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert desk.submit("--yes") == 2
-    assert "No cluster can be used" in desk.err
-    assert "kubectl cluster-info" in desk.err
+def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
+    """In a process of its own: the client reads KUBECONFIG when it is imported."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("KUBE")}
+    environment["KUBECONFIG"] = str(desk.folder / "none")
+    code = "from edl.cli.app import main; main(['submit', 'job.yaml', '--yes'])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=desk.folder, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "No cluster can be used" in done.stderr
+    assert "kubectl cluster-info" in done.stderr
 
 
 @pytest.mark.parametrize(
