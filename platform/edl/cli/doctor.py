@@ -46,8 +46,8 @@ def doctor(
 
 
 def _examined(api: Api, images: list[str]) -> Iterator[Checkup]:
-    from edl.cli.data_copy import submitter_image
     from edl.cli.ticker import Ticker
+    from edl.cli.volume import submitter_image
     from edl.kube.doctor import Checkup, Level, examine, pull
 
     yield from examine(api)

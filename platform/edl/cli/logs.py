@@ -113,7 +113,7 @@ def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None) -> 
         BadInputError: the run keeps no logs, or none of these pods.
     """
     place = _place(api, seen, chosen)
-    from edl.cli.data_copy import volume
+    from edl.cli.volume import volume
     from edl.spec.placement import RunAs
 
     run_as = RunAs(**_run_as(api, seen.name))
