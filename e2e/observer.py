@@ -14,8 +14,9 @@ from typing import TypeVar
 from e2e.waiting import until
 
 from edl.core.errors import EdlError
-from edl.kube.api import Api, Stream
+from edl.kube.api import Api
 from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, Kind, Manifest
+from edl.kube.stream import Stream
 
 Found = TypeVar("Found")
 

@@ -14,9 +14,10 @@ from typing import Any
 import urllib3
 
 from edl.kube import names
-from edl.kube.api import Answer, Api, Connection, Stream
+from edl.kube.api import Answer, Api, Connection
 from edl.kube.errors import translate
 from edl.kube.kinds import BY_NAME, EVENTS, PODS, Kind, Manifest
+from edl.kube.stream import Stream
 
 NOW = 1_800_000_000.0
 Key = tuple[str, str, str]

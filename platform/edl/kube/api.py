@@ -8,9 +8,7 @@ POST is retried only where the server has surely not carried it out. All of this
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -21,6 +19,7 @@ from urllib3.exceptions import HTTPError
 
 from edl.kube.errors import AwayError, BusyError, translate
 from edl.kube.kinds import PODS, Kind, Manifest, kind_of
+from edl.kube.stream import Stream, said
 
 MERGE, STRATEGIC, JSON_PATCH = "merge", "strategic", "json"
 _PATCH_TYPES = {
@@ -32,8 +31,6 @@ EVERYWHERE = ""
 """Instead of a namespace: all of them."""
 TIMEOUT_SECONDS = 10.0
 """How long one answer may take."""
-_LARGEST_LINE = 32 << 20
-"""Bytes of one watch event; an object is at most 1.5 MiB in etcd."""
 
 
 _NOT_DONE = (429, 503)
@@ -313,7 +310,7 @@ class Api:
         try:
             response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
-            raise AwayError(_said(error), where=where, hint="Is the cluster up, and the kubeconfig's?") from error
+            raise AwayError(said(error), where=where, hint="Is the cluster up, and the kubeconfig's?") from error
         if response.status >= 300:
             after = response.headers.get("Retry-After")
             refusal = translate(response.status, _rest(response), where=where, retry_after=after)
@@ -329,73 +326,6 @@ class Api:
 
     def _in(self, namespace: str | None) -> str:
         return self._connection.namespace if namespace is None else namespace
-
-
-class Stream:
-    """Lines that arrive; ``close`` may be called from another thread and ends the iteration."""
-
-    def __init__(self, response: urllib3.BaseHTTPResponse, where: str) -> None:
-        self._response, self._where = response, where
-        self._closed = threading.Event()
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield each line without its end, until the server ends the stream.
-
-        Raises:
-            AwayError: it fell silent or broke off.
-        """
-        rest = b""
-        try:
-            for chunk in self._response.stream(1 << 16):
-                *whole, rest = (rest + chunk).split(b"\n")
-                if len(rest) > _LARGEST_LINE:
-                    raise AwayError("The server sends a line without an end", where=self._where)
-                yield from whole
-            if rest:
-                yield rest
-        except (HTTPError, OSError, ValueError) as error:
-            if not self._closed.is_set():
-                raise AwayError(_said(error), where=self._where) from error
-        finally:
-            self._response.close()
-
-    def release(self) -> None:
-        """End the stream for good, from the thread that reads it; its connection is closed."""
-        self._closed.set()
-        self._response.close()
-
-    def events(self) -> Iterator[tuple[str, Manifest]]:
-        """Yield type and object of each change.
-
-        Raises:
-            GoneError: the server cannot go on from there: list again.
-            AwayError: as ``lines``; also for a line that cannot be read.
-        """
-        for line in self.lines():
-            if not line:
-                continue
-            try:
-                event = json.loads(line)
-                kind, value = str(event["type"]), event["object"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise AwayError("The server sends what is no watch event", where=self._where) from error
-            if kind == "ERROR":
-                code = int(value.get("code") or 500)
-                raise translate(code, json.dumps(value).encode(), where=self._where)
-            yield kind, value
-
-    def close(self) -> None:
-        """End the stream, from any thread; whoever waits for its next line wakes up."""
-        if not self._closed.is_set():
-            self._closed.set()
-            with suppress(HTTPError, OSError, RuntimeError, ValueError):  # it had ended by itself
-                self._response.shutdown()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
 
 def _dry(dry_run: bool) -> dict[str, str]:
@@ -418,11 +348,6 @@ def _object(text: bytes, where: str) -> Manifest:
     except ValueError as error:
         raise AwayError("What answers there is no API server, or was cut off", where=where) from error
     return value if isinstance(value, dict) else {"items": value}
-
-
-def _said(error: BaseException) -> str:
-    cause = getattr(error, "reason", None) or error
-    return f"The API server does not answer: {cause}"
 
 
 def _time(header: str | None) -> float | None:

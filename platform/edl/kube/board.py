@@ -12,10 +12,11 @@ from typing import Any
 from edl.core.board import Desired
 from edl.core.errors import RetryableError
 from edl.kube import names
-from edl.kube.api import Api, Stream
+from edl.kube.api import Api
 from edl.kube.errors import ApiError, BusyError, NotFoundError
 from edl.kube.kinds import CONFIGMAPS, JOBS, Manifest
 from edl.kube.pace import Backoff
+from edl.kube.stream import Stream
 from edl.kube.wishes import desired_of
 
 log = logging.getLogger(__name__)

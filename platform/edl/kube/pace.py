@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 RATE, BURST = 50.0, 100.0
 """Requests a second in the long run, and at once."""
+LONGEST_HOLD = 60.0
+"""Seconds that a server may ask for; one that asks for more is asked again sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Bucket:
         """Have every later request wait until ``seconds`` from now, because the server asked for it."""
         earned = max(now - self.at, 0.0) * self.rate
         tokens = min(self.burst, self.tokens + earned)
-        return replace(self, tokens=min(tokens, -seconds * self.rate), at=max(now, self.at))
+        return replace(self, tokens=min(tokens, -min(seconds, LONGEST_HOLD) * self.rate), at=max(now, self.at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +69,10 @@ class Backoff:
         Args:
             failures: in a row, 1 or more.
             chance: evenly distributed over 0-1.
-            asked: what the server asks for, in seconds; never less than that.
+            asked: what the server asks for, in seconds; never less than that, up to ``LONGEST_HOLD``.
         """
         whole = min(self.first * 2.0 ** min(failures - 1, 32), self.longest)
-        return max(asked or 0.0, 0.0) + whole * (0.5 + chance / 2)
+        return min(max(asked or 0.0, 0.0), LONGEST_HOLD) + whole * (0.5 + chance / 2)
 
 
 class Pace:

@@ -69,9 +69,15 @@ class Register:
             since = known.leaving_since if known else None
             if since is None and "deletionTimestamp" in meta:
                 since = self._now()
-            grace = float(meta.get("deletionGracePeriodSeconds") or 0)
+            grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet writes 0 when it is done
             if seen.uid not in self._gone:  # the answer to a creation may come after the end that a watch told
-                self._bodies[seen.uid] = Body(meta["name"], seen, meta.get("creationTimestamp") or "", since, grace)
+                self._bodies[seen.uid] = Body(
+                    meta["name"],
+                    seen,
+                    meta.get("creationTimestamp") or "",
+                    since,
+                    max(grace, known.grace if known else 0.0),
+                )
         return seen
 
     def listed(self, pods: Iterable[Manifest], before: Iterable[Body]) -> list[PodSeen]:

@@ -62,6 +62,7 @@ class Undertaker:
     ) -> None:
         self._register, self._remove, self._now, self._every = register, remove, now, every
         self._put_off: dict[str, int] = {}
+        self._told: set[str] = set()
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,7 +95,9 @@ class Undertaker:
         bodies = self._register.bodies()
         late = overdue(bodies, self._now())
         for body in late:
-            log.warning("pod %s is still there after its grace (%s): removed", body.name, body.seen.cause or "leaving")
+            self._tell(
+                body.uid, f"pod {body.name} is still there after its grace ({body.seen.cause or 'leaving'}): removed"
+            )
         for body in (*late, *surplus(bodies)):
             self._deleted(body.uid, 0)
 
@@ -108,6 +111,12 @@ class Undertaker:
         try:
             self._remove(uid, grace)
         except EdlError as error:
-            log.warning("pod %s is not deleted yet: %s", uid, error)
+            self._tell(uid, f"pod {uid} is not deleted yet: {error}")
             return False
         return True
+
+    def _tell(self, uid: str, text: str) -> None:
+        """Once for each pod."""
+        if uid not in self._told:
+            self._told.add(uid)
+            log.warning("%s", text)

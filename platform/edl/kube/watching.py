@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from edl.core.cluster import PodSeen, Synced
 from edl.core.errors import RetryableError
 from edl.core.sightings import Sightings
-from edl.kube.api import Api, Stream
+from edl.kube.api import Api
 from edl.kube.errors import BusyError, ForbiddenError
 from edl.kube.kinds import PODS, Manifest
 from edl.kube.pace import Backoff
 from edl.kube.register import Register
+from edl.kube.stream import Stream
 
 log = logging.getLogger(__name__)
 

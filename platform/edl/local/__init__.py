@@ -5,7 +5,7 @@ pods; ``client`` is the implementation of the port ``edl.core.cluster.Cluster`` 
 edl.spec, edl.core. Starts in a tenth of a second: imports neither edl.spec nor anything outside the standard library.
 
 * decisions: ``restart`` (when a dead master starts again), ``ending`` (what an exit code means), ``pods`` (what a
-  change means for a pod), ``sightings`` (what a watch yields), ``wire`` (the protocol), ``roles`` (how a role starts);
+  change means for a pod), ``wire`` (the protocol), ``roles`` (how a role starts);
 * effects: ``supervisor`` on its ``loop``, ``process``, ``server``, ``record`` (what it writes), ``runtime`` (its
   private folder), ``lineage`` and ``guard`` (nobody outlives their parent).
 """

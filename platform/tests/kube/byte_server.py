@@ -13,7 +13,7 @@ STAY = b"<stay>"
 
 def reply(body: bytes, status: str = "200 OK", *headers: str, length: int | None = None) -> bytes:
     size = len(body) if length is None else length
-    head = [f"HTTP/1.1 {status}", f"Content-Length: {size}", "Content-Type: application/json", *headers]
+    head = [f"HTTP/1.1 {status}", f"Content-Length: {size}", "Connection: close", *headers]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 

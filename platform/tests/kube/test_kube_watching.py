@@ -1,0 +1,131 @@
+"""Whatever happens while a watch is away: every pod ends once, none is alive again, none ends that lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kube.kube_stand import JOB_UID, render
+
+from edl.core.cluster import PLAIN, PodSeen, Role
+from edl.core.errors import EdlError
+from edl.kube.api import Api, Listing
+from edl.kube.errors import AwayError, BusyError, GoneError, LoginError
+from edl.kube.pace import Backoff
+from edl.kube.register import Register
+from edl.kube.watching import Manners, Watching
+
+PODS = 4
+FAULTS: dict[str, type[EdlError] | None] = {
+    "ends": None,
+    "away": AwayError,
+    "gone": GoneError,
+    "busy": BusyError,
+    "login": LoginError,
+}
+
+
+@dataclass
+class World:
+    """Pods that change step by step; each step is one event."""
+
+    pods: dict[int, dict[str, Any]] = field(default_factory=dict)
+    born: int = 0
+
+    def step(self, index: int, what: str) -> tuple[str, dict[str, Any]] | None:
+        """Do something to the pod of an index; None where that is not possible."""
+        pod = self.pods.get(index)
+        if pod is None:
+            return self._create(index) if what == "create" else None
+        ended = pod["status"]["phase"] == "Failed"
+        match what:
+            case "run" if not ended:
+                pod["status"]["phase"] = "Running"
+            case "end" if not ended:
+                terminated = {"exitCode": 3, "reason": "Error"}
+                pod["status"] = {
+                    "phase": "Failed",
+                    "containerStatuses": [{"name": "edl", "state": {"terminated": terminated}}],
+                }
+            case "delete" if not ended:
+                pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
+            case "remove":
+                return "DELETED", self.pods.pop(index)
+            case _:
+                return None
+        return "MODIFIED", deepcopy(pod)
+
+    def _create(self, index: int) -> tuple[str, dict[str, Any]]:
+        self.born += 1
+        pod = render(Role.WORKER, index, PLAIN)
+        pod["metadata"]["uid"], pod["status"] = f"uid-{self.born}", {"phase": "Pending"}
+        self.pods[index] = pod
+        return "ADDED", deepcopy(pod)
+
+
+Step = tuple[int, str]
+Stretch = tuple[list[Step], str, list[Step]]
+"""What a watch sees, how it ends, and what happens until the next list."""
+
+
+class ScriptedApi:
+    """Plays a script of stretches; closes the watch after the last one."""
+
+    def __init__(self, script: list[Stretch]) -> None:
+        self.world = World()
+        self._script = list(script)
+        self.watching: Watching | None = None
+
+    def list(self, *_: object, **__: object) -> Listing:
+        if not self._script:
+            assert self.watching is not None
+            self.watching.close()
+        return Listing(tuple(deepcopy(list(self.world.pods.values()))), "1")
+
+    def watch(self, *_: object, **__: object) -> ScriptedStream:
+        return ScriptedStream(self.world, self._script.pop(0) if self._script else ([], "ends", []))
+
+
+class ScriptedStream:
+    def __init__(self, world: World, stretch: Stretch) -> None:
+        self._world, (self._seen, self._fault, self._unseen) = world, stretch
+
+    def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for index, what in self._seen:
+            event = self._world.step(index, what)
+            yield event or ("BOOKMARK", {})
+        for index, what in self._unseen:
+            self._world.step(index, what)
+        if (error := FAULTS[self._fault]) is not None:
+            raise error("scripted")
+
+    def close(self) -> None:
+        return
+
+    def release(self) -> None:
+        return
+
+
+steps = st.lists(
+    st.tuples(st.integers(0, PODS - 1), st.sampled_from(["create", "run", "end", "delete", "remove"])), max_size=8
+)
+scripts = st.lists(st.tuples(steps, st.sampled_from(sorted(FAULTS)), steps), max_size=6)
+
+
+@given(scripts)
+def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]) -> None:
+    api = ScriptedApi(script)
+    manners = Manners(backoff=Backoff(0, 0), chance=lambda: 0.0)
+    watching = Watching(cast(Api, api), "team", "", Register(JOB_UID), manners)
+    api.watching = watching
+    told = [each for each in watching.pods() if isinstance(each, PodSeen)]
+    living = {pod["metadata"]["uid"] for pod in api.world.pods.values() if pod["status"]["phase"] != "Failed"}
+    for uid in {pod.uid for pod in told}:
+        states = [pod.ended for pod in told if pod.uid == uid]
+        assert states == sorted(states), "alive again after its end"
+        assert sum(states) == (uid not in living), "ended once, or lives"
+    assert living <= {pod.uid for pod in told}, "somebody lives of whom nothing was said"
