@@ -34,7 +34,8 @@ class Lines:
 
     def planned(self, plan: Undertaking) -> None:
         """The plan."""
-        self._print("\n".join(plan.lines()))
+        for line in plan.lines():
+            self._print(line)
 
     def happened(self, event: Event, progress: Progress) -> None:
         """A line with the time."""

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DECLINED, INTERRUPTED = 1, 130
 _TOKEN_BYTES = 32
+_NOT_IN_THE_IMAGE = ("executable file not found", "no such file or directory")
+"""What container runtimes say of a command that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ def refusal(job: str, sight: Sight, removed: str) -> StartError:
 
 
 def _remedy(sight: Sight) -> str:
-    if "edl-role" in sight.message and sight.exit_code != 1:
+    if "edl-role" in sight.message and any(words in sight.message for words in _NOT_IN_THE_IMAGE):
         return "The image has no edl-role: edl zoo build makes images that have it."
     if "mage" in sight.reason:
         return "Check image and pod.image_pull_secrets in the job file; the nodes must reach the registry."

@@ -201,14 +201,14 @@ def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
                             "terminated": {
                                 "exitCode": 2,
                                 "reason": "Error",
-                                "message": "uid 1000 cannot write /data/edl\n  chown it\n",
+                                "message": "edl-role: uid 1000 cannot write /data/edl\n  chown it\n",
                             }
                         },
                     }
                 ],
             },
             "mnist: The master did not start (exit code 2):\n"
-            "  uid 1000 cannot write /data/edl\n"
+            "  edl-role: uid 1000 cannot write /data/edl\n"
             "    chown it\n"
             "  Everything was removed.\n",
         ),
