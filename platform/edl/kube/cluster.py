@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from edl.core.cluster import PLAIN, PodSeen, Role, Synced, Wish
 from edl.core.errors import BadInputError, RetryableError
-from edl.kube import names, sighting
+from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.errors import AwayError, BusyError, ConflictError, ForbiddenError, NotFoundError
 from edl.kube.kinds import PODS, Manifest
@@ -29,19 +29,18 @@ class Taken(Enum):
     WAIT = auto()
 
 
-def taken(pod: Manifest, *, ours: bool) -> Taken:
-    """Decide what becomes of the pod that holds a wanted name.
+def taken(holder: PodSeen | None) -> Taken:
+    """Decide what becomes of the pod that holds a wanted name; None: it is none of this job's.
 
     Ours and alive: it is the pod that is asked for, from before a restart or from a request whose answer was lost.
     Ours and ended: only its object stands in the way, as it does when it is told to go on a node that is slow to say
     so. Leaving, or somebody else's: the name will be free when they are gone.
     """
-    if not ours:
+    if holder is None:
         return Taken.WAIT
-    seen = sighting.read(pod)
-    if seen.ended:
+    if holder.ended:
         return Taken.REPLACE
-    return Taken.WAIT if seen.leaving else Taken.USE
+    return Taken.WAIT if holder.leaving else Taken.USE
 
 
 class KubeCluster:
@@ -141,14 +140,13 @@ class KubeCluster:
             holder = self._api.get(PODS, name, self._namespace)
         except NotFoundError as error:
             raise RetryableError(f"Pod {name} has just gone", where=self._namespace) from error
-        ours = self._register.owns(holder)
-        match taken(holder, ours=ours):
+        seen = self._register.note(holder)
+        match taken(seen):
             case Taken.USE:
-                self._register.note(holder)
                 return str(holder["metadata"]["uid"])
             case Taken.WAIT:
-                whose = "is still leaving" if ours else "belongs to somebody else"
-                raise RetryableError(f"Pod {name} {whose}", where=self._namespace)
+                why = "is still leaving" if seen else "belongs to somebody else"
+                raise RetryableError(f"Pod {name} {why}", where=self._namespace)
             case Taken.REPLACE:
                 self._remove(holder["metadata"]["uid"], name, 0)
         try:

@@ -146,13 +146,18 @@ def _words(pod: Manifest, ending: _Ending | None, told_to_go: bool) -> tuple[str
     if ending is None:
         reason, message = _waiting(pod)
     else:
-        status = pod.get("status") or {}
-        reason = status.get("reason") or _SIGNALLED.get(ending.exit_code or 0, "") or ending.reason or "Error"
-        if ending.reason == _OUT_OF_MEMORY:
-            reason = ending.reason
-        message = status.get("message") or ending.message
-        reason = DELETED if told_to_go else reason
+        reason = DELETED if told_to_go else _why_ended(pod, ending)
+        message = pod["status"].get("message") or ending.message
     return reason, message or str(_disruption(pod).get("message") or "")
+
+
+def _why_ended(pod: Manifest, ending: _Ending) -> str:
+    """The most telling of what the kubelet and the container's runtime say."""
+    if ending.reason == _OUT_OF_MEMORY:
+        return ending.reason
+    status = pod["status"]
+    said = status.get("reason") or _SIGNALLED.get(ending.exit_code or 0) or ending.reason
+    return said or ("Completed" if status.get("phase") == Phase.SUCCEEDED else "Error")
 
 
 def _waiting(pod: Manifest) -> tuple[str, str]:

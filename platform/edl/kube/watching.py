@@ -26,6 +26,9 @@ from edl.kube.stream import Stream
 
 log = logging.getLogger(__name__)
 
+STEADY_SECONDS = 5.0
+"""A watch that lasted as long worked, whether or not anything happened."""
+
 
 @dataclass(frozen=True, slots=True)
 class Manners:
@@ -50,14 +53,15 @@ class Manners:
 
 @dataclass(slots=True)
 class _Trouble:
-    """Failures in a row."""
+    """Failures in a row, and whether the last watch worked."""
 
     failures: int = 0
-    forbidden_since: float | None = field(default=None)
+    worked: bool = False
+    forbidden_since: float | None = None
 
     def over(self) -> None:
         """Something worked."""
-        self.failures, self.forbidden_since = 0, None
+        self.failures, self.worked, self.forbidden_since = 0, True, None
 
 
 class Watching:
@@ -98,7 +102,6 @@ class Watching:
         """
         synced = False
         while not self._closed.is_set():
-            quiet = True
             try:
                 version, listed = self._list()
                 yield from listed
@@ -106,13 +109,11 @@ class Watching:
                     synced = True
                     yield Synced()
                 for seen in self._follow(version):
-                    quiet = False
-                    self._trouble.over()
                     yield from seen
-                if quiet:  # a server that ends every watch at once is not asked without a pause
-                    self._pause(None)
             except (RetryableError, ForbiddenError) as error:
                 self._bear(error)
+            else:
+                self._go_on()
 
     def _list(self) -> tuple[str, list[PodSeen]]:
         """Where a watch begins, and what changed until there."""
@@ -126,10 +127,14 @@ class Watching:
         stream = self._open(version)
         if stream is None:
             return
+        began = self._manners.now()
         try:
             for kind, item in stream.events():
+                self._trouble.over()
                 yield self._sightings.changed(seen) if (seen := self._meant(kind, item)) is not None else []
         finally:
+            if self._manners.now() - began >= STEADY_SECONDS:
+                self._trouble.over()
             with self._lock:
                 self._stream = None
             stream.release()
@@ -167,6 +172,12 @@ class Watching:
             log.info("the watch of the pods begins again: %s", error.message)
         self._pause(error.retry_after if isinstance(error, BusyError) else None)
 
+    def _go_on(self) -> None:
+        """A watch ended as watches do; a server that ends each at once is not asked without a pause."""
+        if not self._trouble.worked:
+            self._pause(None)
+        self._trouble.worked = False
+
     def _pause(self, asked: float | None) -> None:
-        self._trouble.failures += 1
+        self._trouble.failures, self._trouble.worked = self._trouble.failures + 1, False
         self._closed.wait(self._manners.backoff.pause(self._trouble.failures, self._manners.chance(), asked))

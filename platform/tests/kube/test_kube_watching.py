@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -129,3 +130,28 @@ def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]
         assert states == sorted(states), "alive again after its end"
         assert sum(states) == (uid not in living), "ended once, or lives"
     assert living <= {pod.uid for pod in told}, "somebody lives of whom nothing was said"
+
+
+def pauses(script: list[Stretch], lasts: float) -> int:
+    """How often a watch pauses that ends again and again after so many seconds."""
+    made = 0
+
+    def chance() -> float:
+        nonlocal made
+        made += 1
+        return 0.0
+
+    clock = itertools.count()  # every look at it is one watch later
+    api = ScriptedApi(script)
+    manners = Manners(backoff=Backoff(0, 0), chance=chance, now=lambda: next(clock) * lasts)
+    api.watching = Watching(cast(Api, api), "team", "", Register(JOB_UID), manners)
+    assert list(api.watching.pods())
+    return made
+
+
+def test_watch_that_ends_after_its_time_is_no_trouble_but_one_that_ends_at_once_is() -> None:
+    quiet: list[Stretch] = [([], "ends", [])] * 10
+    assert pauses(quiet, lasts=60) <= 1, "the one that was closed"
+    assert pauses(quiet, lasts=0) >= 10
+    busy: list[Stretch] = [([(0, "create")], "ends", [])] * 10
+    assert pauses(busy, lasts=0) <= 1
