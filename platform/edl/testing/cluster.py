@@ -96,6 +96,8 @@ class FakeCluster:
             if role == Role.MASTER or index < 0:
                 raise BadInputError(f"A master cannot start {role} {index}")
             uid = self._names.get((role, index))
+            if uid is not None and self._pods[uid].deleting:
+                raise RetryableError(f"{role}-{index} is still leaving")
             return uid if uid is not None else self._accept(role, index, wish)
 
     def delete(self, uid: str, grace: float) -> None:
@@ -220,6 +222,7 @@ class FakeCluster:
             if pod is None or pod.seen.ended:
                 return
             self._give_room_back(uid, pod)
+            pod.seen = replace(pod.seen, leaving=False)
             ending = Ending.of(returncode) if returncode is not None else None
             exit_code = ending.exit_code if ending else None
             if pod.deleting or ending is None:

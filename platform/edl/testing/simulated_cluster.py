@@ -105,7 +105,7 @@ class SimulatedCluster:
             return
         failed = Phase.FAILED if exit_code else Phase.SUCCEEDED
         phase = Phase.GONE if pod.leaving else failed
-        self.pods[uid] = replace(pod, phase=phase, exit_code=exit_code, cause=pod.cause or cause)
+        self.pods[uid] = replace(pod, phase=phase, exit_code=exit_code, leaving=False, cause=pod.cause or cause)
         self._died(uid)
         self._tell(uid)
         self._schedule()

@@ -53,6 +53,8 @@ class FakeStand:
 
 
 class TestFakeCluster(ClusterContract):
+    TELLS_LEAVING = TELLS_ELEVATED = True
+
     @pytest.fixture
     def stand(self) -> Iterator[FakeStand]:
         stand = FakeStand()
@@ -116,7 +118,7 @@ def test_a_pod_that_was_told_to_go_leaves_with_its_cause_until_it_has_ended() ->
     clock.advance(2)
     assert [(pod.phase, pod.leaving, pod.cause, pod.elevated) for pod in seen] == [
         (Phase.RUNNING, True, Cause.PREEMPTED, True),
-        (Phase.GONE, True, Cause.PREEMPTED, True),
+        (Phase.GONE, False, Cause.PREEMPTED, True),
     ]
 
 
