@@ -15,10 +15,10 @@ WORKERS ?= 2
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test check lint types layers unit jobs faults bench proto schema constraints clean
+.PHONY: help setup demo test check lint types layers unit jobs faults images e2e e2e-all bench proto schema constraints clean
 
 help: ## print every target
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "EDL needs Python 3.11, 3.12 or 3.13 (as python3, python3.11 ...), and none was found."; exit 2; }
@@ -54,6 +54,15 @@ jobs: $(STAMP) ## whole jobs on real processes: every feature that a user sees
 
 faults: $(STAMP) ## the same with real signals: every process is killed at several steps
 	$(BIN)/pytest -q -m faults $(ONCE_MORE)
+
+images: $(STAMP) ## build the images with the Docker engine
+	$(BIN)/python -m e2e.images --build
+
+e2e: $(STAMP) ## whole jobs on the cluster of KUBECONFIG, or on a kind cluster that it makes (docs/testing.md)
+	BIN=$(BIN) e2e/run
+
+e2e-all: $(STAMP) ## the same with every fault at every step
+	BIN=$(BIN) e2e/run --all
 
 bench: $(STAMP) ## measure; results go to bench/results and docs/benchmarks.md
 	$(BIN)/python bench/run_all.py

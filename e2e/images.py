@@ -46,8 +46,7 @@ def build() -> Images:
     with tempfile.TemporaryDirectory() as folder:
         zoo = Path(folder) / "model_zoo"
         shutil.copytree(ROOT / "model_zoo", zoo, ignore=shutil.ignore_patterns("__pycache__"))
-        for module in (ROOT / "e2e" / "zoo").glob("*.py"):
-            shutil.copy(module, zoo)
+        shutil.copytree(ROOT / "e2e" / "zoo", zoo, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         must(EDL, "zoo", "build", zoo, "--image", images.zoo, "--base", images.training, seconds=BUILD_SECONDS)
     return images
 

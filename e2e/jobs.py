@@ -47,7 +47,7 @@ def digits(
         "ps": {"count": ps, **small},
         "workers": {"min": 1, "max": workers, "resources": {"cpu": cpu, "memory": "1Gi"}},
         "volumes": [{"claim": CLAIM, "mount": MOUNT}],
-        "pod": {"env": {"E2E_STEP_SECONDS": f"{seconds * workers / STEPS:.3f}"}},
+        "pod": {"env": {"E2E_STEP_SECONDS": f"{seconds * workers / STEPS:.3f}", "PYTHONPATH": "/model_zoo/timing"}},
     } | fields
 
 

@@ -12,8 +12,9 @@ from e2e.capacity import offers, worker_cpu
 from e2e.conftest import Places
 from e2e.jobs import END_SECONDS, Job, delete_pod, digits
 from e2e.ledger import Run, finished
+from e2e.moments import containers, import_seconds, steps
 from e2e.namespaces import Namespace
-from e2e.observer import ADDED, Change, condition, container, phase
+from e2e.observer import ADDED, Change, condition, phase
 from e2e.pods import template
 from e2e.programs import apply
 
@@ -114,16 +115,13 @@ def _preempted(change: Change) -> bool:
 
 def _measure_growth(job: Job, run: Run) -> None:
     """The workers that got the room back: from PodScheduled to the first step, less what nobody can save."""
-    for index in job.workers():
-        scheduled = job.change(lambda c, i=index: _is(c, job, i) and condition(c.object, "PodScheduled") is not None)
-        started = job.change(
-            lambda c, i=index: _is(c, job, i) and "running" in (container(c.object).get("state") or {})
-        )
-        stepped = [event["time"] for event in run.of("first_step", worker=index)]
-        imported = [event["seconds"] for event in run.of("tensorflow_imported", worker=index)]
-        if scheduled and started and stepped and imported:
-            saved = started.at - scheduled.at + imported[0]
-            figures.record("room_to_step", stepped[0] - scheduled.at - saved, container_and_import=round(saved, 2))
+    for index, done in steps(run.folder).items():
+        placed = job.change(lambda c, i=index: _is(c, job, i) and condition(c.object, "PodScheduled") is not None)
+        if placed is None or index < 5 or not done:
+            continue
+        _, started = containers(run.folder, f"worker-{index}")[-1]
+        fixed = started - placed.at + import_seconds(run.folder, index)
+        figures.record("room_to_step", done[0] - placed.at - fixed, container_start_and_import=round(fixed, 2))
 
 
 def _is(change: Change, job: Job, index: int) -> bool:
