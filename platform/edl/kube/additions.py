@@ -11,7 +11,7 @@ from typing import Any
 
 from edl.core.cluster import Role
 from edl.kube import names
-from edl.kube.overrides import MERGE_KEYS
+from edl.kube.overrides import MERGE_KEYS, told_apart
 from edl.kube.pod import SAFE_TO_EVICT
 from edl.spec.placement import Pod
 from edl.spec.rules import Broken
@@ -118,7 +118,7 @@ def _spec(spec: Mapping[str, Any], path: str) -> Iterator[Broken]:
 
 def _lists(value: Any, path: str, field: str = "") -> Iterator[Broken]:
     """Lists that are merged item by item, at any depth, in which an item cannot be told from another."""
-    if field in MERGE_KEYS and not _told_apart(value, MERGE_KEYS[field]):
+    if field in MERGE_KEYS and not told_apart(value, MERGE_KEYS[field]):
         yield Broken(path, f"must be a list of mappings, each with its own {MERGE_KEYS[field]}")
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -126,10 +126,3 @@ def _lists(value: Any, path: str, field: str = "") -> Iterator[Broken]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _lists(inner, f"{path}[{index}]")
-
-
-def _told_apart(value: Any, key: str) -> bool:
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        return False
-    keys = [item.get(key) for item in value]
-    return all(isinstance(each, str) for each in keys) and len(set(keys)) == len(keys)

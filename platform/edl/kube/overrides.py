@@ -29,8 +29,9 @@ def merge(base: Any, patch: Any, field: str = "") -> Any:
         old = base if isinstance(base, Mapping) else {}
         merged = {**old, **{name: merge(old.get(name), value, name) for name, value in patch.items()}}
         return {name: value for name, value in merged.items() if value is not None}
-    if isinstance(patch, list) and field in MERGE_KEYS:
-        return _merge_items(base if isinstance(base, list) else [], patch, MERGE_KEYS[field])
+    key = MERGE_KEYS.get(field)
+    if key is not None and told_apart(patch, key):  # an annotation may have such a name, and any value
+        return _merge_items(base if told_apart(base, key) else [], patch, key)
     return patch
 
 
@@ -39,3 +40,11 @@ def _merge_items(base: list[Any], patch: list[Any], key: str) -> list[Any]:
     for item in patch:
         items[item[key]] = merge(items.get(item[key]), item)
     return list(items.values())
+
+
+def told_apart(value: Any, key: str) -> bool:
+    """Whether a list's items are mappings, each with its own text under ``key``."""
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        return False
+    keys = [item.get(key) for item in value]
+    return all(isinstance(each, str) for each in keys) and len(set(keys)) == len(keys)
