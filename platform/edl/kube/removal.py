@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from edl.core.cluster import Role
 from edl.core.errors import EdlError
 from edl.kube import names
 from edl.kube.api import Api
@@ -80,6 +81,8 @@ def remains(api: Api, job: str) -> Remains:
 def deletions(there: Remains, nodes_ready: Mapping[str, bool]) -> list[Deletion]:
     """What has to be deleted by hand: the Job, what nobody owns, pods that should be gone. The rest follows the Job.
 
+    The master goes first, or it would ask for new workers when it sees the old ones go.
+
     Args:
         there: what is left.
         nodes_ready: of the nodes that are known; a node that is gone is not ready.
@@ -88,11 +91,15 @@ def deletions(there: Remains, nodes_ready: Mapping[str, bool]) -> list[Deletion]
     for thing in there.objects:
         kind, meta = kind_of(thing), thing["metadata"]
         if "deletionTimestamp" not in meta:
-            if kind is JOBS or not meta.get("ownerReferences"):
+            if kind is JOBS or _is_master(thing) or not meta.get("ownerReferences"):
                 found.append(Deletion(kind, meta["name"], meta["uid"]))
         elif kind is PODS and is_stuck(thing, nodes_ready.get(thing["spec"].get("nodeName", "")), there.now):
             found.append(Deletion(kind, meta["name"], meta["uid"], grace=0))
     return found
+
+
+def _is_master(thing: Manifest) -> bool:
+    return bool(thing["kind"] == PODS.name and thing["metadata"].get("labels", {}).get(names.ROLE) == Role.MASTER)
 
 
 def is_stuck(pod: Manifest, node_ready: bool | None, now: float) -> bool:

@@ -80,9 +80,12 @@ def test_what_is_left_without_its_job_goes() -> None:
     assert cluster.objects == {}
 
 
-def test_what_the_job_owns_is_left_to_the_cluster() -> None:
-    there = Remains(tuple(submitted().objects.values()), NOW)
-    assert [deletion.kind for deletion in deletions(there, {})] == [JOBS]
+def test_the_master_goes_first_and_what_the_job_owns_is_left_to_the_cluster() -> None:
+    found = deletions(remains(submitted(), "j"), {})
+    assert [(each.kind, each.name) for each in found] == [
+        (PODS, f"{names.master('j')}-abcde"),
+        (JOBS, names.master("j")),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,13 @@ def test_each_deletion_is_asked_for_once() -> None:
     cluster.delete = counting
     Time(cluster).remove()
     assert sorted(asked, key=str) == sorted(
-        [(names.master("j"), None), ("edl-j-worker-0", 0), (f"{names.master('j')}-abcde", 0)], key=str
+        [
+            (names.master("j"), None),
+            ("edl-j-worker-0", 0),
+            (f"{names.master('j')}-abcde", None),
+            (f"{names.master('j')}-abcde", 0),
+        ],
+        key=str,
     )
 
 
