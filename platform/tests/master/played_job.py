@@ -173,6 +173,7 @@ class PlayedWorker:
                     self._cut = max(self._cut, pushed.cut)
                     return pushed.admission is not Admission.REVOKED
             self._place()
+            self._declare()  # as real ones do to a PS that says that it holds nothing
         return False
 
 
