@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from edl.core.cluster import Role
-from edl.kube.forecast import Fit, Forecast
+from edl.cli.outlook import fit_json, numbers, table, waits
+from edl.kube.forecast import Forecast
 from edl.kube.kinds import Manifest
 from edl.kube.quantity import Resources, all_said, plain, said
 from edl.spec.job import JobSpec
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 _LABEL = 10
 _SHOWN = ("cpu", "memory", "pods", "nvidia.com/gpu")
 """Resources of a quota that are worth a word."""
-_COLUMNS = ("role", "pods", "priority", "each")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +63,10 @@ class KubePlan:
         found = [f"{self.job}: {self.spec.model.definition}, {self._where()}"]
         for label, text in self._rows():
             found += _row(label, text, width)
-        found += ["", *self._table(), ""]
+        found += ["", *table(self.forecast, self.spec.workers.min), ""]
         for label, text in self._room():
             found += _row(label, text, width)
-        for warning in [*self._waits(), *self.warnings]:
+        for warning in [*waits(self.forecast), *self.warnings]:
             found += wrap(f"warning: {warning}", width, initial_indent="  ", subsequent_indent="    ", **_WHOLE)
         return found
 
@@ -82,13 +80,13 @@ class KubePlan:
             "creates": [{"kind": one["kind"], "name": one["metadata"]["name"]} for one in self.manifests],
             "resumes": self.run,
             "replaces": self.replaced.uid if self.replaced else None,
-            "pods": [_json_of(fit) for fit in self.forecast.fits],
-            "requested": _numbers(self.forecast.requested),
-            "free": None if self.forecast.free is None else _numbers(self.forecast.free),
+            "pods": [fit_json(fit) for fit in self.forecast.fits],
+            "requested": numbers(self.forecast.requested),
+            "free": None if self.forecast.free is None else numbers(self.forecast.free),
             "quotas": [
-                {"name": name, "left": _numbers(left), "hard": _numbers(hard)} for name, left, hard in self.quotas or ()
+                {"name": name, "left": numbers(left), "hard": numbers(hard)} for name, left, hard in self.quotas or ()
             ],
-            "warnings": [*self._waits(), *self.warnings],
+            "warnings": [*waits(self.forecast), *self.warnings],
         }
 
     def _where(self) -> str:
@@ -105,21 +103,6 @@ class KubePlan:
         claims = [volume.claim for volume in self.spec.volumes if volume.claim]
         on = f" on claim {self.spec.storage.claim or claims[0]}" if self.spec.storage.claim or claims else ""
         yield "storage", pod_storage(self.spec) + on if is_shared(self.spec) else "none: gone with the master's pod"
-
-    def _table(self) -> Iterator[str]:
-        rows = [(fit.crowd.role.value, str(fit.crowd.count), _priority(fit), _each(fit)) for fit in self.forecast.fits]
-        if self.spec.workers.min < self.spec.workers.max:
-            rows[-1] = (
-                (rows[-1][0], f"{self.spec.workers.min}-{rows[-1][1]}", *rows[-1][2:])
-                if len(self.forecast.of(Role.WORKER)) == 1
-                else rows[-1]
-            )
-        fits = ["" if fit.placed is None else str(fit.placed) for fit in self.forecast.fits]
-        columns = [*_COLUMNS, "at once"] if any(fits) else [*_COLUMNS]
-        cells = [columns, *([*row, fate][: len(columns)] for row, fate in zip(rows, fits, strict=True))]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(columns))]
-        for row in cells:
-            yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
     def _room(self) -> Iterator[tuple[str, str]]:
         yield "asks for", all_said(self.forecast.requested)
@@ -141,24 +124,6 @@ class KubePlan:
             ]
             if shown:
                 yield "quota", f"{name} leaves {', '.join(shown)}"
-
-    def _waits(self) -> Iterator[str]:
-        """What will not start at once, by reason, and who gives way."""
-        by_reason: dict[str, list[tuple[str, int]]] = {}
-        for role, found in groupby(self.forecast.fits, key=lambda fit: fit.crowd.role):
-            fits = list(found)
-            count = sum(fit.crowd.count for fit in fits)
-            late = count - sum(fit.at_once for fit in fits)
-            if late:
-                by_reason.setdefault(_for_what(fits), []).append((_so_many(role, late, count), late))
-        for reason, waiting in by_reason.items():
-            alone = sum(late for _, late in waiting) == 1
-            yield f"{_listed([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
-        victims = [name for fit in self.forecast.fits for name in fit.victims]
-        if victims:
-            pods = "1 pod" if len(victims) == 1 else f"{len(victims)} pods"
-            shown = ", ".join(victims[:3]) + (" …" if len(victims) > 3 else "")
-            yield f"{pods} of lower priority would give way: {shown}"
 
 
 _WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
@@ -186,48 +151,3 @@ def _since(job: JobSeen) -> str:
     from edl.kube.existing import since
 
     return since(job)
-
-
-def _priority(fit: Fit) -> str:
-    return str(fit.crowd.pod["spec"].get("priorityClassName", ""))
-
-
-def _each(fit: Fit) -> str:
-    return all_said({name: amount for name, amount in fit.each.items() if name != "pods"})
-
-
-def _for_what(fits: Sequence[Fit]) -> str:
-    """What the first pod that waits is waiting for."""
-    fit = next(fit for fit in fits if fit.at_once < fit.crowd.count)
-    if fit.at_once == fit.allowed and fit.refusal is not None:
-        return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
-    if fit.lacking:
-        return f"for room ({', '.join(fit.lacking)})"
-    return "for a node that takes such pods (taints, node selector, affinity)"
-
-
-def _so_many(role: Role, late: int, count: int) -> str:
-    word = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: "worker"}[role]
-    if late == count:
-        return f"the {word}" if count == 1 else f"all {count} {word}s"
-    return f"{late} of {count} {word}s"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
-
-
-def _json_of(fit: Fit) -> dict[str, Any]:
-    return {
-        "role": fit.crowd.role.value,
-        "count": fit.crowd.count,
-        "priority": _priority(fit),
-        "requests": _numbers(fit.each),
-        "allowed_by_quota": fit.allowed,
-        "at_once": fit.placed,
-        "gives_way": list(fit.victims),
-    }
-
-
-def _numbers(amounts: Resources) -> dict[str, float]:
-    return {name: int(amount) if amount.denominator == 1 else float(amount) for name, amount in amounts.items()}

@@ -6,7 +6,7 @@ start. Everything is asked at once, from a few threads, and everything that is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from edl.kube.request import Request
 
 THREADS = 8
 """As many as the connections that are kept open."""
+_LISTED = (NODES, QUOTAS, PRIORITY_CLASSES, SERVICE_ACCOUNTS)
 _ALIVE = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -56,6 +57,20 @@ class Survey:
     remarks: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Of each question, in the order of what was asked about; None: this user may not ask it."""
+
+    objects: Sequence[list[Finding]]
+    pods: Sequence[Crowd | ApiError]
+    checked: Sequence[Finding | str | None]
+    nodes: tuple[Manifest, ...] | None
+    tenants: tuple[Manifest, ...] | None
+    quotas: tuple[Manifest, ...] | None
+    classes: tuple[Manifest, ...] | None
+    accounts: tuple[Manifest, ...] | None
+
+
 def survey(api: Api, request: Request) -> Survey:
     """Ask for everything.
 
@@ -64,40 +79,48 @@ def survey(api: Api, request: Request) -> Survey:
         ApiError: the server cannot be asked.
     """
     there = remains(api, request.job)  # first and alone: one clear error when there is no such server
+    answers = _ask(api, request, there)
+    if findings := merged(_findings(request, there, answers)):
+        raise PreflightError(request.job, api.namespace, findings)
+    crowds = tuple(crowd for crowd in answers.pods if isinstance(crowd, Crowd))
+    remarks = tuple(answer for answer in answers.checked if isinstance(answer, str))
+    return Survey(there, crowds, answers.nodes, answers.tenants, answers.quotas, remarks)
+
+
+def _ask(api: Api, request: Request, there: Remains) -> _Answers:
+    """All questions, a few at a time."""
     with ThreadPoolExecutor(THREADS) as pool:
         objects = [pool.submit(_dry_run, api, thing, there) for thing in request.manifests]
         pods = [pool.submit(_admit, api, crowd) for crowd in request.crowds]
-        claims = [pool.submit(_check, api, CLAIMS, name) for name in request.claims]
-        secrets = [pool.submit(_check, api, SECRETS, name) for name in request.pull_secrets]
-        nodes = pool.submit(_listed, partial(api.list, NODES))
+        checked = [pool.submit(_check, api, CLAIMS, name) for name in request.claims]
+        checked += [pool.submit(_check, api, SECRETS, name) for name in request.pull_secrets]
         tenants = pool.submit(_listed, partial(api.list, PODS, namespace=EVERYWHERE, fields=_ALIVE))
-        quotas = pool.submit(_listed, partial(api.list, QUOTAS))
-        classes = pool.submit(_listed, partial(api.list, PRIORITY_CLASSES))
-        accounts = pool.submit(_listed, partial(api.list, SERVICE_ACCOUNTS))
-    named_classes, named_accounts = _names(classes.result()) or (), _names(accounts.result())
-    admitted = [answer.result() for answer in pods]
-    checked = [answer.result() for answer in (*claims, *secrets)]
-    findings = [
-        *of_name(request.job, existing(there), there, replaces=request.replaces),
-        *(finding for answer in objects for finding in answer.result()),
-        *(
-            of_refusal(answer, crowd, named_classes)
-            for crowd, answer in zip(request.crowds, admitted, strict=True)
-            if isinstance(answer, ApiError)
-        ),
-        *(finding for crowd in request.crowds for finding in of_pod(crowd, named_classes, named_accounts)),
-        *(answer for answer in checked if isinstance(answer, Finding)),
-    ]
-    if findings:
-        raise PreflightError(request.job, api.namespace, merged(findings))
-    return Survey(
-        there,
-        tuple(crowd for crowd in admitted if isinstance(crowd, Crowd)),
-        nodes.result(),
-        tenants.result(),
-        quotas.result(),
-        tuple(answer for answer in checked if isinstance(answer, str)),
-    )
+        lists = [pool.submit(_listed, partial(api.list, kind)) for kind in _LISTED]
+        nodes, quotas, classes, accounts = (answer.result() for answer in lists)
+        return _Answers(
+            [answer.result() for answer in objects],
+            [answer.result() for answer in pods],
+            [answer.result() for answer in checked],
+            nodes,
+            tenants.result(),
+            quotas,
+            classes,
+            accounts,
+        )
+
+
+def _findings(request: Request, there: Remains, answers: _Answers) -> Iterator[Finding]:
+    """Everything that is in the way, what concerns the whole job first; some of it several times."""
+    classes, accounts = _names(answers.classes) or (), _names(answers.accounts)
+    yield from of_name(request.job, existing(there), there, replaces=request.replaces)
+    for refused in answers.objects:
+        yield from refused
+    for crowd, admitted in zip(request.crowds, answers.pods, strict=True):
+        if isinstance(admitted, ApiError):
+            yield of_refusal(admitted, crowd, classes)
+    for crowd in request.crowds:
+        yield from of_pod(crowd, classes, accounts)
+    yield from (answer for answer in answers.checked if isinstance(answer, Finding))
 
 
 def _dry_run(api: Api, thing: Manifest, there: Remains) -> list[Finding]:
