@@ -16,6 +16,7 @@ from edl.kube.quantity import all_said
 from edl.kube.slowness import slowed
 from edl.kube.waiting import Wait, waits_for
 
+_ENDINGS = {"Failed": "failed", "Interrupted": "was interrupted"}
 _ASK = "Ask for less: resources of the role in the job file."
 
 
@@ -28,38 +29,43 @@ class Evidence:
         pods: its pods.
         happenings: what Kubernetes says about its objects, by time.
         nodes: all nodes; None where they may not be listed.
-        now: unix seconds.
+        called: the job as the next command names it: ``mnist -n team``.
     """
 
     job: JobSeen
     pods: Sequence[Manifest]
     happenings: Sequence[Happening]
     nodes: Sequence[Manifest] | None
-    now: float
+    called: str
 
 
 def diagnose(evidence: Evidence) -> list[Complaint]:
     """What is the matter, the most important first; empty when nothing is."""
     if evidence.job.ended:
-        return [*_ended(evidence.job), *slowed(evidence.job)]
+        return [*_ended(evidence), *slowed(evidence.job, evidence.called)]
     found = [
         *_master(evidence),
         *_pending(evidence),
         *_refused(evidence.job),
         *_starved(evidence),
-        *slowed(evidence.job),
+        *slowed(evidence.job, evidence.called),
     ]
     return [each for index, each in enumerate(found) if each not in found[:index]]
 
 
-def _ended(job: JobSeen) -> Iterator[Complaint]:
+def _ended(evidence: Evidence) -> Iterator[Complaint]:
     """How it ended, if not well."""
+    job = evidence.job
     if job.phase == "Done":
         return
     status, ended = job.status, conditions(job.job).get("Failed", {})
     reason = (status.reason if status else "") or str(ended.get("message") or "no reason known")
-    remedy = f"Go on with: edl submit JOB.yaml --resume {status.run}" if status else f"`edl logs {job.name}` says more."
-    yield Complaint(job.name, f"the job {job.phase.lower()}: {reason}", remedy, job.told.detail)
+    remedy = (
+        f"Go on with: edl submit JOB.yaml --resume {status.run}"
+        if status
+        else f"`edl logs {evidence.called}` says more."
+    )
+    yield Complaint(job.name, f"it {_ENDINGS.get(job.phase, job.phase)}: {reason}", remedy, job.told.detail)
 
 
 def _master(evidence: Evidence) -> Iterator[Complaint]:
@@ -70,7 +76,7 @@ def _master(evidence: Evidence) -> Iterator[Complaint]:
         yield Complaint(
             evidence.job.name,
             "the Job is suspended: its submission broke off",
-            f"Delete it and submit again: edl delete {evidence.job.name}",
+            f"Delete it and submit again: edl delete {evidence.called}",
         )
         return
     refused = [each for each in evidence.happenings if each.reason == "FailedCreate"]
@@ -130,7 +136,7 @@ def _starved(evidence: Evidence) -> Iterator[Complaint]:
         yield Complaint(
             evidence.job.name,
             f"starved: {evidence.job.running} workers run, workers.min is {status.workers_min}; it goes on with them",
-            f"`edl scale {evidence.job.name} --min N` changes the bound.",
+            f"`edl scale {evidence.called} --min N` changes the bound.",
         )
 
 

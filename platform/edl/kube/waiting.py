@@ -109,7 +109,7 @@ _CONTAINER = {
     ),
     "CrashLoopBackOff": ("its container ends again and again", "`edl logs` shows what it printed.", True),
 }
-_NODES = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |\.?\s*$)")
+_NODES = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
 
 
 def waits_for(pod: Manifest) -> Wait | None:
@@ -147,7 +147,8 @@ def unscheduled(said: str, reason: str = "Unschedulable") -> Wait:
     for rule in _CLAIMS:
         if match := rule.pattern.search(said):
             return Wait(reason, rule.text.format(*match.groups()), rule.remedy, rule.final, said)
-    head, _, reasons = said.partition(" preemption: ")[0].partition("nodes are available: ")
+    head, _, told = said.partition("nodes are available: ")
+    reasons = told.partition(". ")[0].rstrip(".")  # what follows is about preemption and devices
     total = head.strip().rpartition("/")[2].strip()
     found = [_said(match["what"], match["count"], total) for match in _NODES.finditer(reasons)]
     if not found:

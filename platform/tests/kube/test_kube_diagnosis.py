@@ -26,8 +26,8 @@ from edl.kube.diagnosis import Evidence, diagnose, refusal_remedy
 from edl.kube.happenings import Happening, of_job
 from edl.kube.jobs import JobSeen
 from edl.kube.kinds import Manifest
-from edl.kube.slowness import average_workers
-from edl.spec.event import RoleEnded, RolledBack
+from edl.kube.slowness import average_workers, slowed
+from edl.spec.event import RoleEnded, RoleLeaving, RolledBack
 from edl.spec.publication import Failure, Moment, Publication
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
@@ -40,7 +40,7 @@ def complaints(
     happenings: Sequence[Happening] = (),
     nodes: Sequence[Manifest] | None = None,
 ) -> list[Complaint]:
-    return diagnose(Evidence(job, pods, happenings, nodes, NOW))
+    return diagnose(Evidence(job, pods, happenings, nodes, "mnist -n team"))
 
 
 @pytest.fixture
@@ -108,9 +108,23 @@ def test_why_it_was_slow(cluster: SmallCluster) -> None:
     back = RolledBack(NOW - 30, 512, 2, "ps-0: node lost")
     told = replace(TOLD, events=(*EVENTS, back, RoleEnded(NOW - 9, "worker", 1, None, "Completed", 0)))
     slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert slow.text == "2.5 workers on average of 4 that were wanted; in 50% of the time some waited for room"
+    assert slow.text == "3.3 workers on average of 4 that were wanted; in 33% of the time some waited for room"
     assert lost.text == "workers lost: 1 x preempted"
+    assert lost.remedy == "`edl events mnist -n team` shows when."
     assert rolled.text == "rolled back 1 times, 512 records again: ps-0: node lost"
+
+
+def test_a_job_that_has_just_begun_is_not_slow() -> None:
+    told = replace(CALM, timeline=(Moment(NOW - 500, 0, 4), Moment(NOW - 20, 1, 3), Moment(NOW, 1, 3)))
+    assert list(slowed(seen(told), "mnist")) == []
+
+
+def test_workers_that_the_master_sent_away_are_not_lost() -> None:
+    sent = RoleLeaving(NOW - 9, "worker", 3, "only 2 of 4 workers are wanted")
+    taken = RoleLeaving(NOW - 9, "worker", 2, "preempted", "Preempted by a pod on node n1")
+    ends = [RoleEnded(NOW - 5, "worker", index, None, each.cause, 0) for index, each in ((3, sent), (2, taken))]
+    (found,) = slowed(seen(replace(CALM, events=(sent, taken, *ends))), "mnist")
+    assert found.text == "workers lost: 1 x preempted"
 
 
 def test_a_failed_job_says_why_and_how_to_go_on() -> None:
@@ -119,14 +133,14 @@ def test_a_failed_job_says_why_and_how_to_go_on() -> None:
         failure=Failure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
     )
     found = complaints(seen(told, status=conditions(Failed="BackoffLimitExceeded")))[0]
-    assert found.text == "the job failed: the model crashes in every worker"
+    assert found.text == "it failed: the model crashes in every worker"
     assert "--resume 0a1b" in found.remedy
     assert "KeyError" in found.said
 
 
 def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
     found = complaints(seen(Publication(), status=conditions(Failed="Job was active longer than its deadline")))[0]
-    assert found.text == "the job failed: Job was active longer than its deadline"
+    assert found.text == "it failed: Job was active longer than its deadline"
 
 
 def test_a_job_that_is_done_is_done() -> None:

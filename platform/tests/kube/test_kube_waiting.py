@@ -60,6 +60,13 @@ TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane:
             "edl doctor",
             False,
         ),
+        (
+            "0/3 nodes are available: 3 Insufficient cpu. no new claims to deallocate, preemption: not eligible due to "
+            "preemptionPolicy=Never.",
+            "on 3 of 3 nodes too little cpu is free",
+            "resources.cpu ",
+            False,
+        ),
         ("something else", "something else", "", False),
     ],
 )
