@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.next_step import called
 from edl.core.errors import BadInputError, EdlError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def logs(
     if pods:
         _print_pods(api, pods, follow=follow, tail=tail)
     else:
-        _print_stored(api, seen, chosen, tail)
+        _print_stored(api, seen, chosen, tail, called(job, context, namespace))
 
 
 def _print_pods(api: Api, pods: Sequence[Manifest], *, follow: bool, tail: int | None) -> None:
@@ -106,13 +107,13 @@ def _together(api: Api, pods: Sequence[Manifest], tail: int | None) -> Iterator[
             yield each
 
 
-def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None) -> None:
+def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None, name: str) -> None:
     """From the volume.
 
     Raises:
         BadInputError: the run keeps no logs, or none of these pods.
     """
-    place = _place(api, seen, chosen)
+    place = _place(api, seen, chosen, name)
     from edl.cli.volume import volume
     from edl.spec.placement import RunAs
 
@@ -123,12 +124,15 @@ def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None) -> 
                 _print(line, name if chosen.index is None and chosen.role.value != "master" else "")
 
 
-def _place(api: Api, seen: JobSeen, chosen: Chosen) -> Place:
+def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
     from edl.kube import jobs
     from edl.kube.printed import stored
 
     if seen.status is None:
-        raise BadInputError(f"{chosen} has no pod, and the master has not said anything yet", hint=_try(seen.name))
+        raise BadInputError(
+            f"{chosen} has no pod, and the master has not said anything yet",
+            hint=f"`edl why {name}` says what it waits for.",
+        )
     found = stored(jobs.spec_of(api, seen.name), seen.status.run_dir)
     if found is None:
         raise BadInputError(
@@ -169,7 +173,3 @@ def _print(line: bytes, name: str = "") -> None:
     text = line.decode(errors="replace")
     sys.stdout.write(f"[{name}] {text}\n" if name else f"{text}\n")
     sys.stdout.flush()
-
-
-def _try(job: str) -> str:
-    return f"`edl why {job}` says what it waits for."

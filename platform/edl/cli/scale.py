@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.next_step import called
 from edl.core.errors import BadInputError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -31,7 +32,9 @@ def scale(
     api = api_of(context, namespace)
     seen = jobs.find(api, job)
     if seen.ended:
-        raise BadInputError(f"{job} is {seen.phase} already", hint=f"Its end: edl status {job}")
+        raise BadInputError(
+            f"{job} is {seen.phase} already", hint=f"Its end: edl status {called(job, context, namespace)}"
+        )
     bounds = jobs.worker_bounds(jobs.spec_of(api, job))
     wanted = wishes.pin(api, job, Desired(low, high), bounds)
     least, most = (bounds[0] if wanted.min is None else wanted.min), (bounds[1] if wanted.max is None else wanted.max)
@@ -39,4 +42,4 @@ def scale(
         print(json.dumps({"job": job, "min": least, "max": most}))
         return
     print(f"{job}: {least} to {most} workers are wanted; the master hears of it within seconds.")
-    print(f"Wait for them with: edl wait {job} --for workers={most}")
+    print(f"Wait for them with: edl wait {called(job, context, namespace)} --for workers={most}")

@@ -12,6 +12,7 @@ import typer
 
 from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.cli.list import told
+from edl.cli.next_step import called
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
@@ -30,7 +31,7 @@ def status(
     """Show a job: phase, records, pace, its pods and where they run, its workers over time."""
     api = api_of(context, namespace)
     if watch:
-        _follow(api, job, as_json=as_json)
+        _follow(api, job, called(job, context, namespace), as_json=as_json)
         return
     from edl.cli.status_view import next_step, view
     from edl.kube import jobs
@@ -41,33 +42,34 @@ def status(
         return
     for line in view(seen, time.time(), shutil.get_terminal_size().columns):
         print(line)
-    print(f"\n{next_step(seen)}")
+    print(f"\n{next_step(seen, called(job, context, namespace))}")
 
 
-def _follow(api: Api, job: str, *, as_json: bool) -> None:
+def _follow(api: Api, job: str, name: str, *, as_json: bool) -> None:
     """Until the job has ended or is deleted."""
     if as_json or not sys.stdout.isatty():
         _follow_lines(api, job, as_json=as_json)
     else:
-        _follow_live(api, job)
+        _follow_live(api, job, name)
 
 
-def _follow_live(api: Api, job: str) -> None:
+def _follow_live(api: Api, job: str, name: str) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     from edl.cli.polling import polled
-    from edl.cli.status_view import view
+    from edl.cli.status_view import next_step, view
     from edl.kube import jobs
 
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
         for seen in polled(lambda: jobs.find(api, job)):
             lines = view(seen, time.time(), console.width)
-            live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
+            live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if seen.ended:
-                return
+                break
+    print(next_step(seen, name))
 
 
 def _follow_lines(api: Api, job: str, *, as_json: bool) -> None:

@@ -19,15 +19,13 @@ _STALE_SECONDS = 30.0
 
 
 def view(job: JobSeen, now: float, width: int) -> list[str]:
-    """The lines of a job at ``now`` for a terminal of ``width`` characters."""
-    lines = [_title(job, now), *_body(job, now, width)]
-    return [line if len(line) <= width else line[: width - 1] + "…" for line in lines]
+    """The lines of a job at ``now``; the drawn ones fit ``width`` characters, paths and reasons may be longer."""
+    return [_title(job, now), *_body(job, now, width)]
 
 
 def _title(job: JobSeen, now: float) -> str:
-    run = f", run {job.status.run}" if job.status else ""
     starved = " (starved)" if job.status and job.status.starved and not job.ended else ""
-    return f"{job.name}  {job.phase}{starved}  namespace {job.namespace}{run}, submitted {age(now - job.created)} ago"
+    return f"{job.name}  {job.phase}{starved}  namespace {job.namespace}, submitted {age(now - job.created)} ago"
 
 
 def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
@@ -62,6 +60,7 @@ def _progress(status: Status, width: int) -> Iterator[str]:
     full = size * done // total if total else 0
     yield f"{'█' * full}{'░' * (size - full)}{text}"
     yield "   ".join([f"step {status.step:,}", *measurements(status)])
+    yield f"run {status.run}"
     if status.reason and status.phase not in ("Done",):
         yield status.reason.splitlines()[0]
 
@@ -100,13 +99,12 @@ def _events(job: JobSeen) -> Iterator[str]:
         yield f"{clock(event.time)}  {sentence(event)}"
 
 
-def next_step(job: JobSeen) -> str:
-    """What to call next."""
+def next_step(job: JobSeen, called: str) -> str:
+    """What to call next; ``called`` is the job as commands name it."""
     if job.phase == "Done":
-        return f"`edl logs {job.name}` shows what it printed; `edl delete {job.name}` removes it."
+        return f"`edl logs {called}` shows what it printed; `edl delete {called}` removes it."
     if job.ended:
-        return f"`edl why {job.name}` says more; go on with: edl submit JOB.yaml --resume"
+        run = f" {job.status.run}" if job.status else ""
+        return f"`edl why {called}` says more; go on with: edl submit JOB.yaml --resume{run}"
     waiting = job.status is None or job.status.starved or job.running < job.status.workers_wanted
-    return (
-        f"`edl why {job.name}` says what it waits for." if waiting else f"Follow it with: edl status {job.name} --watch"
-    )
+    return f"`edl why {called}` says what it waits for." if waiting else f"Follow it with: edl status {called} --watch"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.next_step import called
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -23,6 +24,8 @@ def stop(job: JobArgument, context: ContextOption = None, namespace: NamespaceOp
     wishes.pin(api, job, Desired(stop=True), wishes.ANY)
     print(f"{job} is asked to stop; its pods go within seconds.")
     if seen.status is None:
-        print(f"Its master has not said anything yet; remove the job with: edl delete {job}")
+        print(
+            f"Its master has not said anything yet; remove the job with: edl delete {called(job, context, namespace)}"
+        )
     else:
         print(f"Go on with it later: edl submit JOB.yaml --resume {seen.status.run}")

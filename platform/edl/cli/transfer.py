@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edl.core.errors import BadInputError, RetryableError, StorageError
+from edl.core.errors import BadInputError, EdlError, RetryableError, StorageError
 from edl.store.durable import translated
 from edl.store.incoming import Incoming, digest
 from edl.store.transfer import ANSWER, BUSY, CHUNK, DATA, ERROR, REQUEST, Frame, Pipe, frame, message, read_frame
@@ -160,6 +160,7 @@ class Files:
         return heard
 
 
-def _refused(heard: Frame) -> StorageError:
+def _refused(heard: Frame) -> EdlError:
     said = heard.json()
-    return StorageError(str(said.get("message")), where=said.get("where"), hint=said.get("hint"))
+    kind = BadInputError if said.get("input") else StorageError
+    return kind(str(said.get("message")), where=said.get("where"), hint=said.get("hint"))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.next_step import called
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def goal(text: str) -> Goal:
         return Goal(text, lambda job: job.status is not None and job.status.phase != "Starting")
     if match := re.fullmatch(r"workers=([0-9]+)", text):
         count = int(match[1])
-        return Goal(text, lambda job: job.status is not None and not job.ended and job.running >= count)
+        return Goal(text, lambda job: job.status is not None and not job.ended and job.running == count)
     raise BadInputError(f"nobody can wait for {text!r}", where="--for", hint="Wait for: done, started, workers=N")
 
 
@@ -57,7 +58,7 @@ def wait(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Wait until a job is done, has started its first step, or has so many workers.
+    """Wait until a job is done, has started its first step, or has exactly so many workers.
 
     Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
     """
@@ -66,7 +67,8 @@ def wait(
 
     api = api_of(context, namespace)
     code, said = await_goal(lambda: jobs.find(api, job), aim, seconds)
-    print(said, file=sys.stderr if code else sys.stdout)
+    more = f"\n  `edl why {called(job, context, namespace)}` says more." if code else ""
+    print(said + more, file=sys.stderr if code else sys.stdout)
     raise typer.Exit(code)
 
 
@@ -90,12 +92,12 @@ def await_goal(
             if seen.ended:
                 return (
                     1,
-                    f"{seen.name} is {seen.phase}, and was waited for: {aim.name}\n  `edl why {seen.name}` says more.",
+                    f"{seen.name} is {seen.phase}, and was waited for: {aim.name}",
                 )
             if seconds is not None and clock() - began >= seconds:
                 return (
                     TIMED_OUT,
-                    f"{seen.name} is still {seen.phase} after {seconds:g} s\n  `edl why {seen.name}` says more.",
+                    f"{seen.name} is still {seen.phase} after {seconds:g} s",
                 )
     except UnknownJobError:
         if seen is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.next_step import called
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
@@ -34,7 +34,7 @@ def why(
     """Say why a job waits, is slower than it could be, or has failed; and what can be done."""
     from edl.kube.diagnosis import diagnose
 
-    evidence = gather(api_of(context, namespace), job)
+    evidence = gather(api_of(context, namespace), job, called(job, context, namespace))
     found = diagnose(evidence)
     if as_json:
         keys = ("about", "text", "remedy", "said")
@@ -44,13 +44,13 @@ def why(
         print(line)
 
 
-def gather(api: Api, job: str) -> Evidence:
+def gather(api: Api, job: str, called: str) -> Evidence:
     """All that a diagnosis needs; raises UnknownJobError."""
     from edl.kube import jobs
     from edl.kube.diagnosis import Evidence
     from edl.kube.happenings import happened
 
-    return Evidence(jobs.find(api, job), jobs.pods_of(api, job), happened(api, job), _nodes(api), time.time())
+    return Evidence(jobs.find(api, job), jobs.pods_of(api, job), happened(api, job), _nodes(api), called)
 
 
 def lines(seen: JobSeen, found: Sequence[Complaint]) -> Iterator[str]:

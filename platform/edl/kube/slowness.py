@@ -4,35 +4,39 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
+from edl.core.cluster import Cause
 from edl.kube.complaint import Complaint
 from edl.kube.jobs import JobSeen
-from edl.spec.event import Event, RecordsReturned, RoleEnded, RolledBack
+from edl.spec.event import Event, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.spec.publication import Moment
 
 ENOUGH = 0.9
 """Share of the wanted workers below which too few are worth a word."""
+LONG_SECONDS = 60.0
+"""Workers that have been awaited for a shorter time are no reason for anything."""
 _PLANNED = ("Completed", "Deleted")
+_CAUSES = {cause.value for cause in Cause}
 
 
-def slowed(job: JobSeen) -> Iterator[Complaint]:
-    """What cost time so far."""
-    yield from _few_workers(job)
-    yield from _losses(job.name, job.told.events)
+def slowed(job: JobSeen, called: str) -> Iterator[Complaint]:
+    """What cost time so far; ``called`` is the job as the next command names it."""
+    yield from _few_workers(job, called)
+    yield from _losses(job.name, job.told.events, called)
 
 
-def _few_workers(job: JobSeen) -> Iterator[Complaint]:
+def _few_workers(job: JobSeen, called: str) -> Iterator[Complaint]:
     """Fewer workers than were wanted, on average."""
-    moments, status = job.told.timeline, job.status
-    if status is None or len(moments) < 2:
+    status, moments = job.status, list(dropwhile(lambda moment: not moment.workers, job.told.timeline))
+    if status is None or len(moments) < 2 or moments[-1].time - moments[0].time < LONG_SECONDS:
         return
     wanted, had = status.workers_wanted, average_workers(moments)
     if wanted and had < ENOUGH * wanted:
         waiting = sum(moment.pending > 0 for moment in moments) / len(moments)
         text = f"{had:.1f} workers on average of {wanted} that were wanted"
         more = f"; in {waiting:.0%} of the time some waited for room" if waiting >= 0.05 else ""
-        yield Complaint(job.name, text + more, f"`edl status {job.name}` draws the workers over time.")
+        yield Complaint(job.name, text + more, f"`edl status {called}` draws the workers over time.")
 
 
 def average_workers(moments: Sequence[Moment]) -> float:
@@ -42,14 +46,13 @@ def average_workers(moments: Sequence[Moment]) -> float:
     return sum(span * workers for span, workers in spans) / whole if whole > 0 else float(moments[-1].workers)
 
 
-def _losses(job: str, events: Sequence[Event]) -> Iterator[Complaint]:
+def _losses(job: str, events: Sequence[Event], called: str) -> Iterator[Complaint]:
     """What the newest events tell of losses; older ones are forgotten."""
     for role, what in (("worker", "workers"), ("ps", "parameter servers"), ("master", "the master")):
-        ends = Counter(e.reason or "no reason known" for e in events if isinstance(e, RoleEnded) and e.role == role)
-        lost = {reason: count for reason, count in ends.items() if reason not in _PLANNED}
+        lost = Counter(end.reason.partition(": ")[0] or "no reason known" for end in _lost(events) if end.role == role)
         if lost:
             told = ", ".join(f"{count} x {reason}" for reason, count in sorted(lost.items()))
-            yield Complaint(job, f"{what} lost: {told}", f"`edl events {job}` shows when.")
+            yield Complaint(job, f"{what} lost: {told}", f"`edl events {called}` shows when.")
     repeated = sum(e.end - e.start for e in events if isinstance(e, RecordsReturned))
     back = [e for e in events if isinstance(e, RolledBack)]
     if back:
@@ -58,3 +61,15 @@ def _losses(job: str, events: Sequence[Event]) -> Iterator[Complaint]:
         yield Complaint(job, text, "More frequent checkpoints (checkpoint.every_steps) make that cheaper.")
     if repeated:
         yield Complaint(job, f"{repeated:,} records went back to the queue and were leased again")
+
+
+def _lost(events: Sequence[Event]) -> Iterator[RoleEnded]:
+    """Ends that nobody had planned; whom the master itself told to go is none of them."""
+    dismissed: set[tuple[str, int]] = set()
+    for event in events:
+        if isinstance(event, RoleLeaving) and event.cause not in _CAUSES:
+            dismissed.add((event.role, event.index))
+        if not isinstance(event, RoleEnded) or event.reason in _PLANNED:
+            continue
+        if (event.role, event.index) not in dismissed:
+            yield event

@@ -51,9 +51,18 @@ class Files:
             try:
                 self._answer(value)
             except EdlError as error:
-                self._say(message(ERROR, {"message": error.message, "where": error.where, "hint": error.hint}))
+                self._say(message(ERROR, self._told(error)))
                 if value.get("op") == "receive":
                     return
+
+    def _told(self, error: EdlError) -> dict[str, Any]:
+        """An error as the other end is told it: paths as its user knows them, and whom this process runs as."""
+        where = None if error.where is None else error.where.removeprefix(str(self._root)) or "/"
+        told = {"message": error.message, "where": where, "hint": error.hint, "input": isinstance(error, BadInputError)}
+        if isinstance(error.__cause__, PermissionError):
+            who = f"user {os.getuid()}, group {os.getgid()}"
+            told |= {"hint": f"This was tried as {who}; --uid and --gid choose others.", "input": True}
+        return told
 
     def _answer(self, value: dict[str, Any]) -> None:
         path = self._inside(str(value.get("path", "")))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from edl.core.errors import StorageError
+from edl.pod.files import Files
+from edl.store.durable import translated
 from edl.store.incoming import part_of
 from edl.store.transfer import ANSWER, DATA, ERROR, REQUEST, Frame, frame, message, read_frame
 
@@ -144,3 +149,12 @@ def test_what_is_missing_is_said_and_the_next_request_is_answered(tmp_path: Path
         assert pod.ask("list", "x").kind == ERROR
         assert pod.ask("make", "x/y").kind == ANSWER
     assert (tmp_path / "x" / "y").is_dir()
+
+
+def test_a_denial_names_the_user_and_the_path_as_people_know_it(tmp_path: Path) -> None:
+    files = Files(tmp_path, io.BytesIO(), io.BytesIO())
+    with pytest.raises(StorageError) as denied, translated(tmp_path / "a", "write"):
+        raise PermissionError(13, "Permission denied")
+    told = files._told(denied.value)
+    assert (told["where"], told["input"]) == ("/a", True)
+    assert f"user {os.getuid()}" in told["hint"]

@@ -1,0 +1,22 @@
+"""A user at a terminal of 80 columns, at a fixed time, with the job ``mnist`` on a cluster in memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk
+from published_job import put_job
+from small_cluster import NOW, SmallCluster
+
+
+def jobs_desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, with_job: bool = True) -> Desk:
+    cluster = SmallCluster()
+    if with_job:
+        put_job(cluster)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("time.time", lambda: NOW)
+    monkeypatch.setattr("time.localtime", time.gmtime)
+    monkeypatch.setattr("edl.kube.connection.connected", lambda context, namespace: cluster)
+    return Desk(Path(), cluster, capsys)

@@ -1,0 +1,77 @@
+"""Completion at a shell: of commands, of their options although they are imported late, of job names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from published_job import put_job
+from small_cluster import SmallCluster
+
+from edl.cli import names_completion
+from edl.cli.names_completion import complete_jobs
+
+
+class Line:
+    """What typer hands to a completion."""
+
+    def __init__(self, **params: str | None) -> None:
+        self.params = params
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
+    cluster = SmallCluster()
+    for name in ("mnist", "mnist-2", "iris"):
+        put_job(cluster, name)
+    monkeypatch.setattr("edl.kube.connection.connect", lambda context, namespace: None)
+    monkeypatch.setattr("edl.kube.api.Api", lambda connection: cluster)
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"), [("mn", ["mnist", "mnist-2"]), ("x", []), ("", ["iris", "mnist", "mnist-2"])]
+)
+def test_job_names(cluster: SmallCluster, typed: str, names: list[str]) -> None:
+    assert complete_jobs(Line(), typed) == names
+
+
+def test_errors_are_nobodys_business_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nosuch")
+    assert complete_jobs(Line(namespace="team"), "") == []
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_cluster_that_is_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names_completion, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(names_completion, "_ask", lambda *_: time.sleep(0.2))
+    assert complete_jobs(Line(), "") == []
+
+
+def completed(line: str) -> list[str]:
+    """What bash would offer for the last word of a command line."""
+    words = line.split(" ")
+    shell = {"_EDL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    code = "from edl.cli.app import main; main()"
+    environment = {**os.environ, **shell, "KUBECONFIG": "/nosuch"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("edl sta", ["status"]),
+        ("edl status --wa", ["--watch"]),
+        ("edl data c", ["cp"]),
+        ("edl data cp --minu", ["--minutes"]),
+        ("edl logs mnist --role w", ["worker"]),
+        ("edl status ", []),
+    ],
+)
+def test_commands_that_are_imported_late_complete_too(line: str, offered: list[str]) -> None:
+    assert completed(line) == offered

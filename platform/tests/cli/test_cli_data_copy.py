@@ -1,0 +1,148 @@
+"""``edl data cp`` and ``ls``: a process of this machine in the pod's place."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from cli.pod_files import serve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.cli import copy_plan
+from edl.cli.transfer import Entry
+from edl.core.errors import BadInputError
+from edl.kube.kinds import PODS
+
+LARGE = os.urandom(900_000)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    desk = jobs_desk(monkeypatch, capsys)
+    desk.cluster.claim("files")
+    desk.cluster.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
+    (tmp_path / "claim").mkdir()
+    mnist = tmp_path / "mnist"
+    (mnist / "train").mkdir(parents=True)
+    (mnist / "empty").mkdir()
+    (mnist / "train" / "0.rec").write_bytes(LARGE)
+    (mnist / "labels").write_bytes(b"abc")
+    monkeypatch.chdir(tmp_path)
+    return desk
+
+
+@pytest.fixture
+def claim(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    serve(tmp_path / "claim", monkeypatch)
+    return tmp_path / "claim"
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    return {p.relative_to(folder).as_posix(): None if p.is_dir() else p.read_bytes() for p in folder.rglob("*")}
+
+
+def test_there_and_back(desk: Desk, claim: Path) -> None:
+    assert desk.edl("data", "cp", "mnist", "files:/data") == 0
+    assert desk.out == "2 files, 900,003 bytes, checksums right: files:/data\n"
+    assert tree(claim / "data") == tree(Path("mnist"))
+    assert desk.edl("data", "cp", "files:/data", "back") == 0
+    assert tree(Path("back")) == tree(Path("mnist"))
+    assert desk.cluster.of(PODS) == []
+
+
+def test_what_is_there_does_not_travel_again(desk: Desk, claim: Path) -> None:
+    desk.edl("data", "cp", "mnist", "files:/data")
+    (claim / "data" / "labels").write_bytes(b"xyz")
+    assert desk.edl("data", "cp", "mnist", "files:/data", "--json") == 0
+    assert json.loads(desk.out)["travelled"] == 3
+    assert (claim / "data" / "labels").read_bytes() == b"abc"
+
+
+def test_a_copy_goes_on_where_its_connection_broke(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = serve(tmp_path / "claim", monkeypatch, 10**9, 600_000, 300_000)
+    assert desk.edl("data", "cp", "mnist/train/0.rec", "files:/", "--json") == 0
+    assert (tmp_path / "claim" / "0.rec").read_bytes() == LARGE
+    assert len(pods) == 4
+    assert len(set(pods)) == 1
+    assert json.loads(desk.out)["travelled"] < len(LARGE) // 2
+
+
+def test_a_connection_that_always_breaks_ends_with_how_to_go_on(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(tmp_path / "claim", monkeypatch, 10**9, *[1000] * 9)
+    assert desk.edl("data", "cp", "mnist", "files:/") == 2
+    assert "The connection broke\n  The same command goes on where this one was cut off." in desk.err
+    assert desk.cluster.of(PODS) == []
+
+
+def test_listing(desk: Desk, claim: Path) -> None:
+    (claim / "a").mkdir()
+    (claim / "a" / "b").write_bytes(b"123")
+    for path in (claim / "a" / "b", claim / "a"):
+        os.utime(path, (0, 0))
+    assert desk.edl("data", "ls", "files:/", "-R") == 0
+    assert desk.out == "               -  1970-01-01 00:00  a/\n               3  1970-01-01 00:00  a/b\n"
+    assert desk.edl("data", "ls", "files", "--json") == 0
+    assert [entry["path"] for entry in json.loads(desk.out)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("cp", "a", "b"), "exactly one of the two must be on a claim"),
+        (("cp", "files:/a", "files:/b"), "exactly one of the two must be on a claim"),
+        (("cp", "nosuch", "files:/b"), "nosuch: no such file or directory"),
+        (("cp", "files:/nosuch", "b"), "files:/nosuch: no such file or directory\n  Look with: edl data ls files:/"),
+        (("cp", "mnist", "other:/b"), "There is no PersistentVolumeClaim other in namespace team\n  There are: files."),
+        (("ls", "/a/b"), "this names no claim"),
+    ],
+)
+def test_bad_input(desk: Desk, claim: Path, args: tuple[str, ...], said: str) -> None:
+    assert desk.edl("data", *args) == 2
+    assert said in desk.err
+    assert desk.cluster.of(PODS) == []
+
+
+def test_a_directory_in_the_place_of_a_file(desk: Desk, claim: Path) -> None:
+    (claim / "data").write_bytes(b"")
+    assert desk.edl("data", "cp", "mnist", "files:/data") == 2
+    assert "this is a file, and a directory would take its place" in desk.err
+
+
+def test_a_path_that_cannot_be_written(desk: Desk, claim: Path) -> None:
+    (claim / "data").write_bytes(b"no directory")
+    assert desk.edl("data", "cp", "mnist/labels", "files:/data/labels") == 1
+    assert "/data/labels: cannot write" in desk.err
+
+
+@pytest.mark.parametrize(("target", "there"), [("/d/", "/d/labels"), ("/d", "/d"), ("/", "/labels")])
+def test_where_a_file_goes(desk: Desk, target: str, there: str) -> None:
+    kind = "directory" if target == "/" else "missing"
+    (item,) = copy_plan.upload(Path("mnist/labels"), target, kind).items
+    assert item.there == there
+
+
+def test_links_are_left_out(desk: Desk) -> None:
+    Path("mnist/link").symlink_to("/etc/passwd")
+    plan = copy_plan.upload(Path("mnist"), "/d", "missing")
+    assert plan.left_out == ("link",)
+    assert sorted(item.there for item in plan.items) == ["/d/labels", "/d/train/0.rec"]
+
+
+NAMES = st.sampled_from(["a", "b", "..", "c/d", "c/../../x", "/etc/x", "a..b"])
+
+
+@given(st.lists(st.builds(Entry, NAMES, st.sampled_from(["file", "directory"]), st.just(1), st.just(0.0))))
+def test_nothing_is_written_outside_the_target(entries: list[Entry]) -> None:
+    try:
+        plan = copy_plan.download("/d", entries, Path("/t"), is_file=False, inside=True)
+    except BadInputError:
+        return
+    for path in (*plan.here, *(item.here for item in plan.items)):
+        assert Path(os.path.normpath(path)).is_relative_to("/t")

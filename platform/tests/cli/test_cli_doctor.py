@@ -1,0 +1,58 @@
+"""``edl doctor``: findings as lines, and the exit code they add up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+
+from edl.kube.api import Api
+from edl.kube.doctor import Checkup, Level
+
+FINE = Checkup(Level.OK, "server", "Kubernetes v1.34.1")
+ODD = Checkup(Level.WARN, "claims", "there is none", "Create one.")
+BAD = Checkup(Level.FAIL, "accounts", "there is no ServiceAccount edl-none", "Apply the base.")
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    monkeypatch.setattr("edl.kube.doctor.pull", lambda api, image, tell: Checkup(Level.OK, "images", f"{image} pulled"))
+    return jobs_desk(monkeypatch, capsys)
+
+
+def found(monkeypatch: pytest.MonkeyPatch, *checkups: Checkup) -> None:
+    def examine(api: Api) -> Iterator[Checkup]:
+        yield from checkups
+
+    monkeypatch.setattr("edl.kube.doctor.examine", examine)
+
+
+def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, FINE, ODD, BAD)
+    assert desk.edl("doctor", "--image", "img:1") == 1
+    assert desk.out.splitlines() == [
+        "https://cluster.test, namespace team",
+        "OK    server      Kubernetes v1.34.1",
+        "WARN  claims      there is none",
+        "                  -> Create one.",
+        "FAIL  accounts    there is no ServiceAccount edl-none",
+        "                  -> Apply the base.",
+        "OK    images      img:1 pulled",
+        "1 things that jobs need are missing, 1 more are worth a look.",
+    ]
+
+
+def test_warnings_are_no_failure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, FINE, ODD)
+    assert desk.edl("doctor", "--json") == 0
+    assert [json.loads(line)["level"] for line in desk.out.splitlines()] == ["OK", "WARN", "OK"]
+
+
+def test_a_healthy_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, FINE)
+    assert desk.edl("doctor") == 0
+    assert "edl doctor --image edl/submitter:" in desk.out
+    assert desk.out.endswith("Jobs can run here.\n")

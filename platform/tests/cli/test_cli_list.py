@@ -1,0 +1,53 @@
+"""``edl list``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from published_job import conditions, put_job, with_status
+from small_cluster import SmallCluster
+
+from edl.spec.publication import Publication
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return jobs_desk(monkeypatch, capsys)
+
+
+def fill(cluster: SmallCluster) -> None:
+    put_job(cluster, "waits", Publication(), status={})
+    put_job(cluster, "done", with_status(phase="Done", records_done=60_000), status=conditions(Complete=""))
+    put_job(cluster, "other", with_status(starved=True), namespace="elsewhere")
+
+
+def test_the_jobs_of_a_namespace(desk: Desk) -> None:
+    fill(desk.cluster)
+    assert desk.edl("list") == 0
+    assert desk.out.splitlines() == [
+        "JOB     PHASE      PROGRESS   WORKERS   SAMPLES/S   AGE",
+        "done    Done          100 %         -           -    3m",
+        "mnist   Training       43 %       2/4       8,123    3m",
+        "waits   Pending           -         -           -    3m",
+    ]
+
+
+def test_the_jobs_of_all_namespaces(desk: Desk) -> None:
+    fill(desk.cluster)
+    assert desk.edl("list", "-A") == 0
+    assert "elsewhere   other   Training starved" in desk.out
+
+
+def test_for_programs(desk: Desk) -> None:
+    assert desk.edl("list", "--json") == 0
+    (job,) = json.loads(desk.out)
+    assert (job["job"], job["phase"], job["status"]["step"], job["desired"]["max"]) == ("mnist", "Training", 1234, None)
+
+
+def test_without_jobs_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    desk = jobs_desk(monkeypatch, capsys, with_job=False)
+    assert desk.edl("list") == 0
+    assert desk.out == "There are no jobs in namespace team. Submit one with: edl submit JOB.yaml\n"

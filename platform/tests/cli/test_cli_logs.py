@@ -1,0 +1,126 @@
+"""``edl logs``: of pods, of several pods, of pods that are gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from cli.pod_files import serve
+from published_job import SPEC, TOLD, container, put_job, put_pod
+from small_cluster import SmallCluster
+
+from edl.core.cluster import Role
+from edl.kube.copying import Place
+from edl.kube.errors import translate
+from edl.kube.kinds import PODS
+from edl.kube.printed import Chosen, chosen_pods, stored
+from edl.spec.publication import Publication
+
+MASTER = "edl-mnist-master-abcde"
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    desk = jobs_desk(monkeypatch, capsys)
+    put_pod(desk.cluster, Role.MASTER)
+    for index in (1, 2):
+        put_pod(desk.cluster, Role.WORKER, index)
+    desk.cluster.logged = {MASTER: ["one", "two"], "edl-mnist-worker-1": ["w1"], "edl-mnist-worker-2": ["w2", "w2 too"]}
+    return desk
+
+
+def test_the_master_by_default(desk: Desk) -> None:
+    assert desk.edl("logs", "mnist") == 0
+    assert desk.out == "one\ntwo\n"
+
+
+def test_several_pods_have_their_names_in_front(desk: Desk) -> None:
+    assert desk.edl("logs", "mnist", "--role", "worker") == 0
+    assert desk.out == "[worker-1] w1\n[worker-2] w2\n[worker-2] w2 too\n"
+
+
+def test_one_of_them(desk: Desk) -> None:
+    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "2") == 0
+    assert desk.out == "w2\nw2 too\n"
+
+
+def test_following_several_ends_with_them(desk: Desk) -> None:
+    assert desk.edl("logs", "mnist", "--role", "worker", "-f") == 0
+    assert sorted(desk.out.splitlines()) == ["[worker-1] w1", "[worker-2] w2", "[worker-2] w2 too"]
+
+
+def test_a_container_that_has_not_started_says_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waiting(self: SmallCluster, pod: str, **_: object) -> None:
+        raise translate(400, b'{"message": "container is waiting to start"}', where="")
+
+    monkeypatch.setattr(SmallCluster, "logs", waiting)
+    put_pod(desk.cluster, Role.WORKER, 7, container(waiting={"reason": "ImagePullBackOff"}))
+    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "7") == 2
+    assert "worker-7 has printed nothing: its image cannot be pulled" in desk.err
+
+
+@pytest.fixture
+def claim(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    desk.cluster.claim("files")
+    desk.cluster.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
+    folder = tmp_path / "edl/team/mnist/0a1b/logs"
+    folder.mkdir(parents=True)
+    (folder / "worker-0.log").write_text("first\nlast\n")
+    (folder / "worker-3.log").write_text("three\n")
+    serve(tmp_path, monkeypatch)
+    return folder
+
+
+def test_of_pods_that_are_gone_from_the_volume(desk: Desk, claim: Path) -> None:
+    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "0", "--tail", "1") == 0
+    assert desk.out == "last\n"
+    assert desk.edl("logs", "mnist", "--role", "worker", "--stored") == 0
+    assert desk.out == "[worker-0] first\n[worker-0] last\n[worker-3] three\n"
+    assert len(desk.cluster.of(PODS)) == 3
+
+
+def test_a_worker_that_never_was(desk: Desk, claim: Path) -> None:
+    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "9") == 2
+    assert "there is no log of worker-9" in desk.err
+
+
+def test_without_a_volume_logs_go_with_their_pods(desk: Desk) -> None:
+    assert TOLD.status is not None
+    put_job(desk.cluster, told=replace(TOLD, status=replace(TOLD.status, run_dir="/edl/team/mnist/x")))
+    assert desk.edl("logs", "mnist", "--role", "ps", "--index", "0") == 2
+    assert "the job keeps no logs" in desk.err
+
+
+def test_before_there_is_anything(desk: Desk) -> None:
+    put_job(desk.cluster, "new", Publication(), status={})
+    assert desk.edl("logs", "new") == 2
+    assert "edl why new" in desk.err
+
+
+@pytest.mark.parametrize(
+    ("spec", "run_dir", "place"),
+    [
+        (SPEC, "/data/edl/a/b/r", Place("files", "/edl/a/b/r/logs")),
+        (SPEC, "/database/r", None),
+        ({**SPEC, "storage": {"claim": "runs", "path": "/runs"}}, "/runs/a/r", Place("runs", "/a/r/logs")),
+        (
+            {"volumes": [{"mount": "/d", "claim": "a"}, {"mount": "/d/e", "claim": "b"}]},
+            "/d/e/r",
+            Place("b", "/r/logs"),
+        ),
+        ({"volumes": [{"mount": "/d", "claim": None, "host_path": "/x"}]}, "/d/r", None),
+    ],
+)
+def test_where_a_run_keeps_its_logs(spec: dict[str, object], run_dir: str, place: Place | None) -> None:
+    assert stored(spec, run_dir) == place
+
+
+def test_of_several_masters_the_newest_that_stays() -> None:
+    cluster = SmallCluster()
+    old = put_pod(cluster, Role.MASTER)
+    old["metadata"] |= {"name": "old", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    new = put_pod(cluster, Role.MASTER)
+    assert chosen_pods([new, old], Chosen(Role.MASTER)) == [new]

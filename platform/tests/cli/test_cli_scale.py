@@ -1,0 +1,60 @@
+"""``edl scale``: wishes are pinned to the Job, or refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from published_job import conditions, put_job, with_status
+
+from edl.core.board import Desired
+from edl.kube.jobs import find
+from edl.kube.kinds import JOBS
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return jobs_desk(monkeypatch, capsys)
+
+
+def test_a_wish_is_pinned(desk: Desk) -> None:
+    assert desk.edl("scale", "mnist", "--max", "8") == 0
+    assert find(desk.cluster, "mnist").desired == Desired(max=8)
+    assert "1 to 8 workers are wanted" in desk.out
+    assert "edl wait mnist --for workers=8" in desk.out
+
+
+def test_wishes_add_up(desk: Desk) -> None:
+    desk.edl("scale", "mnist", "--max", "8")
+    assert desk.edl("scale", "mnist", "--min", "6", "--json") == 0
+    assert json.loads(desk.out) == {"job": "mnist", "min": 6, "max": 8}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "nothing is to be changed"),
+        (("--min", "5"), "min would be 5, more than max, which is 4\n  Give --max too."),
+        (("--min", "5", "--max", "2"), "min would be 5, more than max, which is 2"),
+        (("--max", "0"), "Invalid value for '--max'"),
+    ],
+)
+def test_what_cannot_be_wanted(desk: Desk, options: tuple[str, ...], said: str) -> None:
+    assert desk.edl("scale", "mnist", *options) == 2
+    assert said in desk.err
+    assert find(desk.cluster, "mnist").desired == Desired()
+
+
+def test_a_job_that_is_over(desk: Desk) -> None:
+    put_job(desk.cluster, told=with_status(phase="Done"), status=conditions(Complete=""))
+    assert desk.edl("scale", "mnist", "--max", "8") == 2
+    assert "mnist is Done already" in desk.err
+
+
+def test_who_may_not_hears_who_can_grant_it(desk: Desk) -> None:
+    desk.cluster.deny("patch", JOBS)
+    assert desk.edl("scale", "mnist", "--max", "8") == 2
+    assert "cannot patch resource" in desk.err
+    assert "edl-data-scientist" in desk.err

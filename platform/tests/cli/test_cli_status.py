@@ -1,0 +1,155 @@
+"""``edl status``: the picture of a job, once and again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from hypothesis import given
+from hypothesis import strategies as st
+from published_job import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
+from small_cluster import NOW
+
+from edl.cli.plot import averages, plot
+from edl.cli.status_view import view
+from edl.spec.publication import Moment, Publication
+from edl.spec.status import RoleStatus, Summary
+
+PICTURE = """\
+mnist  Training  namespace team, submitted 3m ago
+███████████████░░░░░░░░░░░░░░░░░░░░ 43 %  25,800 of 60,000 records, epoch 2 of 5
+step 1,234   loss 0.3119   accuracy 0.9134   8,123 samples/s   4 s left
+run 0a1b
+2 workers of 4 wanted, at least 1
+
+workers
+4 ┤░░░░░░░░░░░░░░░████████████████████████████░░░░░░░░░░░░░░░██████████████
+  ┤░░░░░░░░░░░░░░▃████████████████████████████▃░░░░░░░░░░░░░▆██████████████
+  ┤░░░░░░░░░░░░░░██████████████████████████████████████████████████████████
+  ┤░░░░░░░░░░░░░░██████████████████████████████████████████████████████████
+0 └────────────────────────────────────────────────────────────────────────
+   1:40 ago                                                             now
+
+POD        STATE      NODE   WHY
+ps-0       serving    n1
+worker-1   training   n1
+worker-2   starting   n2
+worker-4   pending    -      on 2 of 2 nodes too little cpu is free
+
+07:58:30  worker 0 started
+07:59:20  worker 0 ended: preempted
+
+`edl why mnist` says what it waits for.
+"""
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return jobs_desk(monkeypatch, capsys)
+
+
+def test_a_job_as_it_is_now(desk: Desk) -> None:
+    assert desk.edl("status", "mnist") == 0
+    assert desk.out == PICTURE
+
+
+def test_for_programs(desk: Desk) -> None:
+    assert desk.edl("status", "mnist", "--json") == 0
+    assert json.loads(desk.out)["status"] == STATUS.to_json()
+
+
+def test_a_job_whose_master_has_said_nothing(desk: Desk) -> None:
+    put_job(desk.cluster, "new", Publication(), status={})
+    assert desk.edl("status", "new") == 0
+    assert desk.out.splitlines()[1] == "The master has not said anything yet."
+
+
+def test_a_job_that_ended_shows_its_summary(desk: Desk) -> None:
+    told = replace(with_status(phase="Done"), summary=Summary(60_000, 60_000, seconds=60.0, export="/data/m"))
+    put_job(desk.cluster, "done", told, status=conditions(Complete=""))
+    assert desk.edl("status", "done") == 0
+    assert "Done after 1:00: 60,000 of 60,000 records" in desk.out
+    assert "0 lost, 0 repeated, 0 rolled back" in desk.out
+    assert "worker-1" not in desk.out
+
+
+def test_what_cannot_be_read_is_said(desk: Desk) -> None:
+    put_job(desk.cluster, "old", {"status.json": "{}"})
+    assert desk.edl("status", "old") == 0
+    assert "What the master says cannot be read: status.json" in desk.out
+
+
+def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [conditions(Complete=""), {"ready": 1}]
+
+    def sleep(seconds: float) -> None:
+        put_job(desk.cluster, told=with_status(phase="Done", records_done=60_000), status=ends[0])
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("edl.cli.polling.polled.__kwdefaults__", {"clock": lambda: 0.0, "sleep": sleep})
+    assert desk.edl("status", "mnist", "--watch") == 0
+    assert [line[10:40] for line in desk.out.splitlines()] == [
+        "training: 25,800 of 60,000 rec",
+        "done: 60,000 of 60,000 records",
+    ]
+
+
+def test_an_unknown_job(desk: Desk) -> None:
+    assert desk.edl("status", "mnits") == 2
+    assert "There is no job mnits in namespace team\n  Did you mean mnist?" in desk.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"starved": True}, "mnist  Training (starved)  namespace team"),
+        ({"refusals": {"worker-7": "exceeded quota"}}, "refused: worker-7: exceeded quota"),
+        ({"updated": NOW - 90}, "The master said this 1m ago: it may be away."),
+    ],
+)
+def test_what_is_worth_a_word(changes: dict[str, object], line: str) -> None:
+    assert any(each.startswith(line) for each in view(seen(with_status(**changes)), NOW, 80))
+
+
+@given(st.integers(0, 100), st.integers(60, 200))
+def test_the_picture_is_as_wide_as_the_terminal(count: int, width: int) -> None:
+    workers = tuple(RoleStatus(index, None, "training", node="a-node-with-a-long-name") for index in range(count))
+    lines = view(seen(with_status(workers=workers)), NOW, width)
+    drawn = [line for line in lines if line[:1] in "█░" or "┤" in line]
+    assert all(len(line) <= width for line in drawn)
+    assert len(lines) < 60
+
+
+MOMENTS = st.lists(
+    st.builds(Moment, st.floats(0, 1e6), st.integers(0, 20), st.integers(0, 20)), min_size=2, max_size=30
+).map(lambda moments: sorted(moments, key=lambda moment: moment.time))
+
+
+@given(MOMENTS, st.integers(1, 40), st.integers(20, 200))
+def test_a_plot_fits_and_is_never_higher_than_it_may_be(moments: list[Moment], wanted: int, width: int) -> None:
+    lines = plot(moments, wanted, width)
+    assert all(len(line) <= width for line in lines[:-1])
+    assert len(lines) <= 8
+
+
+@given(MOMENTS, st.integers(8, 60))
+def test_no_time_is_lost_between_columns(moments: list[Moment], columns: int) -> None:
+    begin, end = moments[0].time, moments[-1].time
+    found = averages(moments, begin, end, columns, lambda moment: moment.workers)
+    spans = zip(moments, [moment.time for moment in moments[1:]] + [end], strict=True)
+    whole = sum((until - moment.time) * moment.workers for moment, until in spans)
+    step = (end - begin) / columns or 1.0
+    assert sum(found) * step == pytest.approx(whole, abs=1e-3)
+
+
+def test_one_moment_is_no_plot() -> None:
+    assert plot(TIMELINE[:1], 4, 80) == []
+
+
+def test_the_newest_events_are_shown() -> None:
+    assert (
+        sum("worker 0 started" in line for line in view(seen(replace(TOLD, events=TOLD.events[:1] * 9)), NOW, 80)) == 5
+    )

@@ -1,0 +1,63 @@
+"""``edl top``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from published_job import put_pod
+from small_cluster import SmallCluster
+
+from edl.core.cluster import Role
+from edl.kube.api import Listing
+from edl.kube.errors import translate
+from edl.kube.kinds import POD_METRICS, Kind
+
+MEASURED = {"metadata": {"name": "edl-mnist-worker-1"}, "containers": [{"usage": {"cpu": "1500m", "memory": "512Mi"}}]}
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    listing = SmallCluster.list
+
+    def measured(self: SmallCluster, kind: Kind, **options: Any) -> Listing:
+        return Listing((MEASURED,), "1") if kind is POD_METRICS else listing(self, kind, **options)
+
+    monkeypatch.setattr(SmallCluster, "list", measured)
+    desk = jobs_desk(monkeypatch, capsys)
+    put_pod(desk.cluster, Role.MASTER)
+    put_pod(desk.cluster, Role.WORKER, 1)
+    return desk
+
+
+def test_what_pods_use_of_what_they_asked_for(desk: Desk) -> None:
+    assert desk.edl("top", "mnist") == 0
+    assert desk.out.splitlines() == [
+        "POD        NODE   CPU   OF    MEMORY      OF",
+        "master     n1       -    1         -   1 GiB",
+        "worker-1   n1     1.5    1   512 MiB   1 GiB",
+    ]
+
+
+def test_for_programs(desk: Desk) -> None:
+    assert desk.edl("top", "mnist", "--json") == 0
+    assert json.loads(desk.out)[1]["used"] == {"cpu": 1.5, "memory": 512 * 2**20}
+
+
+def test_a_cluster_that_does_not_measure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unmeasured(self: SmallCluster, kind: Kind, **options: Any) -> Listing:
+        if kind is POD_METRICS:
+            raise translate(404, b"404 page not found", where="")
+        return Listing((), "1")
+
+    monkeypatch.setattr(SmallCluster, "list", unmeasured)
+    assert desk.edl("top", "mnist") == 2
+    assert "no metrics API\n  Its admin can install metrics-server" in desk.err
+
+
+def test_an_unknown_job(desk: Desk) -> None:
+    assert desk.edl("top", "other") == 2
+    assert "There are: mnist." in desk.err

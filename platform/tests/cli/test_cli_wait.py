@@ -1,0 +1,107 @@
+"""``edl wait``: goals, exit codes, time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from published_job import conditions, put_job, seen, with_status
+
+from edl.cli.wait import TIMED_OUT, await_goal, goal
+from edl.core.errors import BadInputError
+from edl.kube.errors import AwayError
+from edl.kube.jobs import JobSeen, UnknownJobError
+from edl.spec.publication import Publication
+
+DONE = seen(with_status(phase="Done"), status=conditions(Complete=""))
+FAILED = seen(with_status(phase="Failed"), status=conditions(Failed=""))
+STARTING, TRAINING, NEW = seen(with_status(phase="Starting")), seen(), seen(Publication(), status={})
+
+
+class Hours:
+    """A clock that only sleeping moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def waited(aim: str, *looks: JobSeen | Exception, seconds: float | None = None) -> tuple[int, str]:
+    """What comes of looking at these one after the other."""
+    hours, left = Hours(), iter(looks)
+
+    def look(left: Iterator[JobSeen | Exception] = left) -> JobSeen:
+        found = next(left)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return await_goal(look, goal(aim), seconds, clock=hours.clock, sleep=hours.sleep)
+
+
+@pytest.mark.parametrize(
+    ("aim", "looks", "code"),
+    [
+        ("done", [NEW, TRAINING, DONE], 0),
+        ("done", [TRAINING, FAILED], 1),
+        ("started", [NEW, STARTING, TRAINING], 0),
+        ("started", [DONE], 0),
+        ("workers=2", [NEW, TRAINING], 0),
+        ("workers=3", [TRAINING, DONE], 1),
+        ("workers=1", [TRAINING, TRAINING, DONE], 1),
+    ],
+)
+def test_goals(aim: str, looks: list[JobSeen], code: int) -> None:
+    assert waited(aim, *looks)[0] == code
+
+
+def test_the_time_is_over() -> None:
+    code, said = waited("done", *[TRAINING] * 9, seconds=3)
+    assert code == TIMED_OUT == 124
+    assert said == "mnist is still Training after 3 s"
+
+
+def test_a_job_that_is_deleted_meanwhile() -> None:
+    assert waited("done", TRAINING, UnknownJobError("gone")) == (1, "mnist was deleted while it was waited for: done")
+
+
+def test_a_job_that_never_was() -> None:
+    with pytest.raises(UnknownJobError):
+        waited("done", UnknownJobError("none"))
+
+
+def test_a_short_absence_of_the_api_server_is_waited_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert waited("done", TRAINING, AwayError("away"), AwayError("away"), DONE)[0] == 0
+    assert capsys.readouterr().err == "away; looking again\n"
+
+
+def test_a_long_one_is_not() -> None:
+    with pytest.raises(AwayError):
+        waited("done", TRAINING, *[AwayError("away")] * 200)
+
+
+@pytest.mark.parametrize("text", ["", "ended", "workers=", "workers=-1"])
+def test_what_nobody_can_wait_for(text: str) -> None:
+    with pytest.raises(BadInputError, match="nobody can wait"):
+        goal(text)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return jobs_desk(monkeypatch, capsys)
+
+
+def test_at_the_command_line(desk: Desk) -> None:
+    assert desk.edl("wait", "mnist", "--for", "workers=2") == 0
+    assert desk.edl("wait", "mnist", "--timeout", "0") == 124
+    assert desk.edl("wait", "mnist", "--timeout", "soon") == 2
+    put_job(desk.cluster, told=with_status(phase="Failed"), status=conditions(Failed=""))
+    assert desk.edl("wait", "mnist", "--timeout", "1m") == 1
+    assert "edl why mnist" in desk.err

@@ -1,0 +1,56 @@
+"""``edl why``: complaints with their remedies, or that there are none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.jobs_desk import jobs_desk
+from published_job import STATUS, put_job, put_pod, unscheduled
+
+from edl.core.cluster import Role
+from edl.kube.kinds import NODES
+from edl.spec.publication import Publication
+
+SAID = "0/2 nodes are available: 2 Insufficient cpu."
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    desk = jobs_desk(monkeypatch, capsys, with_job=False)
+    put_job(desk.cluster, told=Publication(replace(STATUS, workers_wanted=2)))
+    put_pod(desk.cluster, Role.MASTER)
+    return desk
+
+
+def test_nothing_is_the_matter(desk: Desk) -> None:
+    assert desk.edl("why", "mnist") == 0
+    assert desk.out == "mnist is Training; nothing keeps it from going on.\n"
+
+
+def test_what_waits_and_what_can_be_done(desk: Desk) -> None:
+    put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID))
+    assert desk.edl("why", "mnist") == 0
+    assert desk.out.splitlines() == [
+        "worker-4: on 2 of 2 nodes too little cpu is free",
+        "  -> It starts by itself when room is free; or ask for less (resources.cpu of the role), or give the role a "
+        "higher priority.",
+        f"     {SAID}",
+    ]
+
+
+def test_what_can_never_fit(desk: Desk) -> None:
+    desk.cluster.node("n1")
+    put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
+    assert desk.edl("why", "mnist", "--json") == 0
+    (found,) = json.loads(desk.out)
+    assert found["text"].startswith("it can never start: it asks for 64 CPU")
+
+
+def test_who_may_not_list_nodes_hears_the_scheduler(desk: Desk) -> None:
+    desk.cluster.deny("list", NODES)
+    put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
+    assert desk.edl("why", "mnist") == 0
+    assert desk.out.startswith("worker-4: on 2 of 2 nodes too little cpu is free")

@@ -1,0 +1,94 @@
+"""A program in a container over a websocket: bytes in and out, its end, its errors."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import urllib3
+from kube.exec_server import Channel, ExecServer
+
+from edl.kube.api import Connection
+from edl.kube.errors import AwayError, NoRightError
+from edl.kube.execution import Execution
+
+INPUT, OUTPUT, ERRORS, END = range(4)
+SUCCESS = b'{"status": "Success"}'
+
+
+@contextmanager
+def executed(talk: Callable[[Channel], None], refusal: bytes = b"") -> Iterator[tuple[Execution, ExecServer]]:
+    server, pool = ExecServer(talk, refusal), urllib3.PoolManager()
+    try:
+        with Execution(server.connection(pool), "pod-1", ["python", "-m", "x y"]) as execution:
+            yield execution, server
+    finally:
+        server.close()
+        pool.clear()
+
+
+def test_bytes_travel_both_ways_in_whatever_pieces() -> None:
+    def echo(channel: Channel) -> None:
+        number, data = channel.hear()
+        assert number == INPUT
+        for byte in data:
+            channel.say(OUTPUT, bytes([byte]))
+        channel.say(OUTPUT, b"and more")
+        channel.say(END, SUCCESS)
+
+    with executed(echo) as (execution, _):
+        execution.write(b"hello")
+        assert execution.read(5) == b"hello"
+        assert execution.read(4) == b"and "
+        assert execution.waiting()
+        assert execution.read(100) == b"more"
+        assert execution.read(1) == b""
+
+
+def test_the_request_is_that_of_an_exec() -> None:
+    with executed(lambda channel: channel.say(END, SUCCESS)) as (execution, server):
+        assert execution.read(1) == b""
+    path = server.request.splitlines()[0]
+    assert path.startswith("GET /api/v1/namespaces/team/pods/pod-1/exec?container=edl&stdin=true&stdout=true")
+    assert "command=python&command=-m&command=x+y" in path
+    assert "authorization: Bearer t" in server.request
+    assert "v5.channel.k8s.io" in server.request
+
+
+def test_the_programs_last_words_are_kept() -> None:
+    def fail(channel: Channel) -> None:
+        channel.say(ERRORS, b"No module named edl\n")
+        channel.say(END, b'{"status": "Failure", "message": "command terminated with exit code 1"}')
+
+    with executed(fail) as (execution, _):
+        assert execution.read(1) == b""
+        assert execution.last_words == "No module named edl"
+
+
+def test_an_end_without_words_has_those_of_the_server() -> None:
+    with executed(lambda channel: channel.say(END, b'{"status": "Failure", "message": "exit code 137"}')) as (one, _):
+        assert one.read(1) == b""
+        assert one.last_words == "exit code 137"
+
+
+def test_a_connection_that_breaks_is_no_end() -> None:
+    with executed(lambda channel: channel.say(OUTPUT, b"ab")) as (execution, _):
+        assert execution.read(2) == b"ab"
+        with pytest.raises(AwayError, match="The connection broke"):
+            execution.read(1)
+
+
+def test_a_refusal_is_that_of_the_api_server() -> None:
+    refusal = b'{"message": "User \\"ann\\" cannot get resource \\"pods/exec\\""}'
+    with pytest.raises(NoRightError, match="cannot get resource"), executed(lambda _: None, refusal):
+        pass
+
+
+def test_nobody_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    pool = urllib3.PoolManager()
+    with pytest.raises(AwayError, match="does not answer"):
+        Execution(Connection(f"http://127.0.0.1:{port}", pool, dict, "team"), "pod-1", ["true"])
