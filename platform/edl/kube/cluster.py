@@ -14,7 +14,7 @@ from edl.kube.api import Api
 from edl.kube.errors import AwayError, BusyError, ConflictError, ForbiddenError, NotFoundError
 from edl.kube.kinds import PODS, Manifest
 from edl.kube.register import Register
-from edl.kube.undertaker import ROUND_SECONDS, Undertaker
+from edl.kube.undertaker import ROUND_SECONDS, Undertaker, witnesses
 from edl.kube.watching import Manners, Watching
 
 Render = Callable[[Role, int, Wish], Manifest]
@@ -124,6 +124,27 @@ class KubeCluster:
         self._undertaker.close()
         for watching in watches:
             watching.close()
+
+    def clear(self, *, keep_crashed: bool = False) -> bool:
+        """Remove every pod of the job, also those that have ended; after ``close`` too, for the end of the job.
+
+        Args:
+            keep_crashed: the newest pod of each role that crashed stays, for its log.
+
+        Returns:
+            Whether there was none to remove.
+
+        Raises:
+            ApiError: the server cannot do it now, or does not let us.
+        """
+        listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
+        there = {seen.uid for pod in listing.items if (seen := self._register.note(pod)) is not None}
+        bodies = [body for body in self._register.bodies() if body.uid in there]
+        kept = witnesses(bodies) if keep_crashed else []
+        removed = [body for body in bodies if body not in kept]
+        for body in removed:
+            self._remove(body.uid, body.name, 0)
+        return not removed
 
     def _create(self, manifest: Manifest) -> str:
         try:

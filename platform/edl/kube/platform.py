@@ -27,11 +27,13 @@ from edl.kube.ownership import adopt
 from edl.kube.pace import Pace
 from edl.kube.render import owner, render_pod
 from edl.spec.job import JobSpec
+from edl.spec.paths import is_shared
 
 log = logging.getLogger(__name__)
 
 CONCLUDE_SECONDS = 20.0
-"""How long a master goes on telling Kubernetes that its job has failed."""
+"""How long a master goes on removing the pods of its job, and telling Kubernetes that it has failed."""
+_CONCLUDE_PAUSE_SECONDS = 0.5
 _CONNECTIONS = 8
 
 
@@ -79,12 +81,16 @@ class Platform:
         spec: of the job, as the pods of the job are rendered from it.
         place: where the master is.
         connect: makes an API client; called for requests that wait for one another and for those that must not.
+
+    Attributes:
+        durable: what is in the run directory outlives the master's pod.
     """
 
     def __init__(self, spec: JobSpec, place: Place, connect: Callable[[Pacing | None], Api]) -> None:
         api = connect(Pace())
         owners = (owner(place.job, place.job_uid),)
         self._api, self._place = api, place
+        self.durable = is_shared(spec)
         self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
         render = partial(_render, spec, place)
         self.cluster = KubeCluster(api, place.job, place.job_uid, place.namespace, render)
@@ -121,16 +127,19 @@ class Platform:
         return True
 
     def conclude(self, *, failed: bool) -> None:
-        """Tell Kubernetes that this was the last master: one that exits 1 after this is not replaced.
+        """Leave no pod of the job behind, and tell Kubernetes that one that exits 1 after this was the last master.
 
-        Goes on for a while if the server is away. When that was in vain, another master starts, reads in the journal
-        that the job has ended, and does this again.
+        Goes on for a while if the server is away. When that was in vain for a job that failed, another master starts,
+        reads in the journal that the job has ended, and does this again; what a job that is done left behind goes with
+        its Job.
         """
-        if not failed:
-            return
         until = time.monotonic() + CONCLUDE_SECONDS
-        while not self._fail_job() and time.monotonic() < until:
-            time.sleep(1.0)
+        steps: list[Callable[[], bool]] = [partial(self._clear, keep_crashed=failed and not self.durable)]
+        if failed:
+            steps.append(self._fail_job)
+        for step in steps:
+            while not step() and time.monotonic() < until:
+                time.sleep(_CONCLUDE_PAUSE_SECONDS)
 
     def close(self) -> None:
         """Show what was published last, and give the right back."""
@@ -142,6 +151,14 @@ class Platform:
             adopt(self._api, self._place.job, self._place.job_uid)
         except Exception:  # training does not depend on it
             log.exception("the objects of the job were not made the Job's own")
+
+    def _clear(self, *, keep_crashed: bool) -> bool:
+        """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
+        try:
+            return self.cluster.clear(keep_crashed=keep_crashed)
+        except ApiError as error:
+            log.warning("pods of the job are still there: %s", error)
+            return not isinstance(error, RetryableError)
 
     def _fail_job(self) -> bool:
         """Whether the Job knows, or never will."""

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from edl.core.cluster import Cause, Role
+from edl.core.cluster import Cause, Phase, Role
 from edl.core.errors import EdlError
 from edl.kube.register import Body, Register
 
@@ -36,8 +36,19 @@ def surplus(bodies: Iterable[Body], kept: int = KEPT) -> list[Body]:
     for body in bodies:
         if body.seen.ended and body.leaving_since is None:
             ended[body.seen.role].append(body)
-    by_age = (sorted(found, key=lambda body: (body.born, body.seen.index)) for found in ended.values())
+    by_age = (sorted(found, key=_age) for found in ended.values())
     return [body for found in by_age for body in found[: max(len(found) - kept, 0)]]
+
+
+def witnesses(bodies: Iterable[Body]) -> list[Body]:
+    """The newest pod of each role that crashed: where no volume has its log, nobody else can say why."""
+    crashed = [body for body in bodies if body.seen.phase is Phase.FAILED and body.leaving_since is None]
+    newest = {body.seen.role: body for body in sorted(crashed, key=_age)}
+    return list(newest.values())
+
+
+def _age(body: Body) -> tuple[str, int]:
+    return body.born, body.seen.index
 
 
 def _allowed(body: Body) -> float:

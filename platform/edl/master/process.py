@@ -128,7 +128,8 @@ class Master:
         self._closing = threading.Event()
 
     def _replayed(self, holder: str) -> tuple[JobState, Journal]:
-        settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader())
+        durable = self._around.durable
+        settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader(), durable=durable)
         fence = self._around.fence
         journal, replay = Journal.open(
             self._run.journal, holder=holder, exclusive=fence is None, at_least=fence.incarnation if fence else 0

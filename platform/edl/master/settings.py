@@ -10,7 +10,7 @@ from edl.spec.job import JobSpec
 from edl.spec.zoo import locate, names
 
 
-def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool = True) -> Settings:
+def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> Settings:
     """The settings of a job that trains, or of one that predicts and needs no parameter servers.
 
     Args:

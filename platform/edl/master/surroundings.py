@@ -24,6 +24,7 @@ class Surroundings(Protocol):
         fence: the right to decide; None where the journal's lock is one.
         board: where people without a route to it look; None where files do.
         gone_seconds: how long pods that were told to go may take at the end of the job.
+        durable: what is written to the run directory outlives the master's pod.
     """
 
     @property
@@ -37,6 +38,9 @@ class Surroundings(Protocol):
 
     @property
     def gone_seconds(self) -> float: ...  # noqa: D102
+
+    @property
+    def durable(self) -> bool: ...  # noqa: D102
 
     def acquire(self, stopping: threading.Event) -> bool:
         """Wait for the right to decide; False if ``stopping`` was set before."""
@@ -59,6 +63,7 @@ class OneMachine:
     fence: None = None
     board: None = None
     gone_seconds: float = 1.5
+    durable: bool = True
 
     def acquire(self, stopping: threading.Event) -> bool:
         """The journal's lock is all there is."""
@@ -74,7 +79,7 @@ class OneMachine:
 
 
 class Kubernetes:
-    """A pod: a Job that is Complete or Failed says how it ended.
+    """A pod: a Job that is Complete or Failed says how it ended; no pod stays longer than that.
 
     Raises:
         BadInputError: this is no master's pod, or it has no service account.
@@ -89,6 +94,7 @@ class Kubernetes:
         self.cluster: Cluster = self._platform.cluster
         self.fence: Fence = self._platform.fence
         self.board: Board = self._platform.board
+        self.durable = self._platform.durable
 
     def acquire(self, stopping: threading.Event) -> bool:
         """Wait for the job's Lease."""

@@ -11,6 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+_OWN_CHANCE = random.Random()  # noqa: S311 - jitter
+"""Models seed the interpreter's own, all with the same number: their workers would come back at the same moment."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retry:
@@ -33,7 +36,7 @@ class Timing:
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    uniform: Callable[[float, float], float] = random.uniform
+    uniform: Callable[[float, float], float] = _OWN_CHANCE.uniform
 
 
 def pauses(retry: Retry, uniform: Callable[[float, float], float]) -> Iterator[float]:

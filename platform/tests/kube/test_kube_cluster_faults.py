@@ -343,3 +343,33 @@ def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand) -> None:
     for first in range(len(moments)):
         within = sum(moments[first] <= moment < moments[first] + 1 for moment in moments[first : first + 200])
         assert within <= 150, "burst and one second of the rate"
+
+
+# ---------------------------------------------------------------------- the end of a job
+
+
+def test_at_the_end_of_a_job_no_object_of_its_pods_stays(stand: KubeStand) -> None:
+    done, crashed, leaving, alive = (running(stand, index) for index in range(4))
+    stand.exit(done, 0)
+    stand.kill(crashed)
+    stand.stubborn(leaving)
+    stand.cluster.delete(leaving, grace=30)
+    labels = names.labels(JOB, Role.WORKER, 7)
+    other = {"name": "of-another", "labels": labels, "ownerReferences": [owner("uid-of-an-older-job")]}
+    stand.server.create_foreign({"metadata": other, "spec": {}})
+    stand.cluster.close()
+    assert not stand.cluster.clear()
+    assert list(stand.server.store.pods) == ["of-another"]
+    assert stand.cluster.clear()
+    assert alive not in [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()]
+
+
+def test_where_no_volume_has_the_logs_the_newest_pod_that_crashed_stays(stand: KubeStand) -> None:
+    workers = [running(stand, index) for index in range(3)]
+    (ps,) = [running(stand, 0, Role.PS)]
+    for uid in workers[:2]:
+        stand.exit(uid, 1)
+    stand.exit(ps, 0)
+    stand.cluster.clear(keep_crashed=True)
+    assert [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()] == [workers[1]]
+    assert stand.cluster.clear(keep_crashed=True)

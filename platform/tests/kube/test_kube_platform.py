@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from kube.lease_server import LeaseServer
 from edl.core.cluster import Role, Wish
 from edl.core.errors import BadInputError
 from edl.kube import names, platform
-from edl.kube.errors import AwayError, InvalidError
+from edl.kube.api import Listing
+from edl.kube.errors import AwayError, ForbiddenError, InvalidError
 from edl.kube.kinds import LEASES
 from edl.kube.platform import Place, Platform
 from edl.spec.job import JobSpec, Model
+from edl.spec.placement import Storage
 
 SPEC = JobSpec(name="digits", model=Model("m.custom_model"), image="edl:1")
+ON_A_VOLUME = replace(SPEC, storage=Storage(claim="runs"))
 VARIABLES = {
     "EDL_JOB_UID": "job-uid",
     "EDL_NAMESPACE": "team",
@@ -37,6 +41,21 @@ class Server(LeaseServer):
         self.made: list[dict[str, Any]] = []
         self.answers: list[Exception | None] = []
         self.patches: list[Any] = []
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.bad_lists: list[Exception] = []
+
+    def list(self, kind: Any, **_: Any) -> Listing:
+        if self.bad_lists:
+            raise self.bad_lists.pop(0)
+        return Listing(tuple(self.pods.values()), "7")
+
+    def delete(self, kind: Any, name: str, *, uid: str, grace: int, namespace: str | None = None) -> None:
+        assert (self.pods.pop(name)["metadata"]["uid"], grace) == (uid, 0)
+
+    def add_pod(self, role: Role, index: int, phase: str) -> None:
+        name = names.pod("digits", role, index)
+        meta = {"name": name, "uid": name, "labels": names.labels("digits", role, index)}
+        self.pods[name] = {"metadata": meta | {"ownerReferences": [{"uid": "job-uid"}]}, "status": {"phase": phase}}
 
     def create(self, manifest: dict[str, Any], *, namespace: str | None = None) -> dict[str, Any]:
         self.made.append(manifest)
@@ -92,15 +111,42 @@ def test_pods_are_those_of_this_job_and_run(server: Server, there: Platform) -> 
     assert "mine" in str(pod["spec"]["volumes"])
 
 
-def test_a_job_that_is_done_needs_no_word(server: Server, there: Platform) -> None:
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform.time, "sleep", lambda seconds: None)
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(server: Server, there: Platform) -> None:
+    server.add_pod(Role.WORKER, 0, "Succeeded")
+    server.add_pod(Role.PS, 0, "Running")
+    server.bad_lists = [AwayError("away"), AwayError("away")]
     there.conclude(failed=False)
+    assert server.pods == {}
     assert server.patches == []
 
 
-def test_a_job_that_has_failed_gets_no_other_master(
-    server: Server, there: Platform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platform.time, "sleep", lambda seconds: None)
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(("spec", "left"), [(SPEC, ["edl-digits-worker-1"]), (ON_A_VOLUME, [])])
+def test_a_crashed_pod_stays_where_no_volume_has_its_log(server: Server, spec: JobSpec, left: list[str]) -> None:
+    there = Platform(spec, Place.from_environment("digits", VARIABLES), lambda pace: server)  # type: ignore[arg-type,return-value]
+    for index, phase in enumerate(("Failed", "Failed", "Succeeded")):
+        server.add_pod(Role.WORKER, index, phase)
+    there.conclude(failed=True)
+    assert list(server.pods) == left
+    assert len(server.patches) == 1
+    there.close()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_master_that_may_not_list_pods_ends_all_the_same(server: Server, there: Platform) -> None:
+    server.bad_lists = [ForbiddenError("no")]
+    there.conclude(failed=False)
+    assert server.bad_lists == []
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_job_that_has_failed_gets_no_other_master(server: Server, there: Platform) -> None:
     server.answers = [AwayError("away"), AwayError("away")]
     there.conclude(failed=True)
     assert len(server.patches) == 3

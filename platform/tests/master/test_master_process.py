@@ -21,7 +21,7 @@ from edl.local.client import LocalCluster
 from edl.master import process
 from edl.master.parameter_servers import ParameterServers
 from edl.master.process import main
-from edl.master.settings import settings_of
+from edl.master.surroundings import OneMachine
 from edl.spec.load import dump
 from edl.store.manifest import cut_directory
 from edl.store.rundir import read_json, write_json
@@ -149,13 +149,13 @@ def test_the_only_ps_is_killed_and_the_job_rolls_back() -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_without_a_volume_nothing_is_kept_and_a_lost_ps_takes_along_what_it_held(
-    count: int, monkeypatch: pytest.MonkeyPatch
+    count: int,
 ) -> None:
-    monkeypatch.setattr(process, "settings_of", partial(settings_of, durable=False))
     changes = {"data": {"training": "train.csv", "validation": "validation.csv"}, "export": {}, "ps": {"count": count}}
     with played_job(**changes) as job:
+        around = OneMachine(job.cluster.connect(), durable=False)
         job.at_step[12] = lambda worker: job.cluster.kill(next(iter(job.servers)))
-        assert job.run_master() == 0
+        assert job.run_master(around) == 0
         (back,) = job.events("rolled_back")
         assert back["to_cut"] is None
         assert (back["records"] > 0) == (count == 1), "of several, one begins anew and the ledger stays"

@@ -33,7 +33,7 @@ def test_settings_are_the_spec_in_records_and_steps(tmp_path: Path) -> None:
         ps={"count": 2, "resources": {"memory": "1.5Gi"}},
         workers={"min": 1, "max": 3},
     )
-    settings = settings_of(spec, predict=False, describe=True)
+    settings = settings_of(spec, predict=False, describe=True, durable=True)
     assert (settings.minibatch, settings.task_records, settings.epochs) == (8, 32, 3)
     assert (settings.seed, settings.max_steps, settings.checkpoint_steps) == (5, 100, 7)
     assert (settings.ps, settings.workers, settings.export, settings.describe) == (2, 3, True, True)
@@ -43,7 +43,7 @@ def test_settings_are_the_spec_in_records_and_steps(tmp_path: Path) -> None:
 
 
 def test_predicting_needs_no_parameter_servers_and_exports_nothing(tmp_path: Path) -> None:
-    settings = settings_of(spec_of(tmp_path, export={}, ps={"count": 2}), predict=True, describe=False)
+    settings = settings_of(spec_of(tmp_path, export={}, ps={"count": 2}), predict=True, describe=False, durable=True)
     assert (settings.ps, settings.export, settings.predict) == (0, False, True)
 
 

@@ -65,6 +65,7 @@ class Pod:
     """Surroundings as on Kubernetes, without one."""
 
     gone_seconds = 1.5
+    durable = True
 
     def __init__(self, job: PlayedJob, incarnation: int = 1) -> None:
         self.cluster = job.cluster.connect()
