@@ -29,12 +29,22 @@ class Checkpoints:
         directory: ``<run>/checkpoints``.
         keep: newest ones that are kept.
         protected: cuts that must not be removed, asked each time.
+        await_right: called before a checkpoint is made real and before others are removed; returns when this master
+            may decide, raises RetryableError when it never will again: shards take minutes, and meanwhile another
+            master may have begun.
     """
 
-    def __init__(self, directory: Path, keep: int, protected: Callable[[], set[int]]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        protected: Callable[[], set[int]],
+        await_right: Callable[[], None] = lambda: None,
+    ) -> None:
         self.directory = directory
         self._keep = keep
         self._protected = protected
+        self._await_right = await_right
 
     def save(
         self, command: SaveCheckpoint, channels: Mapping[int, Channel], count: int, incarnation: int
@@ -53,6 +63,7 @@ class Checkpoints:
         directory = cut_directory(self.directory, command.cut)
         try:
             shards = [self._shard(_of(channels, index), command.cut, incarnation) for index in range(count)]
+            self._await_right()
             created = datetime.now(UTC).isoformat(timespec="seconds")
             commit(directory, Manifest(command.cut, command.version, created, tuple(shards), dict(command.ledger)))
         except EdlError as error:
@@ -91,8 +102,9 @@ class Checkpoints:
     def _prune(self, newest: int) -> None:
         """What is in use stays until the core has taken note of the newest."""
         try:
+            self._await_right()
             prune(self.directory, self._keep, self._protected() | {newest})
-        except StorageError as error:
+        except (StorageError, RetryableError) as error:
             log.warning("old checkpoints stay: %s", error)
 
 

@@ -7,6 +7,7 @@ to a past that the next master does not find in the journal.
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable
 
 from edl.core.events import Command
@@ -22,11 +23,17 @@ class Outbox:
 
     def __init__(self, durable: Callable[[int], None], do: Callable[[Command], None]) -> None:
         self._durable, self._do = durable, do
-        self._queue: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, Command | threading.Event] | None] = queue.SimpleQueue()
 
     def put(self, lsn: int, command: Command) -> None:
         """Queue a command that rests on everything up to ``lsn``."""
         self._queue.put((lsn, command))
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until what is queued now is carried out; whether it is."""
+        done = threading.Event()
+        self._queue.put((0, done))
+        return done.wait(seconds)
 
     def close(self) -> None:
         """End ``run`` after what is queued."""
@@ -42,4 +49,7 @@ class Outbox:
             lsn, command = item
             if lsn:
                 self._durable(lsn)
-            self._do(command)
+            if isinstance(command, threading.Event):
+                command.set()
+            else:
+                self._do(command)

@@ -18,14 +18,16 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
 from edl.core.events import DeletePod, EndJob, Event, PodChanged, PodsSynced
 from edl.core.fleet import Pod
 from edl.core.job import JobState
-from edl.master import threads
+from edl.master import publishing, threads
 from edl.master.checkpoints import Checkpoints
 from edl.master.dataset import describe
 from edl.master.ending import tell_end, tell_so_far
@@ -45,6 +47,7 @@ from edl.rpc.identity import Identity
 from edl.spec.event import RoleStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import load
+from edl.spec.status import Status
 from edl.store.journal import Journal
 from edl.store.rundir import RunDir
 
@@ -55,6 +58,7 @@ LEAVE_SECONDS = 1.5
 """How long workers get to leave by themselves at the end of the job."""
 GRACE_SECONDS = 0.75
 """What pods get that are then told to go."""
+_SETTLE_SECONDS = 1.0
 _THREADS_BESIDE_WORKERS, _THREADS_A_WORKER = 16, 3
 _WORKERS_AT_LEAST = 64
 """What a job may be scaled to beyond its spec before questions for work wait for each other; threads come on demand."""
@@ -113,16 +117,17 @@ class Master:
         self._spec, self._identity = spec, identity
         self._bad_module: BadInputError | None = None
         state, self._journal = self._replayed(f"master process {os.getpid()}")
-        self._reporter = Reporter(self._run, spec.name, state, lambda error: self.shell.fail(error))
+        self._publisher = Publisher(around.board, self._run) if around.board is not None else None
+        heard = self._publisher.hear if self._publisher is not None else lambda event: None
+        self._reporter = Reporter(self._run, spec.name, state, lambda error: self.shell.fail(error), heard)
         keep = spec.checkpoint.keep if spec.checkpoint else 1
-        checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use)
+        checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use, lambda: self.shell.await_right())
         incarnation = self._journal.incarnation
         self._servers = ParameterServers(identity.token, incarnation, state.settings.ps, checkpoints)
         self._pods = Pods(around.cluster)
         self.shell = Shell(
             state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell, fence=around.fence
         )
-        self._publisher = Publisher(around.board, self._run) if around.board is not None else None
         self._servicer = Servicer(self.shell, self._servers, incarnation)
         self._parts = ExitStack()
         self._closing = threading.Event()
@@ -156,8 +161,9 @@ class Master:
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
             self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
-            status = threads.start("status", self._keep_status, self.shell.fail)
-            parts.callback(status.join)
+            for name, period, tell in self._accounts():
+                account = threads.start(name, partial(self._keep_telling, period, tell), self.shell.fail)
+                parts.callback(account.join)
             parts.callback(self._closing.set)
             self._parts = parts.pop_all()
         return self
@@ -247,16 +253,21 @@ class Master:
         except MasterEndsError as error:
             log.info("wishes are left to the next master: %s", error)
 
-    def _keep_status(self) -> None:
+    def _accounts(self) -> Iterator[tuple[str, float, Callable[[Status], None]]]:
+        """To whom it is told how it is going, and how often: disks and servers that hang do not wait for each other."""
+        yield "status", PERIOD_SECONDS, self._reporter.write_status
+        publisher = self._publisher
+        if publisher is not None:
+            yield "board", publishing.PERIOD_SECONDS, publisher.tell
+            yield "timeline", publishing.KEEP_SECONDS, lambda status: publisher.keep()
+
+    def _keep_telling(self, period: float, tell: Callable[[Status], None]) -> None:
         """Tell how it is going; a master that may not decide knows nothing that another one does not know better."""
-        while not self._closing.wait(PERIOD_SECONDS):
-            if not self.shell.time.runs():
-                continue
-            with self.shell.lock:
-                status = self._reporter.status()
-            self._reporter.write_status(status)
-            if self._publisher is not None:
-                self._publisher.tell(status)
+        while not self._closing.wait(period):
+            if self.shell.time.runs():
+                with self.shell.lock:
+                    status = self._reporter.status()
+                tell(status)
 
     def _in_use(self) -> set[int]:
         with self.shell.lock:
@@ -270,6 +281,7 @@ class Master:
         self.shell.stop_waiting()
         if self.shell.failure is None:
             self._dismiss()
+            self.shell.settle(_SETTLE_SECONDS)  # how the last pods ended comes before how the job did
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
         tell_end(self._run, self._reporter, ended, status, summary)

@@ -1,10 +1,16 @@
-"""What a master hangs on its board: pages made of its status and of the files of the run."""
+"""What a master hangs on its board: pages made of its status, of its events and of the files of the run.
+
+While the job runs nothing is read or written for them but memory: a volume that hangs must not hide from people that it
+does. Files are read before the first page and for the last.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from edl.core.board import Board
@@ -26,58 +32,54 @@ _WAITING = ("pending", "asked")
 
 
 class Publisher:
-    """Used by one thread at a time.
+    """Safe to use from several threads.
 
     Args:
         board: where to.
-        run: whose events, summary and failure are shown.
+        run: whose earlier events, summary and failure are shown.
     """
 
     def __init__(self, board: Board, run: RunDir) -> None:
         self._board, self._run = board, run
-        self._tail = tail(run.events)
-        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._events: deque[Event] = deque(_told(run), maxlen=EVENTS_KEPT)
         self._timeline = _kept(run.path / TIMELINE)
-        self._published = self._written = float("-inf")
+        self._lock = threading.Lock()
+
+    def hear(self, event: Event) -> None:
+        """Show an event, from the next publication on."""
+        with self._lock:
+            self._events.append(event)
 
     def tell(self, status: Status) -> None:
-        """Publish, unless that was done less than a second ago."""
-        if status.updated - self._published >= PERIOD_SECONDS:
-            self._add(status)
-            self._publish(Publication(status, tuple(self._events), self._timeline))
+        """Publish; to be called every ``PERIOD_SECONDS``."""
+        self._publish(self._with(status))
+
+    def keep(self) -> None:
+        """Keep the timeline in the run directory; may take as long as the disk takes."""
+        with self._lock:
+            timeline = self._timeline
+        try:
+            write_json(self._run.path / TIMELINE, [moment.to_json() for moment in timeline])
+        except StorageError as error:
+            log.warning("%s", error)
 
     def tell_end(self, status: Status) -> None:
         """Publish for the last time, with what stands in the run directory now."""
-        self._add(status)
-        self._keep(status.updated)
+        told = self._with(status)
+        self.keep()
         summary, failure = _optional(self._run.path / SUMMARY), _optional(self._run.path / FAILURE)
         self._publish(
-            Publication(
-                status,
-                tuple(self._events),
-                self._timeline,
-                None if summary is None else Summary.from_json(summary, SUMMARY),
-                None if failure is None else Failure.from_json(failure, FAILURE),
+            replace(
+                told,
+                summary=None if summary is None else Summary.from_json(summary, SUMMARY),
+                failure=None if failure is None else Failure.from_json(failure, FAILURE),
             )
         )
 
-    def _add(self, status: Status) -> None:
-        self._published = status.updated
-        self._timeline = extended(self._timeline, moment_of(status))
-        try:
-            for value in self._tail.poll():
-                self._events.append(from_json(value))
-        except EdlError as error:  # of another version, or a disk that fails: those that follow are shown
-            log.warning("events cannot be shown: %s", error)
-        if status.updated - self._written >= KEEP_SECONDS:
-            self._keep(status.updated)
-
-    def _keep(self, now: float) -> None:
-        self._written = now
-        try:
-            write_json(self._run.path / TIMELINE, [moment.to_json() for moment in self._timeline])
-        except StorageError as error:
-            log.warning("%s", error)
+    def _with(self, status: Status) -> Publication:
+        with self._lock:
+            self._timeline = extended(self._timeline, moment_of(status))
+            return Publication(status, tuple(self._events), self._timeline)
 
     def _publish(self, publication: Publication) -> None:
         self._board.publish(publication.to_pages())
@@ -93,6 +95,15 @@ def moment_of(status: Status) -> Moment:
         samples_per_second=status.samples_per_second,
         records_done=status.records_done,
     )
+
+
+def _told(run: RunDir) -> Iterator[Event]:
+    """What the masters before this one told, as far as it can be read."""
+    try:
+        for value in tail(run.events).poll():
+            yield from_json(value)
+    except EdlError as error:  # of another version, or a disk that fails: those that follow are shown
+        log.warning("events cannot be shown: %s", error)
 
 
 def _kept(path: Path) -> Sequence[Moment]:

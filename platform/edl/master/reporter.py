@@ -7,6 +7,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -43,10 +44,18 @@ class Reporter:
         job: its name.
         state: what is told; read with the shell's lock held.
         failed: told when no more lines can be written for another reason than the disk.
+        heard: told of every event at once, however long the disk takes.
     """
 
-    def __init__(self, run: RunDir, job: str, state: JobState, failed: threads.Failed) -> None:
-        self._run, self._job, self._state = run, job, state
+    def __init__(
+        self,
+        run: RunDir,
+        job: str,
+        state: JobState,
+        failed: threads.Failed,
+        heard: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._run, self._job, self._state, self._heard = run, job, state, heard
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._began = began(run)
         self._rate = rate_since(run, self._began)
@@ -70,6 +79,7 @@ class Reporter:
 
     def put(self, event: Event) -> None:
         """Queue an event of the master's own."""
+        self._heard(event)
         self._lines.put(event.to_json())
 
     def close(self) -> None:

@@ -239,6 +239,10 @@ class Shell:
             self._wake()
             self._alarm.notify()
 
+    def settle(self, seconds: float) -> bool:
+        """Wait until all that was decided so far is carried out and told; whether it is."""
+        return self._outbox.settle(seconds)
+
     def close(self) -> None:
         """End the thread that carries commands out, after what is queued."""
         self._outbox.close()

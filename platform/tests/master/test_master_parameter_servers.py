@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from master.stage import LONG, TOKEN, PlayedPs, played_ps
 
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, RetryableError
 from edl.core.events import (
     AnnounceCut,
     AttachPs,
@@ -339,3 +339,63 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_undo_the_new_one(
         servers.do(saving(cut))
         assert core.next() == CheckpointSaved(cut)
     assert "old checkpoints stay" in caplog.text
+
+
+class Right:
+    """To decide; it can be taken away."""
+
+    def __init__(self) -> None:
+        self.held = threading.Event()
+        self.asked = threading.Semaphore(0)
+        self.lost = False
+
+    def __call__(self) -> None:
+        self.asked.release()
+        assert self.held.wait(LONG)
+        if self.lost:
+            raise RetryableError("another master has the Lease")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
+    lost: bool, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+) -> None:
+    right = Right()
+    servers = ParameterServers(TOKEN, INCARNATION, 1, Checkpoints(tmp_path, 1, set, right))
+    servers.start(core.events.put, core.failures.put)
+    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
+    servers.do(saving(3))
+    assert right.asked.acquire(timeout=LONG)
+    assert list(tmp_path.rglob("manifest.json")) == []
+    right.lost = lost
+    right.held.set()
+    saved = core.next()
+    assert saved == CheckpointSaved(3, "another master has the Lease" if lost else "")
+    assert len(list(tmp_path.rglob("manifest.json"))) == (0 if lost else 1)
+    servers.close()
+
+
+def test_a_master_that_may_not_decide_any_more_removes_no_checkpoint(
+    core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
+) -> None:
+    from edl.store.manifest import cuts_in
+
+    right = Right()
+    right.held.set()
+    servers = ParameterServers(TOKEN, INCARNATION, 1, Checkpoints(tmp_path, 1, lambda: set(), right))
+    servers.start(core.events.put, core.failures.put)
+    servers.registered("ps-0-a", 0, ps[1], "bulk")
+    ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
+    servers.do(saving(1))
+    assert core.next() == CheckpointSaved(1)
+    assert [right.asked.acquire(timeout=LONG) for _ in range(2)] == [True, True]
+    right.held.clear()
+    servers.do(saving(2))
+    assert right.asked.acquire(timeout=LONG)
+    assert cuts_in(tmp_path) == [1, 2]
+    right.lost = True
+    right.held.set()
+    assert isinstance(core.next(), CheckpointSaved)
+    assert cuts_in(tmp_path) == [1, 2]
+    servers.close()

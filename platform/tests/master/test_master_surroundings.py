@@ -6,17 +6,19 @@ import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from master.played_job import RECORDS, PlayedJob, played_job
-from master.stage import Parts
+from master.stage import LONG, Parts
 
 from edl.core.board import Desired
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import BadInputError, RetryableError
 from edl.core.events import LeaseWanted, PodChanged, Tick
 from edl.local.client import LocalCluster
+from edl.master import publishing, reporter
 from edl.master.core_time import CoreTime
 from edl.master.process import serve_job
 from edl.master.shell import FrozenError, MasterEndsError
@@ -45,10 +47,12 @@ class PlayedFence:
 class PlayedBoard:
     def __init__(self) -> None:
         self.pages: list[Mapping[str, str]] = []
+        self.more = threading.Semaphore(0)
         self.wishes: queue.Queue[Desired | None] = queue.Queue()
 
     def publish(self, pages: Mapping[str, str]) -> None:
         self.pages.append(pages)
+        self.more.release()
 
     def desired(self) -> Iterator[Desired]:
         while (wish := self.wishes.get()) is not None:
@@ -187,6 +191,41 @@ def test_a_master_that_freezes_for_a_while_loses_nothing() -> None:
         assert job.run_master(pod) == 0
         summary = job.summary()
         assert (summary["records_done"], summary["records_repeated"], summary["workers_lost"]) == (RECORDS, 0, 0)
+
+
+@pytest.mark.parametrize("stalled", ["status.json", "timeline.json", "events.jsonl"])
+def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
+    stalled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(publishing, "KEEP_SECONDS", 0.01)
+    mended, hangs = threading.Event(), threading.Event()
+
+    def patient(write: Callable[..., None]) -> Callable[..., None]:
+        def written(path: Path, *given: Any, **named: Any) -> None:
+            if path.name == stalled:
+                hangs.set()
+                assert mended.wait(LONG)
+            write(path, *given, **named)
+
+        return written
+
+    for module, name in ((reporter, "write_json"), (publishing, "write_json"), (reporter, "append_line")):
+        monkeypatch.setattr(module, name, patient(getattr(module, name)))
+    with played_job() as job:
+        pod = Pod(job)
+
+        def see_more(worker: Any) -> None:
+            assert hangs.wait(LONG)
+            before = len(pod.board.pages)
+            while len(pod.board.pages) < before + 2:
+                pod.board.more.acquire(timeout=LONG)
+            mended.set()
+
+        job.at_step[6] = see_more
+        assert job.run_master(pod) == 0
+        assert mended.is_set()
+        assert pod.board.read().events[-1].kind == "job_ended"
 
 
 # ---------------------------------------------------------------------------------------------- the shell
