@@ -7,7 +7,6 @@ exec plugins, OIDC).
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,21 +14,15 @@ import urllib3
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config.config_exception import ConfigException
-from urllib3.connection import HTTPConnection
 from yaml import YAMLError  # in which the client reads a kubeconfig
 
 from edl.kube.api import Api, Connection
 from edl.kube.errors import AwayError, UnreachableError
+from edl.kube.keepalive import SOCKET_OPTIONS
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _UNUSABLE = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)
 """What the client raises for a kubeconfig that is missing, unreadable, or has another shape."""
-_KEEPALIVE = tuple(
-    (socket.IPPROTO_TCP, getattr(socket, name), value)
-    for name, value in {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}.items()
-    if hasattr(socket, name)
-)
-"""A server that vanished without a word is noticed after 25 s, also by a watch that waits."""
 RETRIES = urllib3.Retry(
     total=4,
     backoff_factor=0.2,
@@ -73,11 +66,7 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
             hint="Set KUBECONFIG, or choose with --context; `kubectl cluster-info` must work first.",
         ) from error
     settings.connection_pool_maxsize = pool_size
-    settings.socket_options = [
-        *HTTPConnection.default_socket_options,
-        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-        *_KEEPALIVE,
-    ]
+    settings.socket_options = list(SOCKET_OPTIONS)
     client = ApiClient(settings)
 
     def headers() -> Mapping[str, str]:

@@ -21,6 +21,7 @@ from edl.kube.api import Api, Pacing
 from edl.kube.board import KubeBoard
 from edl.kube.cluster import KubeCluster
 from edl.kube.errors import ApiError
+from edl.kube.in_pod import connect_in_pod
 from edl.kube.kinds import JOBS, Manifest
 from edl.kube.lease import Candidate, LeaseFence
 from edl.kube.ownership import adopt
@@ -103,10 +104,8 @@ class Platform:
         Raises:
             BadInputError: this is no master's pod, or it has no service account.
         """
-        from edl.kube.connection import connect  # the Kubernetes client, which takes its time
-
         place = Place.from_environment(spec.name, variables)
-        connection = connect(namespace=place.namespace, pool_size=_CONNECTIONS)
+        connection = connect_in_pod(variables, place.namespace, pool_size=_CONNECTIONS)
         return cls(spec, place, lambda pace: Api(connection, pace=pace))
 
     def acquire(self, stopping: threading.Event) -> bool:

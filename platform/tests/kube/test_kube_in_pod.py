@@ -1,0 +1,63 @@
+"""How a master reaches the API server from its pod."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl.core.errors import BadInputError
+from edl.kube.errors import AwayError
+from edl.kube.in_pod import TOKEN_SECONDS, connect_in_pod
+
+IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    (tmp_path / "ca.crt").write_text("a certificate")
+    (tmp_path / "token").write_text("first\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("host", "url"), [("10.0.0.1", "https://10.0.0.1:6443"), ("fd00::1", "https://[fd00::1]:6443")]
+)
+def test_the_server_is_the_one_that_the_kubelet_names(account: Path, host: str, url: str) -> None:
+    found = connect_in_pod(IN_POD | {"KUBERNETES_SERVICE_HOST": host}, "team", pool_size=2, account=account)
+    assert (found.host, found.namespace, found.context) == (url, "team", None)
+    assert found.pool.connection_pool_kw["ca_certs"] == str(account / "ca.crt")
+    assert found.headers() == {"authorization": "Bearer first"}
+
+
+def test_a_token_that_was_replaced_is_read_again(account: Path) -> None:
+    now = [100.0]
+    found = connect_in_pod(IN_POD, "team", pool_size=2, account=account, clock=lambda: now[0])
+    found.headers()
+    (account / "token").write_text("second")
+    now[0] += TOKEN_SECONDS - 1
+    assert found.headers() == {"authorization": "Bearer first"}
+    now[0] += 1
+    assert found.headers() == {"authorization": "Bearer second"}
+
+
+def test_a_token_that_cannot_be_read_now_is_asked_for_again(account: Path) -> None:
+    found = connect_in_pod(IN_POD, "team", pool_size=2, account=account)
+    (account / "token").rename(account / "elsewhere")
+    with pytest.raises(AwayError, match="token"):
+        found.headers()
+    (account / "elsewhere").rename(account / "token")
+    assert found.headers() == {"authorization": "Bearer first"}
+
+
+def test_a_pod_without_an_account_is_told_which_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no service account") as told:
+        connect_in_pod(IN_POD, "team", pool_size=2, account=tmp_path)
+    assert "edl-job-master" in str(told.value.hint)
+
+
+def test_a_master_in_a_pod_never_imports_the_client() -> None:
+    code = "import sys, edl.master.process, edl.kube.platform, edl.kube.in_pod; sys.exit('kubernetes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
