@@ -18,16 +18,15 @@ from e2e.jobs import END_SECONDS, STEPS, Job, digits
 from e2e.ledger import finished
 from e2e.namespaces import Namespace, namespace
 from e2e.site import Site
-from e2e.volume import CLAIM  # noqa: F401  the jobs' data is there
 
 from edl.testing.noise import Noise
 
 STATE = Path(__file__).parent / ".state"
 RUNS = 5
 METRIC = "loss"
-CAP = 0.02
+CAP = 0.03
 """Of the loss; a tenth fewer updates exceed it, and so does any run without training (2.3)."""
-SECONDS = 20.0
+SECONDS = 12.0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from e2e.namespaces import Namespace
 from e2e.observer import Change, condition, container, phase
 from e2e.pods import SMALL_CPU
-from e2e.programs import Done, ProgramError, apply, edl, kubectl, must
+from e2e.programs import Done, ProgramError, apply, call, edl, kubectl
 from e2e.volume import CLAIM, MOUNT
 
 from edl.core.cluster import Role
@@ -201,7 +201,7 @@ class Job:
 
     def change(self, wanted: Callable[[Change], bool]) -> Change | None:
         """The first wanted change of a pod of this job."""
-        own = lambda change: change.object["metadata"].get("labels", {}).get(names.JOB) == self.name  # noqa: E731
+        own = lambda change: change.labels.get(names.JOB) == self.name  # noqa: E731
         return self.place.observer.first(lambda change: own(change) and wanted(change))
 
     def leftovers(self) -> list[str]:
@@ -239,5 +239,5 @@ def evict(place: Namespace, name: str) -> None:
 
 
 def in_container(place: Namespace, pod: str, *command: str) -> str:
-    """Run a command in a pod's container."""
-    return must("kubectl", "-n", place.name, "exec", pod, "--", *command)
+    """Run a command in a pod's container, which it may bring down; its standard output."""
+    return call("kubectl", "-n", place.name, "exec", pod, "--", *command).stdout

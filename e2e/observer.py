@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -46,6 +46,10 @@ class Change:
     @property
     def uid(self) -> str:
         return str(self.object["metadata"]["uid"])
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.object["metadata"].get("labels") or {}
 
     @property
     def leaving(self) -> bool:

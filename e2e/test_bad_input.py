@@ -104,6 +104,7 @@ def test_no_cluster(place: Namespace, spec: Manifest, monkeypatch: pytest.Monkey
     assert "KUBECONFIG" in done.stderr
 
 
+@pytest.mark.alone
 def test_a_client_dry_run_is_light(place: Namespace, spec: Manifest) -> None:
     """It contacts nothing, does not import the Kubernetes client, and answers at once: the best of five."""
     job = Job.write(place, spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from e2e.images import MISSING
 from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
@@ -15,12 +16,8 @@ FEW = 12
 
 def asked_for(job: Job) -> int:
     """Pods that were ever made for a job."""
-    made = (
-        c
-        for c in job.place.observer.changes()
-        if c.type == ADDED and c.object["metadata"]["labels"].get(names.JOB) == job.name
-    )
-    return len({change.uid for change in made})
+    made = (change for change in job.place.observer.changes() if change.type == ADDED)
+    return len({change.uid for change in made if change.labels.get(names.JOB) == job.name})
 
 
 def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:
@@ -29,7 +26,7 @@ def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:
     job.submit()
     job.wait("its workers are Pending", lambda: job.in_phase("Pending") == [0, 1] or None)
     why = job.wait("edl why has the reason", lambda: text if "insufficient cpu" in (text := job.why()) else None, 30)
-    assert "pending" in why
+    assert "it can never start" in why
     job.wait("it is called starved", lambda: job.status().get("starved"), 30)
     assert asked_for(job) <= FEW
     job.must("delete", "--yes")
@@ -46,10 +43,12 @@ def test_an_image_that_does_not_exist(place: Namespace) -> None:
     job.wait_removed()
 
 
-def test_a_model_that_crashes_in_every_worker(place: Namespace) -> None:
-    """The job fails by its own rules, and says what it met."""
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_model_that_crashes_in_every_worker(place: Namespace, step: int) -> None:
+    """The job fails by its own rules, and says what it met; also where every worker gets a few steps further."""
     spec = digits("crashing", image=place.images.zoo, seconds=10, workers=2)
     spec["model"]["definition"] = "crashing.custom_model"
+    spec["pod"]["env"]["E2E_CRASH_STEP"] = str(step)
     job = Job.write(place, spec)
     job.submit()
     assert job.wait_end() == "Failed"

@@ -15,7 +15,7 @@ from e2e.observer import DELETED, container, phase
 
 KILL_CHILD = """
 import os, signal, time
-print(time.time())
+print(time.time(), flush=True)
 for pid in filter(str.isdigit, os.listdir("/proc")):
     if int(pid) > 1 and b"edl.master" in open(f"/proc/{pid}/cmdline", "rb").read():
         os.kill(int(pid), signal.SIGKILL)

@@ -136,7 +136,7 @@ def _measure_end(job: Job) -> None:
 
 
 def _role(change: Change) -> str:
-    return str(change.object["metadata"].get("labels", {}).get(names.ROLE, ""))
+    return change.labels.get(names.ROLE, "")
 
 
 def _ended_at(status: Mapping[str, Any]) -> float:

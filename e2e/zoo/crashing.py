@@ -1,4 +1,4 @@
-"""A model that brings every worker down at its second step, as a segmentation fault in a native library would."""
+"""A model that brings every worker down at a step, as a segmentation fault in a native library would."""
 
 import os
 
@@ -9,13 +9,13 @@ __all__ = ["callbacks", "custom_model", "eval_metrics_fn", "feed", "loss", "opti
 
 
 class Crash(keras.callbacks.Callback):
-    """Ends the process at the end of the second step, with no chance to report."""
+    """Ends the process in step `E2E_CRASH_STEP` of each worker, with no chance to report."""
 
     steps = 0
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_begin(self, batch, logs=None):
         self.steps += 1
-        if self.steps == 2:
+        if self.steps == int(os.environ["E2E_CRASH_STEP"]):
             os.abort()
 
 

@@ -19,7 +19,7 @@ def custom_model(hidden=32):
 
 
 def optimizer():
-    return keras.optimizers.SGD(0.02)
+    return keras.optimizers.SGD(0.005)
 
 
 def eval_metrics_fn():

@@ -113,7 +113,7 @@ class Recount:
         applied = {int(number): through for number, through in entry["applied"].items()}
         held: set[CountedStep] = set()
         for number, lease in self.leases.items():
-            forgotten = lease.through if lease.order < announced else 0
+            forgotten = lease.through if lease.closed and lease.order < announced else 0
             held.update(lease.steps(applied.get(number, forgotten)))
         if len(held) != entry["step"]:
             raise LedgerError(f"cut {entry['cut']} holds {len(held)} steps, its entry says {entry['step']}")
