@@ -47,6 +47,7 @@ from edl.rpc.identity import Identity
 from edl.spec.event import RoleStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import load
+from edl.spec.problem import SpecError
 from edl.spec.status import Status
 from edl.store.journal import Journal
 from edl.store.rundir import RunDir
@@ -73,11 +74,19 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         identity = Identity.from_environment()
-        spec = load(identity.run_dir / "spec.json")
+        spec = _spec_of(RunDir(identity.run_dir))
         return serve_job(identity, spec, surroundings_of(spec, identity.token, os.environ), stopping)
     except EdlError as error:
         log.error("%s", error)
         return error.exit_code
+
+
+def _spec_of(run: RunDir) -> JobSpec:
+    try:
+        return load(run.spec)
+    except SpecError as error:
+        hint = "It was written when the run began, and something has damaged it since: put it back, or start a new run."
+        raise BadInputError(str(error), hint=hint) from error
 
 
 def serve_job(identity: Identity, spec: JobSpec, around: Surroundings, stopping: threading.Event) -> int:

@@ -9,8 +9,10 @@ from pathlib import Path
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError
 from edl.pod.run_directory import Wanted, open_run
+from edl.spec.job import JobSpec
 from edl.spec.load import dump, load
 from edl.spec.pod_paths import resolve_pod
+from edl.spec.problem import SpecError
 from edl.store.durable import translated
 from edl.store.rundir import RunDir, job_dir, write_json
 
@@ -55,7 +57,7 @@ def heading(environment: Variables) -> str:
 
 
 def _master(path: str, environment: Variables) -> dict[str, str]:
-    spec = resolve_pod(load(path), environment.get("EDL_STORAGE") or None)
+    spec = resolve_pod(_submitted(path), environment.get("EDL_STORAGE") or None)
     assert spec.storage.path is not None
     folder = job_dir(Path(spec.storage.path), spec.name, _needed(environment, "EDL_NAMESPACE"))
     wanted = Wanted(folder, _needed(environment, "EDL_JOB_UID"), environment.get("EDL_RUN", ""))
@@ -72,7 +74,15 @@ def _master(path: str, environment: Variables) -> dict[str, str]:
 def _write_own(run: RunDir, spec: str) -> None:
     with translated(run.path, "create a run directory"):
         run.path.mkdir(parents=True, exist_ok=True)
-    write_json(run.spec, dump(resolve_pod(load(spec))))
+    write_json(run.spec, dump(resolve_pod(_submitted(spec))))
+
+
+def _submitted(path: str) -> JobSpec:
+    try:
+        return load(path)
+    except SpecError as error:
+        hint = "It is the job's ConfigMap edl-<job>-spec. edl submit writes it; delete the job and submit it again."
+        raise BadInputError(str(error), hint=hint) from error
 
 
 def _index(environment: Variables) -> str:

@@ -19,6 +19,10 @@ VARIABLES = (
     "EDL_RUNTIME_DIR",
     "EDL_MASTER_ADDRESS",
 )
+_WHERE_IT_IS = (
+    "On a cluster it is what the job's Secret has under 'token': delete the job and submit it again, or correct the "
+    "Secret that was named with --token-secret."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,10 @@ def read_token(path: Path) -> str:
     try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"The job's token cannot be read: {error}", where=str(path)) from error
+        raise BadInputError(f"The job's token cannot be read: {error}", where=str(path), hint=_WHERE_IT_IS) from error
     if not token or not token.isprintable() or " " in token:
-        raise BadInputError("The file holds no token: it must be one word of visible ASCII", where=str(path))
+        what = "The file holds no token: it must be one word of visible ASCII"
+        raise BadInputError(what, where=str(path), hint=_WHERE_IT_IS)
     return token
 
 

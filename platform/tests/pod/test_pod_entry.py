@@ -69,6 +69,7 @@ def test_a_spec_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
         ended = run("master", path, EDL_NAMESPACE="team", EDL_JOB_UID="u", EDL_HOST="::1")
         assert ended.returncode == 2
         assert path in ended.stdout
+        assert "submit it again" in ended.stdout
         assert "Traceback" not in ended.stdout
 
 

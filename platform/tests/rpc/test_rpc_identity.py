@@ -61,8 +61,9 @@ def test_values_that_mean_nothing(environment: dict[str, str], name: str, value:
 @pytest.mark.parametrize("content", [b"", b" \n", b"two words", b"\xff\xfe", b"a\x00b"])
 def test_a_file_without_a_token(environment: dict[str, str], content: bytes) -> None:
     Path(environment["EDL_TOKEN_FILE"]).write_bytes(content)
-    with pytest.raises(BadInputError, match="token"):
+    with pytest.raises(BadInputError, match="token") as error:
         Identity.from_environment(environment)
+    assert "Secret" in str(error.value.hint)
 
 
 def test_no_token_file(environment: dict[str, str], tmp_path: Path) -> None:
