@@ -18,10 +18,9 @@ from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, Manifest
 from edl.kube.moments import created, moment
 from edl.spec.problem import SpecError
 from edl.spec.publication import Publication
-from edl.spec.status import Status
+from edl.spec.status import ENDED, Status
 
 MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
-ENDED = ("Done", "Failed", "Interrupted")
 AWAY = ("pending", "leaving")
 """States of a worker that does not run, or not for long."""
 _NONE_THERE = "`edl list` shows the jobs of a namespace, `edl list -A` those of all."

@@ -19,7 +19,7 @@ from edl.master.ending import FAILURE, SUMMARY
 from edl.spec.event import Event, from_json
 from edl.spec.problem import SpecError
 from edl.spec.publication import EVENTS_KEPT, TIMELINE, Failure, Moment, Publication, extended
-from edl.spec.status import Status, Summary
+from edl.spec.status import ENDED, Status, Summary
 from edl.store.rundir import RunDir, read_json, tail, write_json
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,9 @@ class Publisher:
             self._events.append(event)
 
     def tell(self, status: Status) -> None:
-        """Publish; to be called every ``PERIOD_SECONDS``."""
-        self._publish(self._with(status))
+        """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``tell_end``, with all that goes with it."""
+        if status.phase not in ENDED:
+            self._publish(self._with(status))
 
     def keep(self) -> None:
         """Keep the timeline in the run directory; may take as long as the disk takes."""

@@ -17,7 +17,9 @@ from edl.spec.node import Json, Place, tree
 from edl.spec.problem import Problem, SpecError
 from edl.spec.section import Option, Section
 
-PHASES = ("Starting", "Training", "Evaluating", "Exporting", "Predicting", "Done", "Failed", "Interrupted")
+ENDED = ("Done", "Failed", "Interrupted")
+"""Phases of a job of which nothing more will come."""
+PHASES = ("Starting", "Training", "Evaluating", "Exporting", "Predicting", *ENDED)
 ROLES = ("supervisor", "master", "ps", "worker")
 
 _COUNT = Whole(0)

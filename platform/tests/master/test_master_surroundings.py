@@ -107,6 +107,20 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
         assert not (job.run.journal / "LOCK").exists()
 
 
+def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "PERIOD_SECONDS", 0.001)
+    with played_job() as job:
+        pod = Pod(job)
+        assert job.run_master(pod) == 0
+    pages = [Publication.from_pages(page) for page in pod.board.pages]
+    told = [page for page in pages if page.status is not None and page.status.phase == "Done"]
+    assert len(pages) > len(told) > 0
+    for page in told:
+        assert page.summary is not None
+        assert page.summary.logs == str(job.run.logs)
+        assert page.events[-1].kind == "job_ended"
+
+
 def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
     with played_job(data={"training": "empty.csv"}) as job:
         pod = Pod(job)
