@@ -51,7 +51,7 @@ class Publisher:
             self._events.append(event)
 
     def tell(self, status: Status) -> None:
-        """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``tell_end``, with all that goes with it."""
+        """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``tell_end``, with what belongs to it."""
         if status.phase not in ENDED:
             self._publish(self._with(status))
 
