@@ -18,16 +18,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
 from edl.core.events import DeletePod, EndJob, Event, PodChanged, PodsSynced
 from edl.core.fleet import Pod
 from edl.core.job import JobState
-from edl.master import publishing, threads
+from edl.master import threads
+from edl.master.accounts import Accounts
 from edl.master.checkpoints import Checkpoints
 from edl.master.dataset import describe
 from edl.master.ending import tell_end, tell_so_far
@@ -35,7 +34,7 @@ from edl.master.interpreter import tune
 from edl.master.parameter_servers import ParameterServers
 from edl.master.pods import Pods
 from edl.master.publishing import Publisher
-from edl.master.reporter import PERIOD_SECONDS, Reporter
+from edl.master.reporter import Reporter
 from edl.master.servicer import Servicer
 from edl.master.settings import defines_reader, settings_of
 from edl.master.shell import MasterEndsError, Shell
@@ -48,7 +47,6 @@ from edl.spec.event import RoleStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.problem import SpecError
-from edl.spec.status import Status
 from edl.store.journal import Journal
 from edl.store.rundir import RunDir
 
@@ -139,7 +137,7 @@ class Master:
         )
         self._servicer = Servicer(self.shell, self._servers, incarnation)
         self._parts = ExitStack()
-        self._closing = threading.Event()
+        self._accounts = Accounts(self.shell, self._reporter, self._publisher)
 
     def _replayed(self, holder: str) -> tuple[JobState, Journal]:
         durable = self._around.durable
@@ -170,10 +168,8 @@ class Master:
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
             self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
-            for name, period, tell in self._accounts():
-                account = threads.start(name, partial(self._keep_telling, period, tell), self.shell.fail)
-                parts.callback(account.join)
-            parts.callback(self._closing.set)
+            self._accounts.start()
+            parts.callback(self._accounts.close)
             self._parts = parts.pop_all()
         return self
 
@@ -220,9 +216,7 @@ class Master:
     def publish_end(self) -> None:
         """Show people what has become of the job, or of this master."""
         if self._publisher is not None and self.shell.time.runs():
-            with self.shell.lock:
-                status = self._reporter.status()
-            self._publisher.tell_end(status)
+            self._publisher.tell_end(self._accounts.now())
 
     def _already_over(self) -> bool:
         """Whether the master before this one ended the job and did not live to say so."""
@@ -261,22 +255,6 @@ class Master:
                 self.shell.handle(event)
         except MasterEndsError as error:
             log.info("wishes are left to the next master: %s", error)
-
-    def _accounts(self) -> Iterator[tuple[str, float, Callable[[Status], None]]]:
-        """To whom it is told how it is going, and how often: disks and servers that hang do not wait for each other."""
-        yield "status", PERIOD_SECONDS, self._reporter.write_status
-        publisher = self._publisher
-        if publisher is not None:
-            yield "board", publishing.PERIOD_SECONDS, publisher.tell
-            yield "timeline", publishing.KEEP_SECONDS, lambda status: publisher.keep()
-
-    def _keep_telling(self, period: float, tell: Callable[[Status], None]) -> None:
-        """Tell how it is going; a master that may not decide knows nothing that another one does not know better."""
-        while not self._closing.wait(period):
-            if self.shell.time.runs():
-                with self.shell.lock:
-                    status = self._reporter.status()
-                tell(status)
 
     def _in_use(self) -> set[int]:
         with self.shell.lock:
