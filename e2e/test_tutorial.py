@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 from e2e import figures
@@ -14,7 +13,7 @@ from e2e.jobs import END_SECONDS, Job, delete_pod, digits
 from e2e.ledger import Run, finished
 from e2e.moments import containers, import_seconds, steps
 from e2e.namespaces import Namespace
-from e2e.observer import ADDED, Change, condition, phase
+from e2e.observer import ADDED, DELETED, Change, condition, phase
 from e2e.pods import template
 from e2e.programs import apply
 
@@ -46,15 +45,15 @@ def test_tutorial(places: Places, undisturbed: Callable[[int], Baseline]) -> Non
     assert "insufficient cpu" in job.why()
 
     other.kubectl("scale", "deployment/service", "--replicas=1")
-    job.wait_training(workers=4, seconds=90)
+    job.wait("the workers that waited train", lambda: set(pending) <= set(job.training()) or None, 90)
 
     summary, run = finished(job, lost=1 + len(pending), seconds=END_SECONDS)
     undisturbed(4).check(summary)
     assert summary["updates_rolled_back"] == 0
-    _measure_deletion(job, run, deleted)
+    _measure_deletion(job, deleted)
     _measure_preemption(job, other, with_five)
-    _measure_growth(job, run)
-    _measure_end(job)
+    _measure_growth(job, other, run)
+    _measure_end(job, run)
     job.must("delete", "--yes")
     assert job.leftovers() == []
 
@@ -65,7 +64,7 @@ def _delete_worker_0(job: Job) -> Change:
     delete_pod(job.place, name)
     leaving = job.wait("worker-0 is told to go", lambda: job.change(lambda c: c.name == name and c.leaving), 10)
     job.wait("worker-4 is asked for", lambda: 4 in job.workers() or None, 10)
-    assert job.wait_training(workers=4) == [1, 2, 3, 4]
+    job.wait("workers 1 to 4 train", lambda: job.training() == [1, 2, 3, 4] or None)
     return leaving
 
 
@@ -87,15 +86,10 @@ def _service(place: Namespace, cpu: float) -> set[str]:
     return place.observer.wait("the service has its room", running, 60)
 
 
-def _measure_deletion(job: Job, run: Run, deleted: Change) -> None:
+def _measure_deletion(job: Job, deleted: Change) -> None:
     replacement = job.change(lambda c: c.type == ADDED and c.name == job.pod_name(Role.WORKER, 4))
     assert replacement is not None
     figures.record("replacement_asked", replacement.at - deleted.at)
-    returned = run.of("records_returned", worker=0)
-    told = run.first("role_leaving", role="worker", index=0)["time"]
-    if returned:
-        figures.record("records_returned", returned[0]["time"] - told)
-        figures.record("records_leased", run.first("records_leased", after=returned[0]["time"])["time"] - told)
 
 
 def _measure_preemption(job: Job, other: Namespace, service: set[str]) -> None:
@@ -113,14 +107,16 @@ def _preempted(change: Change) -> bool:
     return change.leaving and found is not None and found["reason"] == "PreemptionByScheduler"
 
 
-def _measure_growth(job: Job, run: Run) -> None:
+def _measure_growth(job: Job, other: Namespace, run: Run) -> None:
     """The workers that got the room back: from PodScheduled to the first step, less what nobody can save."""
+    freed = min(change.at for change in other.observer.changes() if change.type == DELETED)
     for index, done in steps(run.folder).items():
         placed = job.change(lambda c, i=index: _is(c, job, i) and condition(c.object, "PodScheduled") is not None)
-        if placed is None or index < 5 or not done:
+        if placed is None or placed.at < freed or not done:
             continue
         _, started = containers(run.folder, f"worker-{index}")[-1]
         fixed = started - placed.at + import_seconds(run.folder, index)
+        figures.record("room_to_scheduled", placed.at - freed)
         figures.record("room_to_step", done[0] - placed.at - fixed, container_start_and_import=round(fixed, 2))
 
 
@@ -128,16 +124,9 @@ def _is(change: Change, job: Job, index: int) -> bool:
     return change.name == job.pod_name(Role.WORKER, index)
 
 
-def _measure_end(job: Job) -> None:
-    """From the end of the job, as the master published it, to the end of its last worker or PS."""
+def _measure_end(job: Job, run: Run) -> None:
+    """From the end of the job's last work to the end of its last worker or PS."""
     job.wait("its pods are gone", lambda: not (job.workers() or job.ps_uids()) or None, 15)
-    gone = max(c.at for c in job.place.observer.changes() if c.type == "DELETED" and _role(c) in ("worker", "ps"))
-    figures.record("pods_gone", max(0.0, gone - _ended_at(job.status())))
-
-
-def _role(change: Change) -> str:
-    return change.labels.get(names.ROLE, "")
-
-
-def _ended_at(status: Mapping[str, Any]) -> float:
-    return float(status["updated"])
+    roles = (Role.WORKER, Role.PS)
+    gone = max(c.at for c in job.place.observer.changes() if c.type == DELETED and c.labels.get(names.ROLE) in roles)
+    figures.record("pods_gone", gone - run.of("evaluation_ended")[-1]["time"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tarfile
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 from e2e import site
@@ -38,7 +39,7 @@ class SharedVolume:
         apply(_object("v1", "PersistentVolumeClaim", CLAIM, {**claim, **names}), "-n", self.namespace)
         volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": CLAIM}}]
         mounts = [{"name": "shared", "mountPath": MOUNT}]
-        reader = pod(READER, self.image, "sleep", "infinity", mounts=mounts, volumes=volumes)
+        reader = pod(READER, self.image, "sleep", "infinity", mounts=mounts, volumes=volumes, priorityClassName="high")
         apply(reader, "-n", self.namespace)
         kubectl("-n", self.namespace, "wait", "--for=condition=Ready", f"pod/{READER}", "--timeout=90s")
 
@@ -52,10 +53,11 @@ class SharedVolume:
         """What is below ``path`` of the claim, as it is now, into a folder of this machine."""
         folder.mkdir(parents=True, exist_ok=True)
         command = ["kubectl", "-n", self.namespace, "exec", READER, "--", "tar", "-C", MOUNT + path, "-cf", "-", "."]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as copy:
-            assert copy.stdout is not None
-            with tarfile.open(fileobj=copy.stdout, mode="r|") as archive:
-                archive.extractall(folder, filter="data")
+        done = subprocess.run(command, capture_output=True, timeout=120, check=False)
+        if done.returncode > 1:  # 1: a file grew while it was read
+            raise ProgramError(f"{path} of {self.namespace}: {done.stderr.decode()}")
+        with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+            archive.extractall(folder, filter="data")
         return folder
 
     def remove(self) -> None:
