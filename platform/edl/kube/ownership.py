@@ -43,7 +43,7 @@ def dependants(job: str) -> Iterator[tuple[Kind, str]]:
 
 
 def _adopt(api: Api, kind: Kind, name: str, job: str, uid: str) -> None:
-    """Two patches, since a master may patch Secrets and not read them: one that only tests, one that adds."""
+    """Two patches, since a master has no right to get Secrets: one that only tests, one that adds."""
     label = names.JOB.replace("~", "~0").replace("/", "~1")
     try:
         api.patch(kind, name, [{"op": "test", "path": f"/metadata/labels/{label}", "value": job}], style=JSON_PATCH)

@@ -77,7 +77,8 @@ def test_the_rights_are_those_of_the_table() -> None:
     assert {name: rights(role) for name, role in of("Role", "ClusterRole").items()} == RIGHTS
 
 
-def test_nobody_reads_secrets_and_nothing_is_a_wildcard() -> None:
+def test_nobody_gets_or_lists_secrets_and_nothing_is_a_wildcard() -> None:
+    """Not that nobody sees one: a patch answers with the object, and a pod may mount it (kustomize/README.md)."""
     for granted in RIGHTS.values():
         assert not {"get", "list", "watch"} & set(granted.get("secrets", "").split())
         assert "*" not in " ".join((*granted, *granted.values()))

@@ -36,7 +36,7 @@ def test_all_that_is_made_beside_the_job_becomes_its_own_once(server: LeaseServe
     adopt(server, JOB, UID)  # type: ignore[arg-type]
     for kind, name in dependants(JOB):
         assert server.stored(kind, name)["metadata"]["ownerReferences"] == [owner(JOB, UID)]
-    assert {method for method, _ in server.requests} == {"PATCH"}  # a master may not read Secrets
+    assert {method for method, _ in server.requests} == {"PATCH"}  # a master has no right to get Secrets
 
 
 def test_other_owners_stay(server: LeaseServer) -> None:
