@@ -10,7 +10,7 @@ from e2e.observer import ADDED
 
 from edl.kube import names
 
-FEW = 12
+FEW = 40
 """Pods that a hopeless job may ask for."""
 
 
@@ -43,7 +43,7 @@ def test_an_image_that_does_not_exist(place: Namespace) -> None:
     job.wait_removed()
 
 
-@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.matrix)])
 def test_a_model_that_crashes_in_every_worker(place: Namespace, step: int) -> None:
     """The job fails by its own rules, and says what it met; also where every worker gets a few steps further."""
     spec = digits("crashing", image=place.images.zoo, seconds=10, workers=2)

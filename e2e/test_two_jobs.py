@@ -31,11 +31,11 @@ def test_two_jobs(place: Namespace, undisturbed: Callable[[int], Baseline]) -> N
     second.wait_step(1)
     assert first.ended() is None, "the second began beside the first"
 
-    summary, _ = finished(first)
-    undisturbed(2).check(summary)
+    summaries = [finished(first)[0]]
     second.wait_training(workers=2)
-    summary, _ = finished(second)
-    undisturbed(2).check(summary)
+    summaries.append(finished(second)[0])
+    for summary in summaries:
+        undisturbed(2).check(summary)
     for job in (first, second):
         job.must("delete", "--yes")
         assert job.leftovers() == []

@@ -45,7 +45,9 @@ class SharedVolume:
 
     def bring(self, folder: Path, path: str) -> None:
         """``edl data cp``: a folder of this machine to the claim."""
-        done = edl("data", "cp", folder, f"{CLAIM}:{path}", "--namespace", self.namespace, "--image", self.image)
+        done = edl(
+            "data", "cp", folder, f"{CLAIM}:{path}", "--namespace", self.namespace, "--image", self.image, seconds=300
+        )
         if done.returncode:
             raise ProgramError(f"edl data cp: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
 

@@ -22,7 +22,7 @@ from edl.kube.api import Connection
 from edl.kube.errors import AwayError, translate
 from edl.kube.kinds import PODS
 
-SILENCE_SECONDS = 120.0
+SILENCE_SECONDS = 30.0
 """How long the other end may say nothing while something is waited for."""
 _PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _INPUT, _OUTPUT, _ERRORS, _END = range(4)
