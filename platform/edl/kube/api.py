@@ -310,7 +310,7 @@ class Api:
         try:
             response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
-            raise AwayError(said(error), where=where, hint="Is the cluster up, and the kubeconfig's?") from error
+            raise AwayError(said(error), where=where, hint=self._who_answers()) from error
         if response.status >= 300:
             after = response.headers.get("Retry-After")
             refusal = translate(response.status, _rest(response), where=where, retry_after=after)
@@ -318,6 +318,15 @@ class Api:
                 self._pace.hold(refusal.retry_after)
             raise refusal
         return response
+
+    def _who_answers(self) -> str:
+        """What to look at when nobody does."""
+        if self.context is None:
+            return f"The cluster's own API server, {self.host}, cannot be reached from this pod."
+        return (
+            f"Is {self.host} up, and can it be reached from here? It is the cluster of the context {self.context}; "
+            "--context chooses another."
+        )
 
     def _retries_of(self, method: str) -> urllib3.Retry | bool:
         if self._retries is None:

@@ -8,15 +8,32 @@ Pod Security level forbids. Only its text tells them apart.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from edl.core.errors import BadInputError, EdlError, RefusedError, RetryableError
+from edl.kube import names
 
 _GRANTS = (
     "Rights in a namespace are granted by its admin, who binds the Role edl-data-scientist; "
     "`edl doctor` lists what is missing."
 )
+_GRANTS_TO_ALL = (
+    "That belongs to the whole cluster: its admin can bind the ClusterRole edl-cluster-viewer; "
+    "`edl doctor` lists what is missing."
+)
+_GRANTS_TO_MASTERS = (
+    f"This is the account of jobs' masters: an admin of the namespace binds it to the Role {names.MASTER_ACCOUNT} "
+    "(`kubectl apply -k kustomize/base`); `edl doctor` looks at that."
+)
+_MASTER_ASKS = re.compile(rf'User "system:serviceaccount:[^":]+:{names.MASTER_ACCOUNT}" cannot ')
+_NO_ROOM = re.compile(
+    r"(?:exceeded|failed) quota: "
+    r"|(?:maximum|minimum) \S+ usage per \S+ is "
+    r"|\S+ max limit to request ratio per \S+ is "
+)
+"""What the quota and the LimitRange plugins say."""
 
 
 class ApiError(EdlError):
@@ -118,7 +135,7 @@ def translate(code: int, body: bytes, *, where: str, retry_after: str | None = N
     status = _status(body)
     message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
     kind = _kind(code, message)
-    error = kind(message, where=where, hint=_HINTS.get(kind))
+    error = kind(message, where=where, hint=granted_by(message) if kind is NoRightError else _HINTS.get(kind))
     error.code, error.reason = code, str(status.get("reason", ""))
     if isinstance(error, BusyError):
         details = status.get("details") or {}
@@ -148,16 +165,23 @@ def _kind(code: int, message: str) -> type[ApiError]:
 def _forbidden(message: str) -> type[ForbiddenError]:
     if "violates PodSecurity" in message:
         return PodSecurityError
-    if "exceeded quota" in message or "failed quota" in message or "usage per" in message or "ratio" in message:
+    if _NO_ROOM.search(message):
         return QuotaError
     if " cannot " in message:
         return NoRightError
     return ForbiddenError
 
 
+def granted_by(message: str) -> str:
+    """Who can grant what RBAC refuses, by the subject and the scope that the message names."""
+    if _MASTER_ASKS.search(message):
+        return _GRANTS_TO_MASTERS
+    of_the_cluster = "at the cluster scope" in message or 'resource "namespaces"' in message
+    return _GRANTS_TO_ALL if of_the_cluster else _GRANTS
+
+
 _HINTS: Mapping[type[ApiError], str] = {
     LoginError: "The token or certificate in use is not valid (any more): log in to the cluster again.",
-    NoRightError: _GRANTS,
     QuotaError: "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota.",
     PodSecurityError: "EDL's own pods pass `restricted`: "
     "look at pod.overrides, host_path volumes and security.run_as in the job file.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,8 @@ from edl.kube.kinds import Manifest
 
 _LARGEST_LINE = 32 << 20
 """Bytes of one watch event; an object is at most 1.5 MiB in etcd."""
+_WHOSE = re.compile(r"^HTTPS?Connection(?:Pool)?\(.*?\): ")
+"""How urllib3 begins: with its own object."""
 
 
 class Stream:
@@ -87,4 +90,4 @@ class Stream:
 def said(error: BaseException) -> str:
     """What urllib3 says of a server that does not answer."""
     cause = getattr(error, "reason", None) or error
-    return f"The API server does not answer: {cause}"
+    return f"The API server does not answer: {_WHOSE.sub('', str(cause))}"

@@ -31,6 +31,7 @@ from edl.kube.errors import (
     PodSecurityError,
     QuotaError,
     UnreachableError,
+    translate,
 )
 from edl.kube.kinds import PODS
 
@@ -83,6 +84,16 @@ def refusal(code: int, message: str = "words", reason: str = "", *headers: str) 
         (403, 'pods "w" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=3, limited: cpu=4', QuotaError, 2),
         (403, 'pods "w" is forbidden: failed quota: q: must specify cpu for: edl', QuotaError, 2),
         (403, 'pods "w" is forbidden: maximum cpu usage per Container is 1, but limit is 2', QuotaError, 2),
+        (403, 'pods "w" is forbidden: minimum memory usage per Pod is 1Gi. No request is specified', QuotaError, 2),
+        (
+            403,
+            'pods "w" is forbidden: cpu max limit to request ratio per Container is 2, but provided ratio is 4.000000',
+            QuotaError,
+            2,
+        ),
+        (403, 'configurations is forbidden: User "u" cannot list resource "migrations" in API group', NoRightError, 2),
+        (403, 'User "system:serviceaccount:integration:x" cannot get resource "pods"', NoRightError, 2),
+        (403, 'admission webhook "configuration" denied the request: the ratio is wrong', ForbiddenError, 2),
         (403, 'pods "w" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot', PodSecurityError, 2),
         (403, 'admission webhook "policy" denied the request: no', ForbiddenError, 2),
         (404, 'pods "w" not found', NotFoundError, 2),
@@ -103,6 +114,24 @@ def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: ty
     assert (refused.value.code, refused.value.reason, refused.value.message) == (code, "Why", message)
     assert refused.value.exit_code == exit_code
     assert "GET http" in (refused.value.where or "")
+
+
+@pytest.mark.parametrize(
+    ("user", "what", "role"),
+    [
+        ("ann", 'resource "pods" in API group "" in the namespace "team"', "the Role edl-data-scientist"),
+        ("ann", 'resource "nodes" in API group "" at the cluster scope', "the ClusterRole edl-cluster-viewer"),
+        ("ann", 'resource "namespaces" in API group "" in the namespace "team"', "the ClusterRole edl-cluster-viewer"),
+        (
+            "system:serviceaccount:team:edl-job-master",
+            'resource "pods" in API group "" in the namespace "team"',
+            "the Role edl-job-master",
+        ),
+    ],
+)
+def test_a_right_is_granted_by_the_role_of_who_lacks_it(user: str, what: str, role: str) -> None:
+    said = json.dumps({"message": f'it is forbidden: User "{user}" cannot list {what}'})
+    assert role in (translate(403, said.encode(), where="here").hint or "")
 
 
 def test_retryable_and_final_refusals_are_told_apart() -> None:
@@ -178,8 +207,12 @@ def test_answer_that_is_none_is_a_server_that_is_away(place: Place, answer: byte
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(AwayError, match="does not answer"):
-        Api(Connection(f"http://127.0.0.1:{port}", urllib3.PoolManager(), dict, "team")).get(PODS, "w")
+    host = f"http://127.0.0.1:{port}"
+    with pytest.raises(AwayError, match="does not answer: Failed to establish") as away:
+        Api(Connection(host, urllib3.PoolManager(), dict, "team", "lab")).get(PODS, "w")
+    assert away.value.hint == (
+        f"Is {host} up, and can it be reached from here? It is the cluster of the context lab; --context chooses another."
+    )
 
 
 # ---------------------------------------------------------------------- retries
