@@ -35,14 +35,11 @@ class KubeBoard:
     Args:
         api: of the job's namespace.
         job: name of the job.
-        owners: owner references of the ConfigMap, if it has to be made.
         clock: monotonic seconds.
     """
 
-    def __init__(
-        self, api: Api, job: str, owners: tuple[Manifest, ...] = (), *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._api, self._job, self._owners, self._clock = api, job, owners, clock
+    def __init__(self, api: Api, job: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._job, self._clock = api, job, clock
         self._pages: Mapping[str, str] | None = None
         self._shown: frozenset[str] = frozenset()
         self._closing = False
@@ -77,11 +74,16 @@ class KubeBoard:
             error = self._show(pages, quiet=failures > 0)
             failures = failures + 1 if error else 0
             pause = _pause(failures, error) if error else PERIOD_SECONDS - (self._clock() - began)
-            if not self._rest(pages if error else None, pause):
+            again = pages if isinstance(error, RetryableError) else None
+            if not self._rest(again, pause):
                 return
 
     def _rest(self, again: Mapping[str, str] | None, seconds: float) -> bool:
-        """Wait before the next publication; at the end only for a server that fails, and not for long.
+        """Wait before the next publication; at the end only for a server that is away or busy, and not for long.
+
+        Args:
+            again: what it did not take, if it may take it later.
+            seconds: to wait.
 
         Returns:
             Whether there may be another one.
@@ -103,25 +105,17 @@ class KubeBoard:
             return pages
 
     def _show(self, pages: Mapping[str, str], *, quiet: bool) -> ApiError | None:
+        """Replace the pages; the ConfigMap itself was made by whoever made the Job, and goes with it."""
         gone: dict[str, Any] = dict.fromkeys(self._shown - pages.keys())
         try:
-            self._write({**gone, **pages})
+            self._api.patch(CONFIGMAPS, names.status(self._job), {"data": {**gone, **pages}})
         except ApiError as error:
-            if not quiet:
+            job_goes = self._closing and isinstance(error, NotFoundError)
+            if not (quiet or job_goes):
                 log.warning("the status was not published: %s", error)
             return error
         self._shown = frozenset(pages)
         return None
-
-    def _write(self, data: Mapping[str, Any]) -> None:
-        name = names.status(self._job)
-        try:
-            self._api.patch(CONFIGMAPS, name, {"data": dict(data)})
-        except NotFoundError:
-            meta = {"name": name, "labels": names.labels(self._job), "ownerReferences": [dict(o) for o in self._owners]}
-            given = {key: value for key, value in data.items() if value is not None}
-            head = {"apiVersion": CONFIGMAPS.api_version, "kind": CONFIGMAPS.name}
-            self._api.create({**head, "metadata": meta, "data": given})
 
     # ------------------------------------------------------------------ wishes
 

@@ -95,7 +95,7 @@ class Platform:
         self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
         render = partial(_render, spec, place)
         self.cluster = KubeCluster(api, place.job, place.job_uid, place.namespace, render)
-        self.board = KubeBoard(connect(None), place.job, owners)
+        self.board = KubeBoard(connect(None), place.job)
 
     @classmethod
     def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:

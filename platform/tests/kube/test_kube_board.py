@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from edl.core.board import Desired
 from edl.kube import board, names
 from edl.kube.api import Listing
 from edl.kube.board import KubeBoard
-from edl.kube.errors import AwayError
+from edl.kube.errors import AwayError, NoRightError, NotFoundError
 from edl.kube.kinds import CONFIGMAPS, JOBS
 from edl.kube.pace import Backoff
 
@@ -80,9 +80,21 @@ def server() -> Server:
 def kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeBoard]:
     monkeypatch.setattr(board, "PERIOD_SECONDS", 0.0)
     monkeypatch.setattr(board, "_BACKOFF", Backoff(first=0.0, longest=0.0))
-    found = KubeBoard(server, JOB, ({"kind": "Job", "uid": "u"},))  # type: ignore[arg-type]
+    found = KubeBoard(server, JOB)  # type: ignore[arg-type]
     yield found
     found.close()
+
+
+def once_closing(kept: KubeBoard, then: Exception) -> Callable[[str], None]:
+    """A request that is on its way while the board is closed, and is refused then."""
+
+    def refuse(method: str) -> None:
+        threading.Thread(target=kept.close).start()
+        with kept._changed:
+            kept._changed.wait_for(lambda: kept._closing)
+        raise then
+
+    return refuse
 
 
 def shown(server: Server) -> dict[str, str]:
@@ -130,13 +142,50 @@ def test_a_server_that_is_away_gets_the_newest_pages_when_it_is_back(server: Ser
     assert shown(server) == {"a": "1"}
 
 
-def test_a_configmap_that_is_missing_is_made_and_owned(server: Server, kept: KubeBoard) -> None:
+def test_a_configmap_that_is_missing_is_not_made(server: Server, kept: KubeBoard) -> None:
+    """It goes with its Job: whoever made it anew would leave it behind. And a master has no right to."""
+    tried = threading.Event()
+    server.before = lambda method: tried.set()
     server.remove(CONFIGMAPS, STATUS)
     kept.publish({"a": "1"})
+    assert tried.wait(30)
     kept.close()
-    assert shown(server) == {"a": "1"}
-    meta = server.stored(CONFIGMAPS, STATUS)["metadata"]
-    assert (meta["ownerReferences"][0]["uid"], meta["labels"][names.JOB]) == ("u", JOB)
+    assert server.requests == [("PATCH", STATUS)]
+
+
+def test_a_configmap_that_goes_before_its_master_is_no_news(
+    server: Server, kept: KubeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.before = once_closing(kept, NotFoundError("there is none"))
+    kept.publish({"a": "1"})
+    kept._thread.join(30)
+    assert (server.requests, caplog.text) == ([("PATCH", STATUS)], "")
+
+
+def test_what_the_server_will_never_do_is_asked_for_once_and_told(
+    server: Server, kept: KubeBoard, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.before = once_closing(kept, NoRightError("configmaps is forbidden: User cannot patch"))
+    kept.publish({"a": "1"})
+    kept._thread.join(30)
+    assert server.requests == [("PATCH", STATUS)]
+    assert "cannot patch" in caplog.text
+
+
+def test_pages_that_follow_refused_ones_are_shown(server: Server, kept: KubeBoard) -> None:
+    refused = threading.Event()
+
+    def refuse_once(method: str) -> None:
+        server.before = lambda method: None
+        refused.set()
+        raise NoRightError("configmaps is forbidden: User cannot patch")
+
+    server.before = refuse_once
+    kept.publish({"a": "1"})
+    assert refused.wait(30)
+    kept.publish({"a": "2"})
+    kept.close()
+    assert shown(server) == {"a": "2"}
 
 
 def test_wishes_arrive_once_each_also_those_that_a_watch_missed(server: Server, kept: KubeBoard) -> None:
