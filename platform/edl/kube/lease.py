@@ -2,6 +2,7 @@
 
 Every write names the resourceVersion that it changes, so that of two masters that try at the same moment one is
 refused. When it was renewed is told by the API server's clock, or by watching it stand still; never by a node's clock.
+A Lease that somebody deleted is made again, but not one that its Job took along: it would be left behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edl.core.fence import DECIDE_SECONDS, LEASE_SECONDS, RENEW_SECONDS, LeaseSe
 from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.errors import ApiError, ConflictError, NotFoundError
-from edl.kube.kinds import LEASES, PODS, Manifest
+from edl.kube.kinds import JOBS, LEASES, PODS, Manifest
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ class LeaseFence:
             self._renewed = None
             try:
                 self._write({"holderIdentity": None})
+            except NotFoundError:
+                log.info("the Lease is gone with its Job")
             except ApiError as error:
                 log.warning("the Lease was not given back, it expires in %g s: %s", LEASE_SECONDS, error)
 
@@ -197,9 +200,22 @@ class LeaseFence:
             if found is not None and holder != self._me.holder:
                 self._lost = True
                 return
+            if found is None and self._job_goes():
+                raise
             self._version = "" if found is None else found["metadata"]["resourceVersion"]
             self._write(self._fresh(), new=found is None)
         self._renewed = began
+
+    def _job_goes(self) -> bool:
+        """Whether the Lease is missing because its Job is being deleted, or is nobody's while this master leaves."""
+        if self._ending.is_set():
+            return True
+        try:
+            meta = self._api.get(JOBS, names.master(self._me.job))["metadata"]
+        except NotFoundError:
+            return True
+        known = {owner["uid"] for owner in self._me.owners}
+        return "deletionTimestamp" in meta or meta["uid"] not in known
 
     def _keep(self) -> None:
         while not self._ending.wait(RENEW_SECONDS) and not self._lost:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from kube.lease_server import LeaseServer
 from edl.core.fence import DECIDE_SECONDS, LEASE_SECONDS
 from edl.kube import names
 from edl.kube.errors import NoRightError
-from edl.kube.kinds import LEASES, PODS
+from edl.kube.kinds import JOBS, LEASES, PODS
 from edl.kube.lease import Candidate, LeaseFence, has_ended
 
 JOB = "digits"
@@ -19,7 +20,13 @@ OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "edl-digits-master", "
 
 @pytest.fixture
 def server() -> LeaseServer:
-    return LeaseServer()
+    found = LeaseServer()
+    found.put(JOBS, job())
+    return found
+
+
+def job(**meta: Any) -> dict[str, Any]:
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": OWNER["name"], "uid": OWNER["uid"], **meta}}
 
 
 def fence(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
@@ -182,6 +189,48 @@ def test_a_lease_that_somebody_deleted_is_made_again(server: LeaseServer) -> Non
     first.renew()
     assert first.holds()
     assert lease(server)["metadata"]["annotations"][names.INCARNATION] == "1"
+
+
+@pytest.mark.parametrize("there", [None, job(uid="of-a-later-job"), job(deletionTimestamp="2026-01-01T00:00:00Z")])
+def test_a_lease_that_went_with_its_job_is_not_made_again(server: LeaseServer, there: dict[str, Any] | None) -> None:
+    first = taken(server, "a")
+    server.remove(JOBS, OWNER["name"])
+    if there is not None:
+        server.put(JOBS, there)
+    server.remove(LEASES, OWNER["name"])
+    server.now += 2
+    first.renew()
+    assert ("POST", OWNER["name"]) not in server.requests[2:]
+    assert (first.holds(), first.lost()) == (True, False)
+    server.now += DECIDE_SECONDS
+    assert not first.holds()
+
+
+def test_a_lease_that_is_missing_when_it_is_given_back_is_no_news(
+    server: LeaseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = taken(server, "a")
+    server.remove(LEASES, OWNER["name"])
+    first.release()
+    assert ("POST", OWNER["name"]) not in server.requests[2:]
+    assert caplog.text == ""
+
+
+def test_a_renewal_on_its_way_while_it_is_given_back_makes_no_new_lease(server: LeaseServer) -> None:
+    first = taken(server, "a")
+    server.remove(LEASES, OWNER["name"])
+    releasing: list[threading.Thread] = []
+
+    def release(method: str) -> None:
+        server.before = lambda method: None
+        releasing.append(threading.Thread(target=first.release))
+        releasing[0].start()
+        assert first._ending.wait(30)
+
+    server.before = release
+    first.renew()
+    releasing[0].join()
+    assert ("POST", OWNER["name"]) not in server.requests[2:]
 
 
 def test_an_answer_that_got_lost_on_its_way_is_not_a_lost_lease(server: LeaseServer) -> None:
