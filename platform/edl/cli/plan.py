@@ -8,11 +8,8 @@ from pathlib import Path
 
 from edl.cli.outcome import Outcome
 from edl.spec.job import JobSpec
-from edl.spec.node import Json
+from edl.store.resumption import Change, said
 from edl.store.rundir import RunDir
-
-Change = tuple[str, Json, Json]
-"""A field of the spec that is not as it was: its path, the old value, the new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +118,7 @@ def _records(counts: Sequence[int] | None, paths: Sequence[str]) -> str:
 
 
 def _change(change: Change) -> str:
-    path, old, new = change
-    return f"changed: {path} was {old}, is {new}"
+    return f"changed: {said(change)}"
 
 
 def _times(count: int, noun: str) -> str:

@@ -10,13 +10,14 @@ import typer
 
 from edl.cli import resumption
 from edl.cli.checks import check
-from edl.cli.plan import Change, Plan
+from edl.cli.plan import Plan
 from edl.cli.resume_option import ResumeMayStandAlone
 from edl.cli.start import folder_of, in_this_terminal, supervised
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.paths import resolve_local
+from edl.store.resumption import Change
 from edl.store.rundir import JobLock, RunDir, create
 
 NEWEST = ResumeMayStandAlone.newest

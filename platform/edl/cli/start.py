@@ -16,6 +16,7 @@ from edl.local.launch import start_supervisor
 from edl.spec.event import RunStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import dump
+from edl.store.resumption import said
 from edl.store.rundir import append_line, job_dir, tail, write_json
 
 SUPERVISOR: tuple[str, ...] = ("-m", "edl.local")
@@ -43,7 +44,7 @@ def supervised(plan: Plan, *, as_json: bool) -> int:
     with choose(as_json=as_json) as face:
         face.planned(plan)
         began = time.time()
-        append_line(run.events, RunStarted(began, run.run_id, str(run.path)).to_json())
+        append_line(run.events, _started(plan, began).to_json())
         try:
             supervisor = start_supervisor(run.path, SUPERVISOR)
         except OSError as error:
@@ -61,9 +62,14 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
     """
     run = plan.run
     write_json(run.spec, dump(plan.spec))
-    started = RunStarted(time.time(), run.run_id, str(run.path))
+    started = _started(plan, time.time())
     append_line(run.events, started.to_json())
     print(started.line() if as_json else "\n".join(plan.lines()), flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in _SERVED}
     environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
     os.execve(sys.executable, [sys.executable, "-m", "edl.worker"], environment)  # noqa: S606  no shell is wanted
+
+
+def _started(plan: Plan, moment: float) -> RunStarted:
+    changed = tuple(map(said, plan.changes))
+    return RunStarted(moment, plan.run_id, str(plan.run.path), resumed=plan.resumed, changes=changed)

@@ -42,7 +42,8 @@ def sentence(event: Event) -> str:
     """What happened, in one line without time."""
     match event:
         case RunStarted():
-            return f"run {event.run} starts in {event.run_dir}"
+            changed = f", changed: {'; '.join(event.changes)}" if event.changes else ""
+            return f"run {event.run} {'goes on' if event.resumed else 'starts'} in {event.run_dir}{changed}"
         case RoleAsked():
             return f"{role(event.role, event.index)} asked for{_because(event.reason)}"
         case RoleStarted():

@@ -16,7 +16,7 @@ from edl.core.errors import BadInputError, StorageError
 from edl.spec.event import RunStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import dump
-from edl.store.resumption import differences, phase_of, reopen
+from edl.store.resumption import begun, differences, phase_of, reopen, said
 from edl.store.rundir import RunDir, append_line, make, read_json, submitted, write_json
 
 LATEST = "latest"
@@ -59,7 +59,7 @@ def _new(wanted: Wanted, spec: JobSpec) -> RunDir:
     run = RunDir(wanted.job_dir / wanted.uid)
     make(run)
     if not run.spec.exists():
-        _begin(run, spec)
+        _begin(run, spec, RunStarted(time.time(), run.run_id, str(run.path)))
     return run
 
 
@@ -68,23 +68,22 @@ def _resumed(wanted: Wanted, spec: JobSpec) -> RunDir:
     if marker.exists():
         return RunDir(wanted.job_dir / str(read_json(marker)["run"]))
     run = _find(wanted)
-    differences(run, spec)
+    changed = tuple(map(said, differences(run, spec)))
     reopen(run, f"edl-role of Job {wanted.uid}", exclusive=False)
     make(run)
-    _begin(run, spec)
+    _begin(run, spec, RunStarted(time.time(), run.run_id, str(run.path), resumed=True, changes=changed))
     write_json(marker, {"run": run.run_id}, fsync=True)
     return run
 
 
 def _find(wanted: Wanted) -> RunDir:
-    existing = submitted(wanted.job_dir)
+    existing = [run for run in submitted(wanted.job_dir) if begun(run)]  # a submission that failed leaves a spec only
     found = [run for run in existing if wanted.run in (LATEST, run.run_id)]
     if not found:
         names = ", ".join(run.run_id for run in existing) or "none"
-        meant = "run to go on with" if wanted.run == LATEST else f"run {wanted.run!r}"
-        raise BadInputError(
-            f"this job has no {meant}", where=str(wanted.job_dir), hint=f"Its runs there, oldest first: {names}."
-        )
+        meant = "run to go on with" if wanted.run == LATEST else f"run {wanted.run!r} to go on with"
+        hint = f"Its runs there, the one that was started or resumed last is last: {names}."
+        raise BadInputError(f"this job has no {meant}", where=str(wanted.job_dir), hint=hint)
     run = found[-1]
     if phase_of(run) == "Done":
         raise BadInputError(
@@ -93,9 +92,9 @@ def _find(wanted: Wanted) -> RunDir:
     return run
 
 
-def _begin(run: RunDir, spec: JobSpec) -> None:
-    """The spec comes last: a run that has one was begun."""
-    append_line(run.events, RunStarted(time=time.time(), run=run.run_id, run_dir=str(run.path)).to_json())
+def _begin(run: RunDir, spec: JobSpec, started: RunStarted) -> None:
+    """The spec comes last: a run that has one was started."""
+    append_line(run.events, started.to_json())
     write_json(run.spec, dump(spec), fsync=True)
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from edl.spec.collection import Nullable
-from edl.spec.kind import Choice, Number, Text, Whole
+from edl.spec.collection import ListOf, Nullable
+from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.node import Json
 from edl.spec.problem import Problem, SpecError
 from edl.spec.section import Option, Section
@@ -52,6 +52,10 @@ class RunStarted(Event):
     kind: ClassVar[str] = "run_started"
     run: Annotated[str, Option(_NAME, "The run's id.")]
     run_dir: Annotated[str, Option(_NAME, "The run's directory.")]
+    resumed: Annotated[bool, Option(Flag(), "Whether it goes on with what an earlier start left.")] = False
+    changes: Annotated[
+        tuple[str, ...], Option(ListOf(_FREE), "Fields of the job file that are not as at the start before; in words.")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ from edl.spec.node import Json
 from edl.spec.status import Status
 from edl.store.durable import translated
 from edl.store.rundir import RunDir, read_json
+from edl.store.segments import segments_in
+
+Change = tuple[str, Json, Json]
+"""A field of the spec that is not as it was: its path, the old value, the new one."""
 
 FIXED = (
     "data.training",
@@ -34,21 +38,45 @@ def is_fixed(path: str) -> bool:
     return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED)
 
 
-def differences(run: RunDir, spec: JobSpec) -> Sequence[tuple[str, Json, Json]]:
-    """What ``spec`` changes about the run: path, old value, new value.
+def differences(run: RunDir, spec: JobSpec) -> Sequence[Change]:
+    """What ``spec`` changes about the run.
 
     Raises:
         BadInputError: it changes what the run's ledger or checkpoints are built on.
     """
-    found = changes(load(run.spec), spec)
+    return allowed(run.run_id, load(run.spec), spec)
+
+
+def allowed(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Change]:
+    """What differs between the specs of two starts of a run.
+
+    Raises:
+        BadInputError: something that the run's ledger or checkpoints are built on.
+    """
+    found = changes(old, new)
     wrong = [change for change in found if is_fixed(change[0])]
     if wrong:
-        told = "\n".join(f"  {path} was {old}, is {new}" for path, old, new in wrong)
+        told = "\n".join(f"  {said(change)}" for change in wrong)
         raise BadInputError(
-            f"run {run.run_id} cannot go on with this job file: its ledger is about other work\n{told}",
+            f"run {run_id} cannot go on with this job file: its ledger is about other work\n{told}",
             hint="Change these fields back, or start a new run without --resume.",
         )
     return found
+
+
+def said(change: Change) -> str:
+    """A change in words."""
+    path, old, new = change
+    return f"{path} was {old}, is {new}"
+
+
+def begun(run: RunDir) -> bool:
+    """Whether a master ever decided anything about the run: one that was only submitted holds no work.
+
+    Raises:
+        StorageError: its journal cannot be listed.
+    """
+    return bool(segments_in(run.journal))
 
 
 def phase_of(run: RunDir) -> str | None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -110,25 +111,27 @@ def runs(job_dir: Path) -> list[RunDir]:
 
 
 def submitted(job_dir: Path) -> list[RunDir]:
-    """The runs in ``job_dir`` that have a spec, whatever their names, oldest first.
+    """The runs in ``job_dir`` that have a spec, whatever their names; the one that was started or resumed last is last.
 
-    On Kubernetes names are uids, which say nothing of their order: the first event of a run does.
+    On Kubernetes names are uids, which say nothing of their order: the events of a run do.
 
     Raises:
         StorageError: they cannot be read.
     """
     with translated(job_dir, "list the runs"):
         found = [RunDir(path.parent) for path in job_dir.glob("*/spec.json")]
-        return sorted(found, key=lambda run: (_first_event(run), run.run_id))
+        return sorted(found, key=lambda run: (_last_start(run), run.run_id))
 
 
-def _first_event(run: RunDir) -> float:
-    """When a run was started, in unix seconds."""
-    try:
-        with run.events.open("rb") as lines:
-            return float(json.loads(lines.readline())["time"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # a crash cut it off: the folder is as old
-        return run.path.stat().st_mtime
+def _last_start(run: RunDir) -> float:
+    """When a run was started or resumed last, in unix seconds."""
+    starts = [0.0]
+    with suppress(FileNotFoundError), run.events.open("rb") as lines:
+        for line in lines:
+            if b'"run_started"' in line:
+                with suppress(ValueError, KeyError, TypeError):  # a crash cut it off
+                    starts.append(float(json.loads(line)["time"]))
+    return max(starts) or run.path.stat().st_mtime
 
 
 def create(job_dir: Path) -> RunDir:

@@ -11,6 +11,7 @@ import pytest
 
 from edl.core.errors import BadInputError
 from edl.pod.run_directory import LATEST, Wanted, open_run, prove_writable
+from edl.spec.event import RunStarted, parse
 from edl.spec.job import Data, JobSpec, Model
 from edl.spec.load import load
 from edl.spec.status import Status
@@ -24,6 +25,12 @@ SPEC = JobSpec(name="digits", model=Model("m.custom_model", "/model_zoo"), data=
 def started(run: RunDir) -> list[str]:
     lines = [json.loads(line) for line in run.events.read_text().splitlines()]
     return [line["run"] for line in lines if line["event"] == "run_started"]
+
+
+def begun(run: RunDir) -> RunDir:
+    """As its first master leaves it."""
+    Journal.open(run.journal, holder="a test")[0].close()
+    return run
 
 
 def ended(run: RunDir, phase: str) -> None:
@@ -58,13 +65,38 @@ def test_a_job_goes_on_with_an_older_run_once(tmp_path: Path) -> None:
 
 
 def test_latest_is_resolved_once(tmp_path: Path) -> None:
-    open_run(Wanted(tmp_path, "uid-9"), SPEC)
-    newest = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    begun(open_run(Wanted(tmp_path, "uid-9"), SPEC))
+    newest = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
     resumed = Wanted(tmp_path, "uid-5", LATEST)
     assert open_run(resumed, SPEC) == newest
-    open_run(Wanted(tmp_path, "uid-7"), SPEC)
+    begun(open_run(Wanted(tmp_path, "uid-7"), SPEC))
     ended(newest, "Done")
     assert open_run(resumed, SPEC) == newest  # the same Job's next master: nothing is asked again
+
+
+def test_latest_is_no_submission_whose_master_never_lived(tmp_path: Path) -> None:
+    trained = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
+    open_run(Wanted(tmp_path, "uid-2"), SPEC)  # its master got no Lease
+    assert open_run(Wanted(tmp_path, "uid-3", LATEST), SPEC) == trained
+    with pytest.raises(BadInputError, match=r"no run 'uid-2' to go on with\n.*: uid-1\."):
+        open_run(Wanted(tmp_path, "uid-4", "uid-2"), SPEC)
+
+
+def test_latest_is_the_run_that_was_at_work_last(tmp_path: Path) -> None:
+    older = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
+    begun(open_run(Wanted(tmp_path, "uid-2"), SPEC))
+    assert open_run(Wanted(tmp_path, "uid-3", "uid-1"), SPEC) == older
+    assert open_run(Wanted(tmp_path, "uid-4", LATEST), SPEC) == older
+
+
+def test_what_differs_when_a_run_goes_on_is_an_event(tmp_path: Path) -> None:
+    run = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
+    open_run(Wanted(tmp_path, "uid-2", "uid-1"), replace(SPEC, workers=replace(SPEC.workers, max=9)))
+    first, second = [parse(line) for line in run.events.read_text().splitlines()]
+    assert isinstance(first, RunStarted)
+    assert isinstance(second, RunStarted)
+    assert (first.resumed, first.changes) == (False, ())
+    assert (second.resumed, second.changes) == (True, (f"workers.max was {SPEC.workers.max}, is 9",))
 
 
 @pytest.mark.parametrize("run", [LATEST, "uid-7"])
@@ -74,7 +106,7 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, ru
 
 
 def test_a_run_that_is_done_or_about_other_work_is_refused(tmp_path: Path) -> None:
-    run = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    run = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
     other = replace(SPEC, train=replace(SPEC.train, seed=7))
     with pytest.raises(BadInputError, match=r"train\.seed was 0, is 7"):
         open_run(Wanted(tmp_path, "uid-2", "uid-1"), other)
