@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edl.kube.api import Api
-    from edl.kube.doctor import Checkup
+    from edl.kube.checkup import Checkup
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -48,7 +48,8 @@ def doctor(
 def _examined(api: Api, images: list[str]) -> Iterator[Checkup]:
     from edl.cli.ticker import Ticker
     from edl.cli.volume import submitter_image
-    from edl.kube.doctor import Checkup, Level, examine, pull
+    from edl.kube.checkup import Checkup, Level
+    from edl.kube.doctor import examine, pull
 
     yield from examine(api)
     for image in images:
@@ -69,8 +70,9 @@ def _line(found: Checkup, *, as_json: bool) -> str:
 
 
 def _end(levels: Counter[str]) -> str:
-    if levels["FAIL"]:
-        return f"{levels['FAIL']} things that jobs need are missing, {levels['WARN']} more are worth a look."
-    if levels["WARN"]:
-        return f"Jobs can run here; {levels['WARN']} things are worth a look."
-    return "Jobs can run here."
+    missing, odd = levels["FAIL"], levels["WARN"]
+    look = f"{odd} {'thing is' if odd == 1 else 'things are'} worth a look"
+    if missing:
+        lacking = f"{missing} {'thing that jobs need is' if missing == 1 else 'things that jobs need are'} missing"
+        return f"{lacking}; {look}." if odd else f"{lacking}."
+    return f"Jobs can run here; {look}." if odd else "Jobs can run here."

@@ -52,6 +52,8 @@ LEASES = Kind("coordination.k8s.io/v1", "Lease", "leases")
 PRIORITY_CLASSES = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
 STORAGE_CLASSES = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 ACCESS_REVIEWS = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", False)
+LOCAL_ACCESS_REVIEWS = Kind("authorization.k8s.io/v1", "LocalSubjectAccessReview", "localsubjectaccessreviews")
+ROLE_BINDINGS = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 POD_METRICS = Kind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
 
 BY_NAME = {
@@ -71,6 +73,7 @@ BY_NAME = {
         JOBS,
         LEASES,
         PRIORITY_CLASSES,
+        ROLE_BINDINGS,
         STORAGE_CLASSES,
     )
 }

@@ -1,11 +1,12 @@
-"""Which requests EDL's users make, and whether this one may: SelfSubjectAccessReview."""
+"""Which requests EDL's users and masters make, and whether they may: access reviews of the API server."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.kube import names
 from edl.kube.api import Api
-from edl.kube.kinds import ACCESS_REVIEWS
+from edl.kube.kinds import ACCESS_REVIEWS, LOCAL_ACCESS_REVIEWS, Kind, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,40 @@ WANTED = (
 """Without these something less is shown or possible."""
 
 
+_MASTER = "the master of a job"
+MASTERS = (
+    *(Right(verb, "pods", "", _MASTER) for verb in ("create", "get", "list", "watch", "patch", "delete")),
+    *(Right(verb, "configmaps", "", _MASTER) for verb in ("get", "watch", "patch")),
+    *(Right("patch", resource, "", _MASTER) for resource in ("services", "secrets")),
+    *(Right(verb, "jobs", "batch", _MASTER) for verb in ("get", "list", "watch", "patch")),
+    *(Right(verb, "leases", "coordination.k8s.io", _MASTER) for verb in ("create", "get", "update", "patch")),
+    Right("create", "events", "", _MASTER),
+)
+"""What the Role edl-job-master grants."""
+
+
 def may(api: Api, right: Right) -> bool:
     """Whether whoever asks has a right, as far as the API server's authorizers know."""
+    return _reviewed(api, ACCESS_REVIEWS, right, {})
+
+
+def master_may(api: Api, right: Right) -> bool:
+    """Whether the account of jobs' masters has a right; raises NoRightError where one may not ask about others."""
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{api.namespace}", "system:authenticated"]
+    user = f"system:serviceaccount:{api.namespace}:{names.MASTER_ACCOUNT}"
+    return _reviewed(api, LOCAL_ACCESS_REVIEWS, right, {"user": user, "groups": groups})
+
+
+def _reviewed(api: Api, kind: Kind, right: Right, subject: Manifest) -> bool:
     resource, _, subresource = right.resource.partition("/")
     attributes = {"verb": right.verb, "group": right.group, "resource": resource, "subresource": subresource}
     if right.namespaced:
         attributes["namespace"] = api.namespace
     review = {
-        "apiVersion": ACCESS_REVIEWS.api_version,
-        "kind": ACCESS_REVIEWS.name,
-        "spec": {"resourceAttributes": attributes},
+        "apiVersion": kind.api_version,
+        "kind": kind.name,
+        "metadata": {"namespace": api.namespace} if kind.namespaced else {},
+        "spec": {**subject, "resourceAttributes": attributes},
     }
-    answer = api.ask("POST", ACCESS_REVIEWS.path(), body=review).body
+    answer = api.ask("POST", kind.path(api.namespace), body=review).body
     return bool(answer.get("status", {}).get("allowed"))

@@ -10,7 +10,7 @@ from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 
 from edl.kube.api import Api
-from edl.kube.doctor import Checkup, Level
+from edl.kube.checkup import Checkup, Level
 
 FINE = Checkup(Level.OK, "server", "Kubernetes v1.34.1")
 ODD = Checkup(Level.WARN, "claims", "there is none", "Create one.")
@@ -41,7 +41,7 @@ def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.M
         "FAIL  accounts    there is no ServiceAccount edl-none",
         "                  -> Apply the base.",
         "OK    images      img:1 pulled",
-        "1 things that jobs need are missing, 1 more are worth a look.",
+        "1 thing that jobs need is missing; 1 thing is worth a look.",
     ]
 
 

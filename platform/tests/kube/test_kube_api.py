@@ -211,7 +211,8 @@ def test_nobody_listens() -> None:
     with pytest.raises(AwayError, match="does not answer: Failed to establish") as away:
         Api(Connection(host, urllib3.PoolManager(), dict, "team", "lab")).get(PODS, "w")
     assert away.value.hint == (
-        f"Is {host} up, and can it be reached from here? It is the cluster of the context lab; --context chooses another."
+        f"Is {host} up, and can it be reached from here? "
+        "It is the cluster of the context lab; --context chooses another."
     )
 
 

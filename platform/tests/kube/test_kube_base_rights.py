@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 
 from edl.kube import names
 from edl.kube.copying import ROLE as COPY_ROLE
-from edl.kube.rights import NEEDED
+from edl.kube.rights import MASTERS, NEEDED
 
 BASE = Path(__file__).parents[3] / "kustomize" / "base"
 
@@ -93,6 +93,12 @@ def test_what_the_commands_need_is_granted() -> None:
         not in granted.get(f"{right.resource}.{right.group}" if right.group else right.resource, "").split()
     ]
     assert missing == []
+
+
+def test_the_doctor_asks_for_all_rights_of_a_master() -> None:
+    granted = rights(of("Role")[names.MASTER_ACCOUNT])
+    asked = {(f"{right.resource}.{right.group}" if right.group else right.resource, right.verb) for right in MASTERS}
+    assert asked == {(resource, verb) for resource, verbs in granted.items() for verb in verbs.split()}
 
 
 def test_the_accounts_are_those_that_manifests_name() -> None:

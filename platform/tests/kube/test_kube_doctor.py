@@ -10,8 +10,10 @@ from small_cluster import SmallCluster
 
 from edl.kube import names
 from edl.kube.api import Answer
-from edl.kube.doctor import Level, claims, examine, pod_security, priorities, pull, version
-from edl.kube.kinds import SERVICE_ACCOUNTS, Manifest
+from edl.kube.checkup import Level, claims, pod_security, priorities, version
+from edl.kube.doctor import examine, pull
+from edl.kube.errors import NoRightError
+from edl.kube.kinds import NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
 
 
 class Patient(SmallCluster):
@@ -20,12 +22,19 @@ class Patient(SmallCluster):
     def __init__(self) -> None:
         super().__init__()
         self.forbidden: set[str] = set()
+        self.master_lacks: set[str] = set()
+        self.may_review = True
 
     def ask(self, method: str, path: str, *, query: Any = None, body: Any = None, content_type: str = "") -> Answer:
         if path == "/version":
             return Answer({"major": "1", "minor": "34", "gitVersion": "v1.34.1"}, self.now)
         if path.endswith("selfsubjectaccessreviews"):
             return Answer({"status": {"allowed": self._asked(body) not in self.forbidden}}, self.now)
+        if path.endswith("/namespaces/team/localsubjectaccessreviews"):
+            if not self.may_review:
+                raise NoRightError("you may not ask about others")
+            assert body["spec"]["user"] == "system:serviceaccount:team:edl-job-master"
+            return Answer({"status": {"allowed": self._asked(body) not in self.master_lacks}}, self.now)
         return super().ask(method, path, query=query, body=body)
 
     @staticmethod
@@ -66,6 +75,54 @@ def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient)
         (Level.WARN, "you may not get pods/exec, create pods/exec; missing then: edl data cp, ls"),
     ]
     assert ["edl-data-scientist" in bad[0].remedy, "edl-data-copy" in bad[2].remedy] == [True, True]
+
+
+def test_a_master_without_its_rights_can_run_no_job(patient: Patient) -> None:
+    patient.master_lacks = {"create pods", "watch pods"}
+    (bad,) = [each for each in examine(patient) if each.level is not Level.OK]
+    assert (bad.level, bad.text) == (
+        Level.FAIL,
+        "the account of jobs' masters, edl-job-master, may not create pods, watch pods in namespace team: "
+        "no job can run",
+    )
+    assert "RoleBinding" in bad.remedy
+
+
+@pytest.mark.parametrize(
+    ("subject", "level"),
+    [
+        ({"kind": "ServiceAccount", "name": "edl-job-master"}, Level.OK),
+        ({"kind": "ServiceAccount", "name": "edl-job-master", "namespace": "team"}, Level.OK),
+        ({"kind": "ServiceAccount", "name": "edl-job-master", "namespace": "other"}, Level.FAIL),
+        ({"kind": "User", "name": "edl-job-master"}, Level.FAIL),
+    ],
+)
+def test_who_may_not_ask_about_others_reads_the_bindings(
+    patient: Patient, subject: dict[str, str], level: Level
+) -> None:
+    patient.may_review = False
+    role = {"kind": "Role", "name": "edl-job-master"}
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "b"}}
+    patient.put({**binding, "roleRef": role, "subjects": [subject]})
+    (one,) = [each for each in examine(patient) if "masters" in each.text]
+    assert one.level is level
+
+
+def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(patient: Patient) -> None:
+    patient.may_review = False
+    patient.deny("list", ROLE_BINDINGS)
+    (one,) = [each for each in examine(patient) if each.level is not Level.OK]
+    assert (one.level, one.text) == (
+        Level.WARN,
+        "whether the account of jobs' masters, edl-job-master, has its rights is not known: you may not ask",
+    )
+
+
+def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) -> None:
+    patient.deny("get", PRIORITY_CLASSES, NAMESPACES)
+    hidden = [each for each in examine(patient) if each.level is Level.WARN]
+    assert [each.about for each in hidden] == ["namespace", "priorities"]
+    assert all("ClusterRole edl-cluster-viewer" in each.remedy for each in hidden)
 
 
 def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None:
