@@ -22,9 +22,19 @@ class Pods:
         self._cluster = cluster
         self._wishes: queue.SimpleQueue[StartPod | DeletePod | None] = queue.SimpleQueue()
         self._closed = False
+        self._leaves: Callable[[], bool] = lambda: False
 
-    def start(self, handle: Callable[[Event], Any], failed: threads.Failed) -> None:
-        """Begin to watch and to serve wishes; ``failed`` is told when the cluster is gone for good."""
+    def start(
+        self, handle: Callable[[Event], Any], failed: threads.Failed, leaves: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Begin to watch and to serve wishes.
+
+        Args:
+            handle: gets what the cluster says.
+            failed: told when the cluster is gone for good.
+            leaves: whether the master is on its way out and leaves the job to another: nothing is started any more.
+        """
+        self._leaves = leaves
         threads.start("pods-watch", lambda: self._watch(handle), failed)
         threads.start("pods-wishes", lambda: self._serve(handle), failed)
 
@@ -55,7 +65,7 @@ class Pods:
         try:
             if isinstance(wish, DeletePod):
                 self._cluster.delete(wish.uid, grace=wish.grace)
-            else:
+            elif not self._leaves():  # the next master finds in the journal that it is wanted
                 self._cluster.start(wish.role, wish.index, wish.wish)
         except (RetryableError, BadInputError) as error:
             if isinstance(wish, StartPod):

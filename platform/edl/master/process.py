@@ -18,7 +18,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
@@ -192,7 +194,8 @@ class Master:
         """Run until the job is over, this master fails, or it is told to go; returns the exit code."""
         shell = self.shell
         if not self._already_over():
-            self._pods.start(self._seen, shell.fail)
+            leaves = partial(self._leaves, stopping)
+            self._pods.start(partial(self._seen, leaves), shell.fail, leaves)
             threads.start("data", self._describe, shell.fail)
             threads.start("wishes", self._follow_wishes, shell.fail)
             shell.run(stopping.is_set)
@@ -235,8 +238,14 @@ class Master:
         except BadInputError as error:
             self.shell.give_up(str(error), "input")
 
-    def _seen(self, event: Event) -> None:
+    def _leaves(self, stopping: threading.Event) -> bool:
+        """Whether this master was told to go. The job may be going with it; if not, another master decides next."""
+        return stopping.is_set() and self.shell.ended is None
+
+    def _seen(self, leaves: Callable[[], bool], event: Event) -> None:
         """The cluster says something; what it says of PS also goes to those who talk to them."""
+        if leaves():  # the next master is told again
+            return
         self.shell.handle(event)
         if isinstance(event, PodChanged) and event.pod.ended:
             self._servers.ended(event.pod.uid)

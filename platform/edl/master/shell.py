@@ -284,8 +284,13 @@ class Shell:
         with self.lock:
             self._changed.wait(seconds)
 
-    def run(self, stopped: Callable[[], bool], longest: float = 0.5) -> None:
-        """Let time pass for the core until the job has ended, this master failed or ``stopped`` says so."""
+    def run(self, stopped: Callable[[], bool], longest: float = 0.2) -> None:
+        """Let time pass for the core until the job has ended, this master failed or ``stopped`` says so.
+
+        Args:
+            stopped: looked at every ``longest`` seconds, or more often.
+            longest: seconds that pass without a look.
+        """
         while not (self._is_over() or stopped()):
             if self.time.over():
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
