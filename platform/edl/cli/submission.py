@@ -121,7 +121,7 @@ def _outlook(api: Api, request: Request, answers: Survey, quotas: Quotas) -> For
     known = answers.nodes is not None and answers.tenants is not None
     room = Room(answers.nodes or (), answers.tenants or ()) if known else None
     outlook = forecast(answers.crowds, room, quotas)
-    if refused := of_quota(outlook.fits):
+    if refused := of_quota(outlook.fits, quotas):
         raise PreflightError(request.job, api.namespace, merged(refused))
     return outlook
 

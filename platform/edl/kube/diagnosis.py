@@ -14,10 +14,14 @@ from edl.kube.jobs import JobSeen, conditions, label_of, role_of
 from edl.kube.kinds import Manifest
 from edl.kube.quantity import all_said
 from edl.kube.slowness import slowed
-from edl.kube.waiting import Wait, waits_for
+from edl.kube.waiting import Wait, scarce, waits_for
 
 _ENDINGS = {"Failed": "failed", "Interrupted": "was interrupted"}
 _ASK = "Ask for less: resources of the role in the job file."
+_DOUBT = (
+    "If one has, it starts by itself when room is free. Otherwise ask for less: resources of the role in the job file. "
+    "An admin knows, or can bind the ClusterRole edl-cluster-viewer to you."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,7 @@ def _pending(evidence: Evidence) -> Iterator[Complaint]:
             together.setdefault(wait, []).append(pod)
     for wait, pods in together.items():
         about = listed_briefly([label_of(pod) for pod in pods])
-        never = _never_fits(pods[0], evidence.nodes) if wait.reason == "Unschedulable" else None
-        text, remedy = never or (wait.text, wait.remedy)
+        text, remedy = _unfit(pods[0], wait, evidence.nodes) or (wait.text, wait.remedy)
         yield Complaint(about, text, remedy, wait.said if wait.said not in text else "")
 
 
@@ -108,7 +111,24 @@ def _over(pod: Manifest) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp")) or ended
 
 
-def _never_fits(pod: Manifest, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
+def _unfit(pod: Manifest, wait: Wait, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
+    """Text and remedy, if the pod is not known to fit on an empty node."""
+    if wait.reason != "Unschedulable":
+        return None
+    return _may_never_fit(pod, wait) if nodes is None else _never_fits(pod, nodes)
+
+
+def _may_never_fit(pod: Manifest, wait: Wait) -> tuple[str, str] | None:
+    """That nobody here can tell whether room would be enough, if it is room that it waits for."""
+    wanted = requests_of(pod)
+    lacking = {name: wanted[name] for name in scarce(wait.said) if name in wanted}
+    if not lacking:
+        return None
+    doubt = "whether any node has that much at all is not known: you may not list nodes"
+    return f"{wait.text}; it asks for {all_said(lacking)}, and {doubt}", _DOUBT
+
+
+def _never_fits(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, str] | None:
     """That even the cluster without any other pod has no room, if that is so."""
     if not nodes:
         return None
@@ -131,11 +151,13 @@ def _refused(job: JobSeen) -> Iterator[Complaint]:
 
 
 def _starved(evidence: Evidence) -> Iterator[Complaint]:
-    status = evidence.job.status
+    status, running = evidence.job.status, evidence.job.running
     if status is not None and status.starved:
+        left = "it goes on with them" if running > 1 else "it goes on with that one"
         yield Complaint(
             evidence.job.name,
-            f"starved: {evidence.job.running} workers run, workers.min is {status.workers_min}; it goes on with them",
+            f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "
+            f"{status.workers_min}; {left if running else 'nothing is trained until one starts'}",
             f"`edl scale {evidence.called} --min N` changes the bound.",
         )
 

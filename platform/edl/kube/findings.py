@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 
 from edl.core.cluster import Role
 from edl.kube.errors import ApiError, ConflictError
@@ -14,6 +13,7 @@ from edl.kube.forecast import Crowd, Fit
 from edl.kube.jobs import JobSeen
 from edl.kube.kinds import CLAIMS, Kind
 from edl.kube.quantity import said
+from edl.kube.quotas import Quotas, Refusal
 from edl.kube.removal import Remains, listed
 
 QUOTA = "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
@@ -75,21 +75,33 @@ def of_name(job: str, old: JobSeen | None, there: Remains, *, replaces: bool) ->
     return [Finding(f"{taken}, which has ended ({old.phase})", hint)]
 
 
-def of_quota(fits: Iterable[Fit]) -> list[Finding]:
-    """Without a master, all parameter servers and one worker a job does nothing: quotas that have no room for these."""
-    found = []
-    workers = 0
-    for fit in fits:
-        refusal, role = fit.refusal, fit.crowd.role
-        workers += fit.allowed if role is Role.WORKER else 0
-        if refusal is None or (role is Role.WORKER and workers):
-            continue
-        left, hard = said(refusal.resource, max(Fraction(), refusal.left)), said(refusal.resource, refusal.hard)
-        message = f"quota {refusal.quota} has {left} of {hard} left ({refusal.resource})"
-        found.append(
-            Finding(f"{message}, one more needs {said(refusal.resource, refusal.wanted)}", QUOTA, (role.value,))
-        )
-    return found
+def of_quota(fits: Sequence[Fit], quotas: Quotas) -> list[Finding]:
+    """Without a master, all parameter servers and one worker a job does nothing: quotas that have no room for these.
+
+    Args:
+        fits: of all pods of the job.
+        quotas: those that the fits were made with.
+    """
+    works = any(fit.allowed for fit in fits if fit.crowd.role is Role.WORKER)
+    refused = [(fit.crowd, fit.refusal) for fit in fits if not (works and fit.crowd.role is Role.WORKER)]
+    return [_no_room(refusal, _least(fits, crowd), quotas) for crowd, refusal in refused if refusal is not None]
+
+
+def _no_room(refusal: Refusal, least: Sequence[tuple[Crowd, int]], quotas: Quotas) -> Finding:
+    resource, pods = refusal.resource, [crowd.pod for crowd, count in least for _ in range(count)]
+    room = said(resource, quotas.room(refusal.quota, resource))
+    need = said(resource, quotas.asked(refusal.quota, resource, pods))
+    who = ", ".join(crowd.role.value if crowd.role is Role.MASTER else f"{n} {crowd.role}" for crowd, n in least)
+    message = f"quota {refusal.quota} leaves room for {room} ({resource}); the job needs at least {need} ({who})"
+    return Finding(message, QUOTA)
+
+
+def _least(fits: Iterable[Fit], refused: Crowd) -> list[tuple[Crowd, int]]:
+    """The fewest pods that do something: how many of each crowd. The worker is one of those refused, if any is."""
+    crowds = [fit.crowd for fit in fits]
+    workers = [crowd for crowd in (refused, *crowds) if crowd.role is Role.WORKER][:1]
+    others = [(crowd, crowd.count) for crowd in crowds if crowd.role is not Role.WORKER]
+    return [*others, *((crowd, 1) for crowd in workers)]
 
 
 def of_missing(kind: Kind, name: str, namespace: str) -> Finding:

@@ -44,6 +44,7 @@ class Quotas:
             quota["metadata"]["name"]: less(_hard(quota), resources(quota.get("status", {}).get("used")))
             for quota in self._quotas
         }
+        self._room = dict(self._left)
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
@@ -52,6 +53,16 @@ class Quotas:
         """Name, what is left and what is allowed, of each quota."""
         named = ((quota["metadata"]["name"], quota) for quota in self._quotas)
         return [(name, self._left[name], _hard(quota)) for name, quota in named]
+
+    def room(self, quota: str, resource: str) -> Fraction:
+        """What a quota leaves before the job, never less than nothing."""
+        return max(Fraction(), self._room[quota][resource])
+
+    def asked(self, quota: str, resource: str, pods: Iterable[Manifest]) -> Fraction:
+        """What those of the pods that the quota is about would take from it."""
+        (counting,) = (each for each in self._quotas if each["metadata"]["name"] == quota)
+        uses = [usage(pod) for pod in pods if _counts(counting, pod)]
+        return total(uses).get(resource, Fraction())
 
     def admit(self, pod: Manifest) -> Refusal | None:
         """Take what a pod uses, or say which quota has no room for it."""

@@ -9,7 +9,7 @@ from itertools import dropwhile, pairwise
 from edl.core.cluster import Cause
 from edl.kube.complaint import Complaint
 from edl.kube.jobs import JobSeen
-from edl.spec.event import Event, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.spec.event import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.spec.publication import Moment
 
 ENOUGH = 0.9
@@ -53,14 +53,18 @@ def _losses(job: str, events: Sequence[Event], called: str) -> Iterator[Complain
         if lost:
             told = ", ".join(f"{count} x {reason}" for reason, count in sorted(lost.items()))
             yield Complaint(job, f"{what} lost: {told}", f"`edl events {called}` shows when.")
-    repeated = sum(e.end - e.start for e in events if isinstance(e, RecordsReturned))
+    returned, again = _records(events, RecordsReturned), _records(events, RecordsLeased)
     back = [e for e in events if isinstance(e, RolledBack)]
     if back:
         records = sum(e.records for e in back)
         text = f"rolled back {len(back)} times, {records:,} records again: {back[-1].reason}"
         yield Complaint(job, text, "More frequent checkpoints (checkpoint.every_steps) make that cheaper.")
-    if repeated:
-        yield Complaint(job, f"{repeated:,} records went back to the queue and were leased again")
+    if returned:
+        yield Complaint(job, f"{returned:,} records went back to the queue; {min(again, returned):,} of them were leased again since")
+
+
+def _records(events: Sequence[Event], kind: type[RecordsReturned] | type[RecordsLeased]) -> int:
+    return sum(event.end - event.start for event in events if isinstance(event, kind))
 
 
 def _lost(events: Sequence[Event]) -> Iterator[RoleEnded]:

@@ -157,6 +157,11 @@ def unscheduled(said: str, reason: str = "Unschedulable") -> Wait:
     return Wait(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), said=said)
 
 
+def scarce(said: str) -> list[str]:
+    """The resources that the scheduler's message says are insufficient somewhere: ``["cpu"]``."""
+    return list(dict.fromkeys(name.rstrip(".,") for name in re.findall(r"\d+ Insufficient (\S+)", said)))
+
+
 def _said(what: str, count: str, total: str) -> tuple[str, str]:
     where = f"on {count} of {total} nodes"
     for rule in _SCHEDULER:

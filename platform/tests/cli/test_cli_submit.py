@@ -118,8 +118,18 @@ def test_a_quota_without_room_for_one_worker_refuses_the_job(desk: Desk) -> None
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
     desk.cluster.put({"kind": "ResourceQuota", **quota})
     assert desk.submit("--yes") == 2
-    assert "worker pods: quota q has 0.5 CPU of 3 CPU left (requests.cpu), one more needs 2 CPU" in desk.err
+    said = "quota q leaves room for 3 CPU (requests.cpu); the job needs at least 4.5 CPU (master, 2 ps, 1 worker)"
+    assert said in desk.err
     assert desk.cluster.created == []
+
+
+def test_a_quota_with_room_for_half_a_job_says_what_the_whole_needs(desk: Desk) -> None:
+    hard = {"pods": "2"}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {"pods": "0"}}}
+    desk.cluster.put({"kind": "ResourceQuota", **quota})
+    assert desk.submit("--yes") == 2
+    said = "quota q leaves room for 2 pods (pods); the job needs at least 4 pods (master, 2 ps, 1 worker)"
+    assert desk.err.count(said) == 1
 
 
 def test_who_cannot_be_asked_must_say_yes_beforehand(desk: Desk) -> None:

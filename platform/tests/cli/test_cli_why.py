@@ -53,4 +53,10 @@ def test_who_may_not_list_nodes_hears_the_scheduler(desk: Desk) -> None:
     desk.cluster.deny("list", NODES)
     put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
     assert desk.edl("why", "mnist") == 0
-    assert desk.out.startswith("worker-4: on 2 of 2 nodes too little cpu is free")
+    text, remedy, said = desk.out.splitlines()
+    assert text == (
+        "worker-4: on 2 of 2 nodes too little cpu is free; it asks for 64 CPU, and whether any node has that much at "
+        "all is not known: you may not list nodes"
+    )
+    assert "edl-cluster-viewer" in remedy
+    assert said == f"     {SAID}"

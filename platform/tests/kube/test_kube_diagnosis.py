@@ -27,7 +27,7 @@ from edl.kube.happenings import Happening, of_job
 from edl.kube.jobs import JobSeen
 from edl.kube.kinds import Manifest
 from edl.kube.slowness import average_workers, slowed
-from edl.spec.event import RoleEnded, RoleLeaving, RolledBack
+from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.spec.publication import Failure, Moment, Publication
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
@@ -102,6 +102,27 @@ def test_refusals_and_starvation(cluster: SmallCluster) -> None:
     assert (refused.about, said in refused.text) == ("worker-7, worker-8", True)
     assert "quota" in refused.remedy
     assert starved.text == "starved: 2 workers run, workers.min is 1; it goes on with them"
+
+
+@pytest.mark.parametrize(
+    ("running", "text"),
+    [
+        (0, "starved: 0 workers run, workers.min is 3; nothing is trained until one starts"),
+        (1, "starved: 1 worker runs, workers.min is 3; it goes on with that one"),
+        (2, "starved: 2 workers run, workers.min is 3; it goes on with them"),
+    ],
+)
+def test_what_starvation_means_depends_on_who_is_left(cluster: SmallCluster, running: int, text: str) -> None:
+    told = Publication(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
+    (starved,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    assert starved.text == text
+
+
+def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
+    back = RecordsReturned(NOW - 9, 0, 512, "a", 1, "lost")
+    again = RecordsLeased(NOW - 8, 0, 200, "a", 2)
+    (found,) = slowed(seen(replace(CALM, events=(back, again))), "mnist")
+    assert found.text == "512 records went back to the queue; 200 of them were leased again since"
 
 
 def test_why_it_was_slow(cluster: SmallCluster) -> None:
