@@ -7,29 +7,19 @@ parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from edl.core.asking import ASK_PATIENCE, Asked, Asking, Name
 from edl.core.backoff import Backoff
 from edl.core.cluster import PLAIN, PodSeen, Role, Wish
 from edl.core.memory import UNRAISED, Memory
+from edl.core.muster import Muster
 from edl.core.pod import Pod
 from edl.core.pods import State, relaunch
 
 __all__ = ["ASK_PATIENCE", "Asked", "Fleet", "Name", "Pod"]
 
-ASK_PATIENCE = 60.0
-"""Seconds after which a pod that was asked for and never shown is asked for again; asking twice gives one pod."""
-
-Name = tuple[Role, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A pod that was asked for and is not yet seen: how, and when."""
-
-    wish: Wish
-    at: float
+_UNLIMITED = 1 << 31
 
 
 @dataclass(slots=True)
@@ -43,11 +33,11 @@ class Fleet:
             are not lost; survives the master.
         holding: uid of the PS that holds the parameters of each index; survives the master.
         memory: what workers that are asked for now get; survives the master.
-        asked: pods asked for and not yet seen.
-        refusals: what the cluster said when it would not start a pod; the next one asked for gets the same index.
+        asked: pods asked for and not yet seen, or refused.
         not_before: when a role may be asked for again.
         backoff: the same, after refusals.
         crashes: pods of a role that crashed since one of them last got work done.
+        roles: the pods that have not ended, by what they are.
         born: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What it says of
             older leases may be older than what they reached.
     """
@@ -60,32 +50,28 @@ class Fleet:
     memory: Memory = UNRAISED
     born: dict[str, int] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
-    asked: dict[Name, Asked] = field(default_factory=dict)
-    refusals: dict[Name, str] = field(default_factory=dict)
+    asked: Asking = field(default_factory=Asking)
+    roles: dict[Role, Muster] = field(default_factory=lambda: {role: Muster() for role in Role})
     not_before: dict[Role, float] = field(default_factory=dict)
     backoff: dict[Role, Backoff] = field(default_factory=lambda: {role: Backoff() for role in Role})
     crashes: dict[Role, int] = field(default_factory=dict)
-    _live: dict[Role, dict[str, Pod]] = field(default_factory=lambda: {role: {} for role in Role})
-    _staying: dict[Role, dict[str, Pod]] = field(default_factory=lambda: {role: {} for role in Role})
-    _waiting: dict[Role, dict[str, Pod]] = field(default_factory=lambda: {role: {} for role in Role})
 
     def live(self, role: Role) -> list[Pod]:
         """Pods of a role that have not ended, by index."""
-        return sorted(self._live[role].values(), key=lambda p: p.index)
+        return sorted(self.roles[role].live.values(), key=lambda p: p.index)
 
     def staying(self, role: Role) -> list[Pod]:
         """Pods of a role that have not ended and that nobody told to go, by index."""
-        return sorted(self._staying[role].values(), key=lambda p: p.index)
+        return sorted(self.roles[role].staying.values(), key=lambda p: p.index)
 
     def waiting(self, role: Role) -> list[Pod]:
         """Those of them that have found no place to run yet."""
-        return sorted(self._waiting[role].values(), key=lambda p: p.index)
+        return sorted(self.roles[role].waiting.values(), key=lambda p: p.index)
 
-    def going(self, role: Role) -> list[Pod]:
-        """Pods of a role that have not ended and were told to go."""
-        if len(self._live[role]) == len(self._staying[role]):
-            return []
-        return [pod for pod in self.live(role) if not pod.staying]
+    @property
+    def refusals(self) -> dict[Name, str]:
+        """What the cluster said when it would not start a pod; the next one asked for gets the same index."""
+        return self.asked.refusals
 
     def is_live(self, uid: str) -> bool:
         """Whether a pod is known and has not ended."""
@@ -106,84 +92,64 @@ class Fleet:
                 self.next_worker = max(self.next_worker, what.index + 1)
         before = pod.state
         pod.see(what)
-        self._file(pod)
-        self._appeared((what.role, what.index))
+        self.roles[pod.role].enter(pod)
+        if self.asked.appeared((what.role, what.index)):  # the cluster takes pods of its role again
+            self.backoff[what.role] = Backoff()
         return pod, before
 
     def dismiss(self, pod: Pod, why: str, now: float) -> None:
         """A pod is told to go, because it is not wanted any more."""
-        pod.dismissed, pod.dismissal = now, why
-        self._file(pod)
+        self.roles[pod.role].dismiss(pod, why, now)
 
-    def _file(self, pod: Pod) -> None:
-        """Keep what is asked for at every event: there may be thousands of pods."""
-        for file, belongs in ((self._live, pod.live), (self._staying, pod.staying), (self._waiting, pod.waiting)):
-            if belongs:
-                file[pod.role][pod.uid] = pod
-            else:
-                file[pod.role].pop(pod.uid, None)
-
-    def _appeared(self, name: Name) -> None:
-        """What was asked for is there: the cluster takes pods of its role again."""
-        if self.asked.pop(name, None) is not None:
-            self.backoff[name[0]] = Backoff()
-        self.refusals.pop(name, None)
+    def builds(self, pod: Pod, building: bool) -> None:
+        """A worker begins to build its model, or has built it."""
+        pod.building = building
+        self.roles[pod.role].enter(pod)
 
     def refused(self, role: Role, index: int, reason: str, now: float) -> bool:
         """The cluster would not start a pod now; whether this is the first refusal of its round."""
-        if self.asked.pop((role, index), None) is None:
-            return False
-        self.refusals[role, index] = reason
-        return self.backoff[role].refused(now)
+        return self.asked.refused((role, index), reason) and self.backoff[role].refused(now)
 
     # ------------------------------------------------------------------ what is wanted
 
-    def missing(self, workers: int, now: float) -> list[Name]:
-        """What is to be asked for so that there are all PS and so many workers that stay."""
-        return [
-            *self._may(Role.PS, self._missing_ps(), now),
-            *self._may(Role.WORKER, self._missing_workers(workers), now),
-        ]
+    def missing(self, workers: int, now: float, most: int = _UNLIMITED) -> list[Name]:
+        """What is to be asked for, ``most`` of it, so that there are all PS and so many workers that stay."""
+        ps = self._missing_ps()[: min(most, self._may(Role.PS, now))]
+        there = self._missing_workers(workers, min(most - len(ps), self._may(Role.WORKER, now)))
+        return [*((Role.PS, index) for index in ps), *((Role.WORKER, index) for index in there)]
 
     def _missing_ps(self) -> list[int]:
-        there = {p.index for p in self._live[Role.PS].values()} | {i for role, i in self.asked if role is Role.PS}
+        there = {p.index for p in self.roles[Role.PS].live.values()} | self.asked.indices(Role.PS)
         return [index for index in range(self.ps) if index not in there]
 
-    def _missing_workers(self, workers: int) -> list[int]:
+    def _missing_workers(self, workers: int, most: int) -> list[int]:
         """Indices that were refused come first; those of them that are not wanted any more are forgotten."""
         count = max(0, workers - self.wanted_now())
-        refused = sorted(
-            index for role, index in self.refusals if role is Role.WORKER and (role, index) not in self.asked
-        )
-        for index in refused[count:]:
-            del self.refusals[Role.WORKER, index]
-        return [*refused[:count], *(self.next_worker + i for i in range(count - len(refused)))]
+        self.asked.forget_refused(Role.WORKER, count)
+        count = min(count, most)
+        refused = self.asked.first_refused(Role.WORKER, count)
+        return [*refused, *(self.next_worker + i for i in range(count - len(refused)))]
 
     def wanted_now(self) -> int:
         """Workers that stay or are asked for."""
-        return len(self._staying[Role.WORKER]) + sum(role is Role.WORKER for role, _ in self.asked)
+        return len(self.roles[Role.WORKER].staying) + self.asked.count(Role.WORKER)
 
-    def _may(self, role: Role, missing: Iterable[int], now: float) -> list[Name]:
-        names = [(role, index) for index in missing]
+    def _may(self, role: Role, now: float) -> int:
+        """How many of a role may be asked for now."""
+        if now < self.not_before.get(role, 0.0):
+            return 0
         limit = self.backoff[role].limit(now)
-        if limit is not None:
-            names = names[: max(0, limit - sum(asked is role for asked, _ in self.asked))]
-        return names if now >= self.not_before.get(role, 0.0) else []
-
-    def unseen(self, now: float) -> list[Name]:
-        """What was asked for so long ago that it is to be asked for again."""
-        return [name for name, asked in self.asked.items() if now - asked.at >= ASK_PATIENCE]
+        return _UNLIMITED if limit is None else max(0, limit - self.asked.count(role))
 
     def ask(self, role: Role, index: int, now: float, wish: Wish = PLAIN) -> None:
         """Remember that a pod was asked for."""
-        self.asked[role, index] = Asked(wish, now)
+        self.asked.ask((role, index), wish, now)
         if role is Role.WORKER:
             self.next_worker = max(self.next_worker, index + 1)
 
     def elevated(self) -> int:
         """Workers that stay or are asked for with the higher class of a divided priority."""
-        staying = sum(pod.elevated for pod in self._staying[Role.WORKER].values())
-        return staying + sum(role is Role.WORKER and asked.wish.elevated for (role, _), asked in self.asked.items())
+        return len(self.roles[Role.WORKER].elevated) + self.asked.elevated
 
     # ------------------------------------------------------------------ ends and work
 
@@ -203,5 +169,5 @@ class Fleet:
 
     def ps_ready(self) -> bool:
         """Whether every PS is there, listens to this master and holds variables."""
-        live = self._live[Role.PS]
+        live = self.roles[Role.PS].live
         return len(live) == self.ps and all(p.attached and p.initialized for p in live.values())

@@ -75,7 +75,7 @@ def _may_do(state: State, worker: str, kind: str) -> bool:
     It holds what it gets for seconds, until TensorFlow is imported: an evaluation, or the end of an epoch, would wait.
     """
     fleet = state.fleet
-    if not fleet.pods[worker].building or all(pod.building for pod in fleet.live(Role.WORKER)):
+    if not fleet.pods[worker].building or not fleet.roles[Role.WORKER].built:
         return True
     return kind == TRAINING and not state.leases_of(worker)
 

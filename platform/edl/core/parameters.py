@@ -64,6 +64,11 @@ def attached(state: State, event: PsAttached, now: float) -> None:
         else:
             _empty(state, pod)
         return
+    if event.version and not trusted and _nothing_done(state):
+        # The journal of the master that these updates were made under is lost: their records are trained on again.
+        state.tell("warning", message=f"ps-{pod.index} holds updates of which no journal is left: it is replaced")
+        _empty(state, pod)
+        return
     # Before the first checkpoint a worker's declaration may have been faster than this answer.
     pod.attached, pod.version = True, event.version
     pod.initialized = event.initialized or (pod.initialized and state.checkpoint is None)
@@ -73,6 +78,12 @@ def attached(state: State, event: PsAttached, now: float) -> None:
     for revocation in state.revocations:
         if event.uid in revocation.waiting:
             state.do(RevokeLeases(event.uid, revocation.leases, state.floor()))
+
+
+def _nothing_done(state: State) -> bool:
+    """Whether no step of the job has been made or can be on its way, as far as the journal knows."""
+    training = state.training
+    return state.checkpoint is None and (training is None or not (training.done_steps or training.leases))
 
 
 def _load(state: State, pod: Pod, cut: int, now: float) -> None:
@@ -86,7 +97,7 @@ def _load(state: State, pod: Pod, cut: int, now: float) -> None:
 def declared(state: State, worker: str, now: float) -> None:
     """A worker told every PS what the variables are: it has built its model."""
     if worker in state.fleet.pods:
-        state.fleet.pods[worker].building = False
+        state.fleet.builds(state.fleet.pods[worker], False)
     for pod in state.fleet.live(Role.PS):
         if pod.attached or state.checkpoint is None:
             pod.initialized = True

@@ -6,6 +6,8 @@ work waits for it, except the one that a job needs to come to its end.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from edl.core import priorities
 from edl.core.cluster import PLAIN, Role, Wish
 from edl.core.events import DeletePod, ScaleWanted, StartPod
@@ -13,6 +15,10 @@ from edl.core.fleet import Pod
 from edl.core.grants import budget
 from edl.core.state import State
 
+BATCH = 50
+"""Pods asked for at one event: a thousand at once would keep workers waiting that report. The others follow soon."""
+SOON = 0.05
+"""Seconds after which the next batch is asked for, if nothing happens before."""
 REMIND_SECONDS = 30.0
 """Beyond its grace, after which a pod that was told to go and has not gone is told again."""
 
@@ -52,8 +58,7 @@ def work_waits(state: State) -> bool:
 
 def starved(state: State) -> bool:
     """Whether work waits and fewer workers run than the job should have at least."""
-    fleet = state.fleet
-    running = len(fleet.staying(Role.WORKER)) - len(fleet.waiting(Role.WORKER))
+    running = state.fleet.roles[Role.WORKER].running
     return not state.ended and running < state.workers_min and work_waits(state)
 
 
@@ -62,21 +67,20 @@ def starved(state: State) -> bool:
 
 def _withdraw(state: State, now: float) -> None:
     """Workers that wait for room are not started for nothing; one stays if no other is there."""
-    waiting = state.fleet.waiting(Role.WORKER)
-    if not waiting or work_waits(state):
+    there = state.fleet.roles[Role.WORKER]
+    if not there.waiting or work_waits(state):
         return
-    running = len(state.fleet.staying(Role.WORKER)) - len(waiting)
-    for pod in waiting[0 if running else 1 :]:
+    for pod in state.fleet.waiting(Role.WORKER)[0 if there.running else 1 :]:
         dismiss(state, pod, "withdrawn: no work waits for it", now)
 
 
 def _reduce(state: State, now: float) -> None:
     """Of too many workers those go first that do not run yet, then the newest ones."""
-    staying = state.fleet.staying(Role.WORKER)
+    staying = state.fleet.roles[Role.WORKER].staying
     excess = len(staying) - state.workers_max
     if excess > 0:
         why = f"only {state.workers_max} of {len(staying)} workers are wanted"
-        for pod in sorted(staying, key=lambda pod: (pod.ran, -pod.index))[:excess]:
+        for pod in sorted(staying.values(), key=lambda pod: (pod.ran, -pod.index))[:excess]:
             dismiss(state, pod, why, now)
 
 
@@ -92,10 +96,9 @@ def dismiss(state: State, pod: Pod, why: str, now: float) -> None:
 def _remind(state: State, now: float) -> None:
     """An order to go may have been lost, with the master that gave it or on its way."""
     patience = state.settings.grace + REMIND_SECONDS
-    for pod in state.fleet.going(Role.WORKER):
-        if pod.dismissed is not None and now - pod.dismissed >= patience:
-            state.fleet.dismiss(pod, pod.dismissal, now)
-            state.do(DeletePod(pod.uid, 0.0))
+    for pod in list(state.fleet.roles[Role.WORKER].told_before(now - patience)):
+        state.fleet.dismiss(pod, pod.dismissal, now)
+        state.do(DeletePod(pod.uid, 0.0))
 
 
 # ------------------------------------------------------------------------------------------------ too few
@@ -103,8 +106,10 @@ def _remind(state: State, now: float) -> None:
 
 def _populate(state: State, now: float) -> None:
     wanted = wanted_workers(state)
-    _ask_again(state, wanted, now)
-    for role, index in state.fleet.missing(wanted, now):
+    left = BATCH - _ask_again(state, wanted, now)
+    names = state.fleet.missing(wanted, now, left + 1)
+    state.more_missing = len(names) > left
+    for role, index in names[:left]:
         refused = state.fleet.refusals.get((role, index), "")
         why = f"refused before: {refused}" if refused else _why(state, role, wanted)
         wish = _wish(state) if role is Role.WORKER else PLAIN
@@ -115,13 +120,15 @@ def _populate(state: State, now: float) -> None:
         state.do(StartPod(role, index, wish))
 
 
-def _ask_again(state: State, wanted: int, now: float) -> None:
-    """What was asked for and never shown: asked for anew, or not wanted any more."""
-    for role, index in state.fleet.unseen(now):
-        asked = state.fleet.asked.pop((role, index))
+def _ask_again(state: State, wanted: int, now: float) -> int:
+    """What was asked for and never shown: asked for anew, or not wanted any more; returns how many."""
+    names = list(islice(state.fleet.asked.unseen(now), BATCH))
+    for role, index in names:
+        asked = state.fleet.asked.drop((role, index))
         if role is Role.PS or state.fleet.wanted_now() < wanted:
             state.fleet.ask(role, index, now, asked.wish)
             state.do(StartPod(role, index, asked.wish))
+    return len(names)
 
 
 def _why(state: State, role: Role, wanted: int) -> str:

@@ -22,7 +22,7 @@ from edl.core.fleet import Fleet
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.leases import Holder, Patience
 from edl.core.revocations import Revocation
-from edl.core.settings import Settings
+from edl.core.settings import MOST_WORKERS, Settings
 from edl.core.shards import Source
 from edl.core.tasks import Lease, Ledger, Work
 
@@ -60,6 +60,7 @@ class State:
         held_cuts: no cut is begun before.
         pins: the cuts that each PS keeps, by uid.
         registered: uids of PS that said where they listen before the cluster showed them.
+        more_missing: more pods are to be asked for than one event asks for.
         next_look: until then ``deadline`` need not look at every holder.
     """
 
@@ -92,6 +93,7 @@ class State:
     registered: set[str] = field(default_factory=set)
     holders: dict[str, Holder] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
+    more_missing: bool = False
     next_look: float = float("-inf")
     range_crashes: dict[Work, int] = field(default_factory=dict)
     failure: tuple[str, str] | None = None
@@ -126,7 +128,7 @@ class State:
     def workers_max(self) -> int:
         """As many workers as are asked for while there is work."""
         wanted = self.scaled[1]
-        return max(1, self.settings.workers if wanted is None else wanted)
+        return min(MOST_WORKERS, max(1, self.settings.workers if wanted is None else wanted))
 
     @property
     def workers_min(self) -> int:

@@ -28,8 +28,10 @@ from edl.core.state import Settings
 class Masters:
     """One master after another over the same journal."""
 
-    def __init__(self, ps: int = 1, checkpoint_steps: int | None = None) -> None:
-        self.settings = Settings(minibatch=8, task_records=64, ps=ps, workers=2, checkpoint_steps=checkpoint_steps)
+    def __init__(self, ps: int = 1, checkpoint_steps: int | None = None, *, durable: bool = True) -> None:
+        self.settings = Settings(
+            minibatch=8, task_records=64, ps=ps, workers=2, checkpoint_steps=checkpoint_steps, durable=durable
+        )
         self.journal: list[Any] = []
         self.told: list[Tell] = []
         self.number = 0
@@ -40,6 +42,11 @@ class Masters:
         self.state = JobState(self.settings)
         self.state.replay(None, self.journal)
         self._take(self.state.new_incarnation(self.number))
+
+    def begin_anew(self) -> None:
+        """Another master, and nothing is left of the journal."""
+        self.journal.clear()
+        self.restart()
 
     def _take(self, commands: list[Any]) -> list[Any]:
         self.journal += [command.entry for command in commands if isinstance(command, Record)]

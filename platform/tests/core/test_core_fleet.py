@@ -110,5 +110,5 @@ def test_what_was_asked_for_and_never_shown_is_asked_for_again() -> None:
     fleet = Fleet(ps=0)
     fleet.ask(Role.WORKER, 0, 0.0, Wish(elevated=True))
     assert fleet.elevated() == 1
-    assert fleet.unseen(ASK_PATIENCE - 1) == []
-    assert fleet.unseen(ASK_PATIENCE) == [(Role.WORKER, 0)]
+    assert list(fleet.asked.unseen(ASK_PATIENCE - 1)) == []
+    assert list(fleet.asked.unseen(ASK_PATIENCE)) == [(Role.WORKER, 0)]

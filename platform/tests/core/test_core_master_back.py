@@ -11,8 +11,12 @@ from core.masters import Masters, alive, killed
 
 from edl.core.cluster import Role
 from edl.core.events import (
+    DatasetDescribed,
+    DeletePod,
+    Event,
     Granted,
     LeaseWanted,
+    ModelDeclared,
     PodsSynced,
     Progressed,
     PsAttached,
@@ -117,3 +121,33 @@ def test_one_of_two_parameter_servers_that_was_replaced_is_not_lost_again() -> N
     masters.see(killed(Role.PS, 1), alive(Role.PS, 0), alive(Role.PS, 1, "new"), alive(Role.WORKER, 0), PodsSynced())
     assert masters.state.counters.updates_rolled_back == 5
     assert masters.state.step == 5
+
+
+def gone(masters: Masters, *events: Event) -> list[str]:
+    """The pods that are told to go."""
+    return [wish.uid for wish in masters.see(*events) if isinstance(wish, DeletePod)]
+
+
+def test_parameters_that_the_journal_knows_nothing_of_are_not_trained_on() -> None:
+    masters = Masters(ps=2, durable=False)
+    masters.begin_anew()
+    ps = [alive(Role.PS, index) for index in range(2)]
+    masters.see(DatasetDescribed(training=(("a", 640),)), *ps, alive(Role.WORKER, 0), PodsSynced())
+    masters.see(PsRegistered("ps-0"), PsRegistered("ps-1"))
+    assert gone(masters, PsAttached("ps-0", True, 0)) == [], "it holds what it was declared with, and nothing else"
+    assert gone(masters, PsAttached("ps-1", True, 17)) == ["ps-1"]
+    assert not any(isinstance(answer, Granted) for answer in masters.see(LeaseWanted("worker-0")))
+    masters.see(killed(Role.PS, 1), alive(Role.PS, 1, "ps-1-b"), PsRegistered("ps-1-b"), PsAttached("ps-1-b", False, 0))
+    assert any(
+        isinstance(answer, Granted) for answer in masters.see(ModelDeclared("worker-0"), LeaseWanted("worker-0"))
+    )
+    assert masters.entries("rolled_back") == []
+
+
+def test_parameters_that_the_journal_knows_of_are_kept_without_a_volume_too() -> None:
+    masters = Masters(durable=False)
+    masters.see(DatasetDescribed(training=(("a", 640),)), alive(Role.PS, 0), alive(Role.WORKER, 0), PodsSynced())
+    masters.see(PsRegistered("ps-0"), PsAttached("ps-0", False, 0), ModelDeclared("worker-0"), LeaseWanted("worker-0"))
+    masters.restart()
+    masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), PodsSynced(), PsRegistered("ps-0"))
+    assert gone(masters, PsAttached("ps-0", True, 17)) == []

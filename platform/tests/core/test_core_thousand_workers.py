@@ -1,0 +1,236 @@
+"""A thousand workers: they are asked for in batches, and no event looks at all of them to count them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core.masters import alive
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core import events as ev
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.fleet import Fleet
+from edl.core.job import JobState
+from edl.core.pod import Pod
+from edl.core.settings import MOST_WORKERS, Settings
+from edl.core.staffing import BATCH, SOON
+
+SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)
+RECORDS = (("a", 10**9),)
+
+
+class Job:
+    """A job with work for everybody, that gets a tick whenever it wants one."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.state = JobState(replace(SETTINGS, **changes))
+        self.now = 0.0
+        self.see(ev.DatasetDescribed(prediction=RECORDS))
+
+    def see(self, *events: ev.Event) -> list[ev.Command]:
+        return [command for event in events for command in self.state.handle(event, self.now)]
+
+    def tick(self) -> list[int]:
+        """Indices that are asked for when the job next wants to be called."""
+        self.now = self.state.deadline(self.now)
+        return started(self.see(ev.Tick()))
+
+    def grown(self, workers: int) -> Job:
+        """So many workers run, and all of them have built their model."""
+        self.see(ev.PodsSynced(), ev.ScaleWanted(1, workers))
+        for index in range(workers):
+            self.see(alive(Role.WORKER, index), ev.ModelDeclared(f"worker-{index}"))
+        return self
+
+
+def started(commands: list[ev.Command]) -> list[int]:
+    return [command.index for command in commands if isinstance(command, ev.StartPod)]
+
+
+def lost(index: int) -> ev.PodChanged:
+    return ev.PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.FAILED, 143))
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+def test_a_thousand_workers_are_asked_for_in_batches_within_seconds() -> None:
+    job = Job()
+    job.see(ev.PodsSynced())
+    batches = [started(job.see(ev.ScaleWanted(1, 1004)))]
+    while job.state.fleet.wanted_now() < 1004:
+        batches.append(job.tick())
+    assert [index for batch in batches for index in batch] == list(range(4, 1004))
+    assert max(map(len, batches)) == BATCH
+    assert job.now <= 1000 / BATCH * SOON * 1.01
+    assert job.now < 3
+
+
+def test_once_all_are_asked_for_nobody_is_in_a_hurry() -> None:
+    job = Job()
+    job.see(ev.PodsSynced(), ev.ScaleWanted(1, BATCH + 4))
+    assert job.state.deadline(0.0) > SOON
+
+
+def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
+    job = Job().grown(1000)
+    asked = [index for i in range(1000) for index in started(job.see(lost(i)))]
+    while job.state.fleet.wanted_now() < 1000:
+        asked += job.tick()
+    assert asked == list(range(1000, 2000))
+    assert job.now < 3
+
+
+def test_what_was_asked_for_in_vain_is_asked_for_again_in_batches() -> None:
+    job = Job()
+    job.see(ev.PodsSynced(), ev.ScaleWanted(1, 500))
+    while job.state.fleet.wanted_now() < 500:
+        job.tick()
+    job.now += 100.0
+    batches = [job.tick() for _ in range(500 // BATCH)]
+    assert {len(batch) for batch in batches} == {BATCH}
+    assert sorted(index for batch in batches for index in batch) == list(range(500))
+
+
+def test_nobody_is_heard_who_wants_more_workers_than_there_may_be() -> None:
+    job = Job()
+    job.see(ev.ScaleWanted(10**9, 10**9))
+    assert job.state.workers_max == MOST_WORKERS
+
+
+# ------------------------------------------------------------------------------------------------ what one event costs
+
+
+class Looks:
+    """How often the core asked a pod whether it stays."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        for name in ("live", "building", "index", "elevated"):
+            self._watch(monkeypatch, name)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        there = getattr(Pod, name)
+
+        def read(pod: Pod) -> Any:
+            self.count += 1
+            return there.__get__(pod)
+
+        def write(pod: Pod, value: Any) -> None:
+            there.__set__(pod, value)
+
+        monkeypatch.setattr(Pod, name, property(read, write))
+
+    def of(self, job: Job, *events: ev.Event) -> int:
+        """Looks at pods during the dearest of some events."""
+        dearest = 0
+        for event in events:
+            before = self.count
+            job.see(event)
+            dearest = max(dearest, self.count - before)
+        return dearest
+
+
+def costs(monkeypatch: pytest.MonkeyPatch, workers: int) -> dict[str, int]:
+    """Looks at pods that the dearest event of each kind costs in a job with so many workers, some of them pending."""
+    looks, job = Looks(monkeypatch), Job().grown(workers)
+    job.see(ev.ScaleWanted(1, 2 * workers), *(ev.Tick() for _ in range(2 * workers // BATCH)))
+    waits = [ev.PodChanged(PodSeen(f"worker-{workers + i}", Role.WORKER, workers + i, Phase.PENDING)) for i in range(5)]
+    who = [f"worker-{index}" for index in range(5)]
+    job.see(*waits)
+    granted = [c for w in who for c in job.see(ev.LeaseWanted(w)) if isinstance(c, ev.Granted)]
+    steps = [ev.Steps(grant.lease, 1) for grant in granted]
+    return {
+        "wants work": looks.of(
+            job, *(ev.LeaseWanted(w, frozenset({g.lease})) for w, g in zip(who, granted, strict=True))
+        ),
+        "progress": looks.of(job, *(ev.Progressed(w, 0, (s,)) for w, s in zip(who, steps, strict=True))),
+        "has come": looks.of(job, alive(Role.WORKER, workers + 5), ev.LeaseWanted(f"worker-{workers + 5}")),
+        "tick": looks.of(job, ev.Tick()),
+        "lost": looks.of(job, *(lost(i) for i in range(5))),
+    }
+
+
+def test_what_an_event_costs_does_not_depend_on_how_many_workers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as few, monkeypatch.context() as many:
+        assert costs(few, 100) == costs(many, 400)
+
+
+def test_what_asking_costs_grows_with_what_is_asked_for_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, job = Looks(monkeypatch), Job()
+    job.see(ev.PodsSynced())
+    assert looks.of(job, ev.ScaleWanted(1, 1000), *(ev.Tick() for _ in range(1000 // BATCH))) == 0
+
+
+def test_a_worker_that_waits_for_room_does_not_keep_one_that_builds_its_model_from_work_that_only_it_can_do() -> None:
+    job = Job(describe=True)
+    job.see(ev.PodsSynced(), alive(Role.WORKER, 0), ev.PodChanged(PodSeen("worker-1", Role.WORKER, 1, Phase.PENDING)))
+    assert any(isinstance(answer, ev.Granted) for answer in job.see(ev.LeaseWanted("worker-0")))
+
+
+# ------------------------------------------------------------------------------------------------ counters
+
+
+def recount(fleet: Fleet) -> dict[str, object]:
+    """What is counted as it changes, counted anew."""
+    pods = [pod for pod in fleet.pods.values() if pod.role is Role.WORKER]
+    asked = [wish for (role, _), wish in fleet.asked.items() if role is Role.WORKER]
+    staying = [pod for pod in pods if pod.staying]
+    return {
+        "wanted": len(staying) + len(asked),
+        "elevated": sum(pod.elevated for pod in staying) + sum(wish.wish.elevated for wish in asked),
+        "live": sorted(pod.uid for pod in pods if pod.live),
+        "staying": sorted(pod.uid for pod in staying),
+        "waiting": sorted(pod.uid for pod in staying if not pod.ran),
+        "built": sorted(pod.uid for pod in pods if pod.live and pod.ran and not pod.building),
+        "told": sorted(pod.uid for pod in pods if pod.live and pod.dismissed is not None),
+        "turned away": sorted(i for role, i in fleet.refusals if role is Role.WORKER and (role, i) not in fleet.asked),
+    }
+
+
+def counted(fleet: Fleet) -> dict[str, object]:
+    there = fleet.roles[Role.WORKER]
+    return {
+        "wanted": fleet.wanted_now(),
+        "elevated": fleet.elevated(),
+        **{name: sorted(getattr(there, name)) for name in ("live", "staying", "waiting", "built", "told")},
+        "turned away": sorted(fleet.asked.turned_away[Role.WORKER]),
+    }
+
+
+HAPPENED = st.lists(
+    st.tuples(
+        st.sampled_from(["scale", "pending", "running", "leaving", "gone", "refused", "declared", "late", "listed"]),
+        st.integers(0, 12),
+    ),
+    max_size=60,
+)
+
+
+@given(HAPPENED)
+def test_what_is_counted_as_it_changes_is_what_a_recount_gives(happened: list[tuple[str, int]]) -> None:
+    job = Job()
+    job.see(ev.PodsSynced())
+    phases = {"pending": Phase.PENDING, "gone": Phase.GONE}
+    for what, number in happened:
+        event: ev.Event
+        match what:
+            case "scale":
+                event = ev.ScaleWanted(max=number)
+            case "refused":
+                event = ev.StartRefused(Role.WORKER, number, "exceeded quota", retry=True)
+            case "declared":
+                event = ev.ModelDeclared(f"worker-{number}")
+            case "late":
+                job.now += 10.0 * number
+                event = ev.Tick()
+            case "listed":
+                event = ev.PodsSynced()
+            case _:
+                seen = PodSeen(f"worker-{number}", Role.WORKER, number, phases.get(what, Phase.RUNNING))
+                event = ev.PodChanged(replace(seen, leaving=what == "leaving", elevated=number % 2 == 0))
+        job.see(event)
+        assert counted(job.state.fleet) == recount(job.state.fleet)
