@@ -10,7 +10,7 @@ from cluster_contract import ClusterContract, Watching
 from e2e import namespaces
 from e2e.conftest import ARTIFACTS
 from e2e.images import MISSING, Images
-from e2e.jobs import evict
+from e2e.jobs import evict, in_container
 from e2e.namespaces import Namespace
 from e2e.pods import pod
 from e2e.site import Site
@@ -88,7 +88,8 @@ class PodStand:
         self.do(uid, "until [ -f /tmp/listens ]; do sleep 0.05; done")
 
     def exit(self, uid: str, code: int) -> None:
-        self.do(uid, f"echo {code} > /tmp/code && mv /tmp/code /tmp/exit")
+        # The container may be gone before the command in it has ended.
+        in_container(self.place, self.name(uid), "sh", "-c", f"echo {code} > /tmp/code && mv /tmp/code /tmp/exit")
 
     def kill(self, uid: str) -> None:
         self.exit(uid, 137)
