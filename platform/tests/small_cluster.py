@@ -117,6 +117,8 @@ class SmallCluster(Api):
         body: Any = None,
         content_type: str = "application/json",
     ) -> Answer:
+        if path.endswith("/selfsubjectaccessreviews"):
+            return self._reviewed(body["spec"]["resourceAttributes"])
         with self._lock:
             kind, namespace, name = _parsed(path)
             if (method, kind.plural) in self.breaks:
@@ -136,6 +138,10 @@ class SmallCluster(Api):
         text = "\n".join(self.logged.get(pod, [])).encode()
         response = urllib3.HTTPResponse(io.BytesIO(text), preload_content=False)
         return Stream(response, "logs")
+
+    def _reviewed(self, asked: Mapping[str, str]) -> Answer:
+        resource = "/".join(part for part in (asked["resource"], asked["subresource"]) if part)
+        return Answer({"status": {"allowed": (asked["verb"], resource) not in self.denied}}, self.now)
 
     def _authorize(self, verb: str, kind: Kind, namespace: str) -> None:
         if (verb, kind.plural) in self.denied:

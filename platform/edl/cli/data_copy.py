@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edl.cli.cluster_options import ContextOption, NamespaceOption, api_of
-from edl.cli.volume import IMAGE_VARIABLE, volume
+from edl.cli.volume import IMAGE_REMEDY, IMAGE_VARIABLE, submitter_image, volume
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.cli.copy_plan import CopyPlan
-    from edl.cli.transfer import Files
-    from edl.kube.copying import Place
+    from edl.cli.transfer import Entry, Files
+    from edl.kube.copying import Place, Visit
 
 ImageOption = Annotated[
     str | None,
@@ -66,9 +66,8 @@ def cp(
     assert there is not None
     if outward is not None and not Path(source).exists():
         raise BadInputError("no such file or directory", where=source)
-    from edl.spec.placement import RunAs
-
-    with volume(api, there.claim, image, RunAs(uid, gid), minutes, read_only=outward is None) as reached:
+    visit = _visit(there.claim, image, (uid, gid), minutes, read_only=outward is None)
+    with volume(api, visit) as reached:
         plan = reached.repeatedly(lambda files: _plan(files, source, target, outward, inward))
         travelled = reached.carry(plan, upload=outward is not None)
     _told(plan, travelled, source, target, as_json=as_json)
@@ -90,10 +89,9 @@ def ls(
     there = place(where) or (Place(where, "/") if where and "/" not in where else None)
     if there is None:
         raise BadInputError("this names no claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist")
-    from edl.spec.placement import RunAs
-
-    with volume(api_of(context, namespace), there.claim, image, RunAs(uid, gid), 10, read_only=True) as reached:
-        entries = reached.repeatedly(lambda files: list(files.entries(there.path, recursive=recursive)))
+    visit = _visit(there.claim, image, (uid, gid), minutes=10, read_only=True)
+    with volume(api_of(context, namespace), visit) as reached:
+        entries = reached.repeatedly(lambda files: _entries(files, there, recursive=recursive))
     if as_json:
         keys = ("path", "kind", "size", "modified")
         print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries]))
@@ -116,6 +114,21 @@ def _plan(files: Files, source: str, target: str, outward: Place | None, inward:
     entries = files.entries(inward.path, recursive=True)
     inside = target.endswith("/") or Path(target).is_dir()
     return copy_plan.download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
+
+
+def _visit(claim: str, image: str | None, who: tuple[int, int], minutes: int, *, read_only: bool) -> Visit:
+    from edl.kube.copying import Visit
+    from edl.spec.placement import RunAs
+
+    image = image or submitter_image()
+    return Visit(claim, image, RunAs(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY)
+
+
+def _entries(files: Files, there: Place, *, recursive: bool) -> list[Entry]:
+    if files.stat(there.path).kind == "missing":
+        above = f"{there.claim}:{PurePosixPath(there.path).parent}"
+        raise BadInputError("there is no such path", where=str(there), hint=f"Look with: edl data ls {above}")
+    return list(files.entries(there.path, recursive=recursive))
 
 
 def _told(plan: CopyPlan, travelled: int, source: str, target: str, *, as_json: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,7 @@ from edl.core.errors import BadInputError, EdlError
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
-    from edl.kube.copying import Place
+    from edl.kube.copying import Place, Visit
     from edl.kube.jobs import JobSeen
     from edl.kube.kinds import Manifest
     from edl.kube.printed import Chosen
@@ -27,6 +27,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 RoleOption = Annotated[Literal["master", "ps", "worker"], typer.Option("--role", "-r", help="Whose.")]
 _CHUNK_OF_TAIL = 1 << 20
 """Bytes from the end of a file in which its last lines are looked for."""
+READER_SECONDS = 600
+"""After so long the pod that reads the volume ends by itself."""
 
 
 @app.command()
@@ -113,15 +115,49 @@ def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None, nam
     Raises:
         BadInputError: the run keeps no logs, or none of these pods.
     """
+    from edl.kube import jobs
+
     place = _place(api, seen, chosen, name)
-    from edl.cli.volume import volume
+    for name, lines in _from_volume(api, jobs.spec_of(api, seen.name), place, chosen, tail):
+        for line in lines:
+            _print(line, name if chosen.index is None and chosen.role.value != "master" else "")
+
+
+def _from_volume(
+    api: Api, spec: Mapping[str, Any], place: Place, chosen: Chosen, tail: int | None
+) -> list[tuple[str, list[bytes]]]:
+    """Read by a pod of the job's own image, which the nodes could pull and which has EDL; else of the submitter's."""
+    from edl.cli.volume import submitter_image, volume
+    from edl.kube.copying import ImageError
+
+    def read(image: str) -> list[tuple[str, list[bytes]]]:
+        with volume(api, _visit(spec, place, image)) as reader:
+            return reader.repeatedly(lambda files: list(_read(files, place, chosen, tail)))
+
+    if spec.get("image"):
+        try:
+            return read(spec["image"])
+        except ImageError as error:
+            print(f"{error.message}; trying {submitter_image()}", file=sys.stderr)
+    return read(submitter_image())
+
+
+def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
+    from edl.cli.volume import IMAGE_VARIABLE
+    from edl.kube.copying import Visit
     from edl.spec.placement import RunAs
 
-    run_as = RunAs(**_run_as(api, seen.name))
-    with volume(api, place.claim, None, run_as, 10, read_only=True) as reader:
-        for name, lines in reader.repeatedly(lambda files: list(_read(files, place, chosen, tail))):
-            for line in lines:
-                _print(line, name if chosen.index is None and chosen.role.value != "master" else "")
+    who, pod = spec["security"]["run_as"], spec.get("pod") or {}
+    return Visit(
+        place.claim,
+        image,
+        RunAs(int(who["user"]), int(who["group"])),
+        read_only=True,
+        seconds=READER_SECONDS,
+        task="reads the logs",
+        remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
+        pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
+    )
 
 
 def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
@@ -160,13 +196,6 @@ def _read(files: object, place: Place, chosen: Chosen, tail: int | None) -> Iter
 def last(lines: Iterable[bytes], tail: int | None) -> list[bytes]:
     """The last ``tail`` lines; all of them for None."""
     return list(lines) if tail is None else list(deque(lines, maxlen=tail))
-
-
-def _run_as(api: Api, job: str) -> dict[str, int]:
-    from edl.kube import jobs
-
-    found = jobs.spec_of(api, job)["security"]["run_as"]
-    return {"user": int(found["user"]), "group": int(found["group"])}
 
 
 def _print(line: bytes, name: str = "") -> None:

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from edl.cli.copy_plan import CopyPlan
     from edl.cli.transfer import Files
     from edl.kube.api import Api
-    from edl.spec.placement import RunAs
+    from edl.kube.copying import Visit
 
 IMAGE_VARIABLE = "EDL_SUBMITTER_IMAGE"
+IMAGE_REMEDY = (
+    "Name an image that the nodes can pull and that has Python and EDL, such as the submitter image: --image, or the "
+    f"variable {IMAGE_VARIABLE}."
+)
 ATTEMPTS = 5
 """Connections for one piece of work before it is given up."""
 
@@ -78,18 +82,16 @@ class Volume:
 
 
 @contextmanager
-def volume(
-    api: Api, claim: str, image: str | None, run_as: RunAs, minutes: int, *, read_only: bool
-) -> Iterator[Volume]:
+def volume(api: Api, visit: Visit) -> Iterator[Volume]:
     """A claim for as long as the block takes; the pod that mounts it is deleted then.
 
     Raises:
-        BadInputError: there is no such claim, or the pod cannot start.
+        NoRightError: programs may not be run in pods.
+        BadInputError: there is no such claim, or the pod cannot start; ImageError, if that is for its image.
     """
     from edl.cli.ticker import Ticker
-    from edl.kube.copying import Visit, visited
+    from edl.kube.copying import visited
 
-    visit = Visit(claim, image or submitter_image(), run_as, read_only, minutes * 60)
     with _terminable(), Ticker() as ticker, visited(api, visit, ticker.say) as pod:
         if sys.stderr.isatty():
             ticker.say("")  # its line is the progress bar's now

@@ -18,14 +18,29 @@ from edl.kube.api import Api
 from edl.kube.errors import ApiError, AwayError, NoRightError, NotFoundError
 from edl.kube.execution import Execution
 from edl.kube.kinds import CLAIMS, PODS, Manifest
-from edl.kube.waiting import Wait, waits_for
+from edl.kube.rights import Right, may
+from edl.kube.waiting import Wait, scarce, waits_for
 from edl.spec.placement import RunAs
 
 MOUNT = "/claim"
 ROLE = "edl-data-copy"
 """The Role that allows pods/exec, and nothing that jobs need."""
 READY_SECONDS = 180.0
+CPU, MEMORY = "100m", "64Mi"
+"""What the pod asks for."""
 _POLL_SECONDS = 0.3
+_EXEC = Right("get", "pods/exec", "", "edl data", ROLE)
+_OF_IMAGES = frozenset(
+    {
+        "CreateContainerError",
+        "ErrImageNeverPull",
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RunContainerError",
+    }
+)
+"""Reasons for which another image may help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +72,9 @@ class Visit:
         run_as: must be allowed to read or write there.
         read_only: whether it mounts the claim so.
         seconds: after which it ends by itself.
+        task: what the pod is there for, as in "the pod that copies".
+        remedy: what the user can do when there is something wrong with the image.
+        pull_secrets: names of Secrets to pull the image with.
     """
 
     claim: str | None
@@ -64,6 +82,13 @@ class Visit:
     run_as: RunAs
     read_only: bool = False
     seconds: int = 3600
+    task: str = "copies"
+    remedy: str = "Check the name of the image, and that the nodes reach its registry."
+    pull_secrets: tuple[str, ...] = ()
+
+
+class ImageError(BadInputError):
+    """The pod cannot start, and another image may help."""
 
 
 def pod(visit: Visit, name: str) -> Manifest:
@@ -79,7 +104,7 @@ def pod(visit: Visit, name: str) -> Manifest:
         "image": visit.image,
         "command": ["sleep", str(visit.seconds)],
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
-        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": {"requests": {"cpu": CPU, "memory": MEMORY}, "limits": {"memory": "256Mi"}},
         "securityContext": security.of_container(),
     }
     volumes = {}
@@ -94,6 +119,7 @@ def pod(visit: Visit, name: str) -> Manifest:
         "enableServiceLinks": False,
         "securityContext": security.of_pod(visit.run_as),
         "containers": [container],
+        "imagePullSecrets": [{"name": name} for name in visit.pull_secrets],
         **volumes,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
@@ -109,15 +135,18 @@ def visited(api: Api, visit: Visit, tell: Callable[[str], None]) -> Iterator[str
         tell: called with what is waited for, for people, when that changes.
 
     Raises:
+        NoRightError: pods/exec is not allowed; nothing was created.
+        ImageError: the pod cannot start for its image.
         BadInputError: there is no such claim, the pod is refused, or it cannot start.
         RetryableError: the cluster is away, or has no room for the pod within READY_SECONDS.
     """
     if visit.claim is not None:
+        _require_exec(api)
         _require(api, visit.claim)
     name = f"edl-data-{secrets.token_hex(4)}"
     try:
         api.create(pod(visit, name))
-        _await(api, name, tell)
+        _await(api, name, visit, tell)
         yield name
     finally:
         with suppress(NotFoundError):
@@ -140,11 +169,22 @@ def run(api: Api, name: str) -> Execution:
             hint="The same command goes on where this one was cut off; --minutes gives it more time.",
         ) from error
     except NoRightError as error:
-        error.hint = (
-            f"Files are copied through pods/exec, which the Role {ROLE} allows: "
-            f"have an admin of namespace {api.namespace} bind it to you."
-        )
+        error.hint = _granted_by(api)
         raise
+
+
+def _require_exec(api: Api) -> None:
+    """Asked first: a pod is not made and waited for only to find that nobody may use it."""
+    if not may(api, _EXEC):
+        message = f"You may not {_EXEC} in namespace {api.namespace}; nothing was created"
+        raise NoRightError(message, hint=_granted_by(api))
+
+
+def _granted_by(api: Api) -> str:
+    return (
+        f"Files are copied through pods/exec, which the Role {ROLE} allows: "
+        f"have an admin of namespace {api.namespace} bind it to you."
+    )
 
 
 def _require(api: Api, claim: str) -> None:
@@ -160,21 +200,32 @@ def _require(api: Api, claim: str) -> None:
         ) from error
 
 
-def _await(api: Api, name: str, tell: Callable[[str], None]) -> None:
+def _await(api: Api, name: str, visit: Visit, tell: Callable[[str], None]) -> None:
     deadline, told = time.monotonic() + READY_SECONDS, ""
     while True:
         found = api.get(PODS, name)
         if found.get("status", {}).get("phase") == "Running":
             return
         wait = waits_for(found) or Wait("starting", "the pod starts")
+        hint = _remedy(wait, visit) or None
         if wait.final:
-            raise BadInputError(f"The pod that copies cannot start: {wait.text}", where=name, hint=wait.remedy or None)
+            kind = ImageError if wait.reason in _OF_IMAGES else BadInputError
+            raise kind(f"The pod that {visit.task} cannot start: {wait.text}", where=name, hint=hint)
         if time.monotonic() > deadline:
-            raise AwayError(f"The pod that copies has not started: {wait.text}", where=name, hint=wait.remedy or None)
+            raise AwayError(f"The pod that {visit.task} has not started: {wait.text}", where=name, hint=hint)
         if wait.text != told:
             told = wait.text
             tell(told)
         time.sleep(_POLL_SECONDS)
+
+
+def _remedy(wait: Wait, visit: Visit) -> str:
+    """What can be done; ``wait`` may speak of a job file, and this pod has none."""
+    if wait.reason in _OF_IMAGES:
+        return visit.remedy
+    if scarce(wait.said):
+        return f"It asks for {CPU} CPU and {MEMORY} of memory: try again when other pods have gone."
+    return "" if wait.reason == "Unschedulable" and not wait.final else wait.remedy
 
 
 def _remove(api: Api, name: str, tell: Callable[[str], None]) -> None:

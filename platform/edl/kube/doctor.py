@@ -113,7 +113,7 @@ def _claims(api: Api) -> Iterator[Checkup]:
 
 def pull(api: Api, image: str, tell: Callable[[str], None]) -> Checkup:
     """Whether the nodes can have an image: a pod of it is started, and deleted at once."""
-    visit = Visit(None, image, RunAs(), seconds=600)
+    visit = Visit(None, image, RunAs(), seconds=600, task="tries the image")
     try:
         with visited(api, visit, tell):
             return Checkup(Level.OK, "images", f"{image} was pulled, and its container started")

@@ -56,7 +56,8 @@ class Quotas:
 
     def room(self, quota: str, resource: str) -> Fraction:
         """What a quota leaves before the job, never less than nothing."""
-        return max(Fraction(), self._room[quota][resource])
+        room: Fraction = max(Fraction(), self._room[quota][resource])
+        return room
 
     def asked(self, quota: str, resource: str, pods: Iterable[Manifest]) -> Fraction:
         """What those of the pods that the quota is about would take from it."""

@@ -60,7 +60,10 @@ def _losses(job: str, events: Sequence[Event], called: str) -> Iterator[Complain
         text = f"rolled back {len(back)} times, {records:,} records again: {back[-1].reason}"
         yield Complaint(job, text, "More frequent checkpoints (checkpoint.every_steps) make that cheaper.")
     if returned:
-        yield Complaint(job, f"{returned:,} records went back to the queue; {min(again, returned):,} of them were leased again since")
+        yield Complaint(
+            job,
+            f"{returned:,} records went back to the queue; {min(again, returned):,} of them were leased again since",
+        )
 
 
 def _records(events: Sequence[Event], kind: type[RecordsReturned] | type[RecordsLeased]) -> int:

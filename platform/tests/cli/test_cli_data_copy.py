@@ -101,12 +101,31 @@ def test_listing(desk: Desk, claim: Path) -> None:
         (("cp", "files:/nosuch", "b"), "files:/nosuch: no such file or directory\n  Look with: edl data ls files:/"),
         (("cp", "mnist", "other:/b"), "There is no PersistentVolumeClaim other in namespace team\n  There are: files."),
         (("ls", "/a/b"), "this names no claim"),
+        (("ls", "files:/no/such"), "files:/no/such: there is no such path\n  Look with: edl data ls files:/no"),
     ],
 )
 def test_bad_input(desk: Desk, claim: Path, args: tuple[str, ...], said: str) -> None:
     assert desk.edl("data", *args) == 2
     assert said in desk.err
     assert desk.cluster.of(PODS) == []
+
+
+def test_an_image_that_cannot_be_pulled_is_another_option_of_the_command(desk: Desk) -> None:
+    waiting = {"image": "edl/submitter:0", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    pending = {"phase": "Pending", "containerStatuses": [waiting]}
+    desk.cluster.admissions[:] = [lambda thing: thing.update(status=pending)]
+    assert desk.edl("data", "ls", "files:/") == 2
+    assert "The pod that copies cannot start: its image cannot be pulled (edl/submitter:0)" in desk.err
+    assert "--image, or the variable EDL_SUBMITTER_IMAGE" in desk.err
+    assert "job file" not in desk.err + desk.out
+
+
+def test_who_may_not_exec_starts_no_pod(desk: Desk) -> None:
+    desk.cluster.denied.add(("get", "pods/exec"))
+    assert desk.edl("data", "cp", "mnist", "files:/data") == 2
+    assert "You may not get pods/exec in namespace team; nothing was created" in desk.err
+    assert "the Role edl-data-copy" in desk.err
+    assert desk.cluster.created == []
 
 
 def test_a_directory_in_the_place_of_a_file(desk: Desk, claim: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.cluster_desk import Desk
@@ -13,9 +15,10 @@ from published_job import SPEC, TOLD, container, put_job, put_pod
 from small_cluster import SmallCluster
 
 from edl.core.cluster import Role
+from edl.kube import names
 from edl.kube.copying import Place
 from edl.kube.errors import translate
-from edl.kube.kinds import PODS
+from edl.kube.kinds import PODS, Manifest
 from edl.kube.printed import Chosen, chosen_pods, stored
 from edl.spec.publication import Publication
 
@@ -80,6 +83,45 @@ def test_of_pods_that_are_gone_from_the_volume(desk: Desk, claim: Path) -> None:
     assert desk.edl("logs", "mnist", "--role", "worker", "--stored") == 0
     assert desk.out == "[worker-0] first\n[worker-0] last\n[worker-3] three\n"
     assert len(desk.cluster.of(PODS)) == 3
+
+
+def test_the_volume_is_read_by_the_jobs_own_image(desk: Desk, claim: Path) -> None:
+    made = readers(desk)
+    assert desk.edl("logs", "mnist", "--role", "worker", "--stored") == 0
+    assert [(spec["containers"][0]["image"], spec["imagePullSecrets"]) for spec in made] == [
+        ("registry.example/mnist:1", [{"name": "puller"}])
+    ]
+
+
+def test_an_image_that_is_gone_gives_way_to_the_submitters(
+    desk: Desk, claim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDL_SUBMITTER_IMAGE", "registry.example/submitter:1")
+    made = readers(desk, gone="registry.example/mnist:1")
+    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 0
+    assert desk.out == "three\n"
+    assert [spec["containers"][0]["image"] for spec in made] == [
+        "registry.example/mnist:1",
+        "registry.example/submitter:1",
+    ]
+    assert len(desk.cluster.of(PODS)) == 3
+
+
+def readers(desk: Desk, gone: str = "") -> list[dict[str, Any]]:
+    """What the pods that are made to read logs are like; one of the image ``gone`` cannot start."""
+    spec = {**SPEC, "name": "mnist", "image": "registry.example/mnist:1", "pod": {"image_pull_secrets": ["puller"]}}
+    meta = {"name": names.spec("mnist")}
+    data = {names.SPEC_KEY: json.dumps(spec)}
+    desk.cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+    made: list[dict[str, Any]] = []
+
+    def admission(thing: Manifest) -> None:
+        made.append(thing["spec"])
+        if thing["spec"]["containers"][0]["image"] == gone:
+            thing["status"] = container(gone, waiting={"reason": "ImagePullBackOff"})
+
+    desk.cluster.admissions.append(admission)
+    return made
 
 
 def test_a_worker_that_never_was(desk: Desk, claim: Path) -> None:
