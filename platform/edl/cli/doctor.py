@@ -75,4 +75,4 @@ def _end(levels: Counter[str]) -> str:
     if missing:
         lacking = f"{missing} {'thing that jobs need is' if missing == 1 else 'things that jobs need are'} missing"
         return f"{lacking}; {look}." if odd else f"{lacking}."
-    return f"Jobs can run here; {look}." if odd else "Jobs can run here."
+    return f"Nothing that jobs need was found missing; {look}." if odd else "Jobs can run here."

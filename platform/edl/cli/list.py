@@ -10,8 +10,10 @@ import typer
 
 from edl.cli.cluster_options import ContextOption, NamespaceOption, api_of
 from edl.cli.columns import age, aligned
+from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
+    from edl.kube.api import Api
     from edl.kube.jobs import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -30,6 +32,8 @@ def list_jobs(
 
     api, now = api_of(context, namespace), time.time()
     found = jobs.listed(api, everywhere=everywhere)
+    if not found and not everywhere:
+        _require_namespace(api)
     if as_json:
         print(json.dumps([told(job) for job in found]))
         return
@@ -38,6 +42,20 @@ def list_jobs(
     if not found:
         where = "the cluster" if everywhere else f"namespace {api.namespace}"
         print(f"There are no jobs in {where}. Submit one with: edl submit JOB.yaml")
+
+
+def _require_namespace(api: Api) -> None:
+    """The API server lists nothing for a namespace that is not there; who may read namespaces is told so."""
+    from edl.kube.errors import ForbiddenError, NotFoundError
+    from edl.kube.kinds import NAMESPACES
+
+    try:
+        api.get(NAMESPACES, api.namespace)
+    except NotFoundError as error:
+        hint = "Choose another with -n; kubectl get namespaces lists them, edl list -A the jobs of all."
+        raise BadInputError(f"There is no namespace {api.namespace}", hint=hint) from error
+    except ForbiddenError:  # many users may not: then it is not known
+        return
 
 
 def table(found: list[JobSeen], now: float, *, everywhere: bool) -> list[str]:

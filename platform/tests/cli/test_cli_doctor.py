@@ -51,6 +51,12 @@ def test_warnings_are_no_failure(desk: Desk, monkeypatch: pytest.MonkeyPatch) ->
     assert [json.loads(line)["level"] for line in desk.out.splitlines()] == ["OK", "WARN", "OK"]
 
 
+def test_what_is_not_known_is_not_vouched_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, FINE, ODD)
+    assert desk.edl("doctor") == 0
+    assert desk.out.endswith("Nothing that jobs need was found missing; 1 thing is worth a look.\n")
+
+
 def test_a_healthy_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, FINE)
     assert desk.edl("doctor") == 0

@@ -10,6 +10,7 @@ from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, with_status
 from small_cluster import SmallCluster
 
+from edl.kube.kinds import NAMESPACES
 from edl.spec.publication import Publication
 
 
@@ -49,5 +50,15 @@ def test_for_programs(desk: Desk) -> None:
 
 def test_without_jobs_there_is_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     desk = jobs_desk(monkeypatch, capsys, with_job=False)
+    desk.cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
     assert desk.edl("list") == 0
     assert desk.out == "There are no jobs in namespace team. Submit one with: edl submit JOB.yaml\n"
+
+
+def test_a_namespace_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    desk = jobs_desk(monkeypatch, capsys, with_job=False)
+    assert desk.edl("list") == 2
+    assert "There is no namespace team\n" in desk.err
+    desk.cluster.deny("get", NAMESPACES)
+    assert desk.edl("list") == 0
+    assert "There are no jobs in namespace team." in desk.out

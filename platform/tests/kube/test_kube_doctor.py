@@ -214,6 +214,16 @@ def test_an_image_is_pulled_and_nothing_stays(patient: Patient, status: Manifest
     assert not [key for key in patient.objects if key[0] == "pods"]
 
 
+def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(patient: Patient) -> None:
+    waiting = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
+    patient.admissions.append(lambda thing: thing.update(status=waiting))
+    one = pull(patient, "img:1", print)
+    assert one.text.startswith("img:1: The pod that tries the image cannot start: its image cannot be pulled")
+    assert "registry" in one.remedy
+    assert "job file" not in one.remedy
+    assert "pod." not in one.remedy
+
+
 def test_a_refused_pod_is_a_failure(patient: Patient) -> None:
     patient.admissions.append(lambda thing: "exceeded quota: team")
     one = pull(patient, "img:1", print)
