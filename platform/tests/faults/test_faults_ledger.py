@@ -120,6 +120,15 @@ def test_a_cut_holds_what_the_ps_said_and_what_was_closed_before() -> None:
     assert {(step.lease, step.step) for step in found.cuts[1]} == {(1, 0), (1, 1), (2, 0)}
 
 
+def test_a_cut_holds_nothing_of_a_lease_that_was_open_and_that_no_ps_had_heard_of() -> None:
+    """Its first steps were stamped with the cut: they were held back until it was taken, and entered before it was."""
+    found = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
+    found.enter({"kind": "cut_announced", "cut": 1})
+    found.enter({"kind": "progress", "lease": 2, "through": 2})
+    found.enter(cut(1, 2, {}))
+    assert {step.lease for step in found.cuts[1]} == {1}
+
+
 def test_a_cut_that_says_another_number_of_steps_is_refused() -> None:
     found = count(DATASET, leased(1, 0, 16), {"kind": "cut_announced", "cut": 1})
     with pytest.raises(LedgerError, match="cut 1 holds 1 steps, its entry says 2"):
