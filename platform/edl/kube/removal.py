@@ -16,7 +16,7 @@ from edl.kube.errors import ApiError, ConflictError, NoRightError, NotFoundError
 from edl.kube.kinds import CONFIGMAPS, JOBS, LEASES, NODES, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
 
 REMOVAL_SECONDS = 300.0
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.25
 LOST_SECONDS, LATE_SECONDS = 5.0, 30.0
 """How long past its grace period a pod may stay: on a lost node, and anywhere else."""
 _KINDS = (PODS, JOBS, CONFIGMAPS, SERVICES, SECRETS, LEASES)
