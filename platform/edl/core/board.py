@@ -19,11 +19,13 @@ class Desired:
         min: below so many workers the job is called starved.
         max: so many workers are asked for.
         stop: end the job now; it can be resumed.
+        unreadable: what is wrong with what somebody wrote; numbers of workers are then as they were.
     """
 
     min: int | None = None
     max: int | None = None
     stop: bool = False
+    unreadable: str = ""
 
 
 class Board(Protocol):

@@ -223,6 +223,13 @@ class ScaleWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class WishUnreadable:
+    """Somebody wants something of the job that cannot be read or done."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -248,6 +255,7 @@ Event = (
     | CheckpointSaved
     | StopWanted
     | ScaleWanted
+    | WishUnreadable
     | Tick
 )
 

@@ -101,6 +101,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.SnapshotTaken: snapshots.taken,
     events.CheckpointSaved: snapshots.saved,
     events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
+    events.WishUnreadable: lambda state, event, now: state.tell("warning", message=event.message),
     events.StopWanted: lambda state, event, now: state.end("Interrupted", event.reason),
     events.Tick: lambda state, event, now: reclaim.expire(state, now),
 }

@@ -65,9 +65,7 @@ def attached(state: State, event: PsAttached, now: float) -> None:
             _empty(state, pod)
         return
     if event.version and not trusted and _nothing_done(state):
-        # The journal of the master that these updates were made under is lost: their records are trained on again.
-        state.tell("warning", message=f"ps-{pod.index} holds updates of which no journal is left: it is replaced")
-        _empty(state, pod)
+        _unaccounted(state, pod, now)
         return
     # Before the first checkpoint a worker's declaration may have been faster than this answer.
     pod.attached, pod.version = True, event.version
@@ -84,6 +82,21 @@ def _nothing_done(state: State) -> bool:
     """Whether no step of the job has been made or can be on its way, as far as the journal knows."""
     training = state.training
     return state.checkpoint is None and (training is None or not (training.done_steps or training.leases))
+
+
+def _unaccounted(state: State, pod: Pod, now: float) -> None:
+    """A PS holds updates whose journal is lost, and their records will be trained on again: it begins with nothing.
+
+    Its workers have nothing to do until somebody declares the model, and have done so already: others begin, too.
+    """
+    if not state.synced:
+        _attach(state, pod, None, now)
+        return
+    state.tell("warning", message=f"ps-{pod.index} holds updates of which no journal is left: it is replaced")
+    _empty(state, pod)
+    if not state.emptied:
+        state.emptied = True
+        state.do(*(DeletePod(worker.uid, 0.0) for worker in state.fleet.live(Role.WORKER) if worker.ran))
 
 
 def _load(state: State, pod: Pod, cut: int, now: float) -> None:

@@ -61,6 +61,7 @@ class State:
         pins: the cuts that each PS keeps, by uid.
         registered: uids of PS that said where they listen before the cluster showed them.
         more_missing: more pods are to be asked for than one event asks for.
+        emptied: PS and workers were replaced because the journal knew nothing of what they had done.
         next_look: until then ``deadline`` need not look at every holder.
     """
 
@@ -91,6 +92,7 @@ class State:
     held_cuts: float = 0.0
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
+    emptied: bool = False
     holders: dict[str, Holder] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
     more_missing: bool = False

@@ -7,30 +7,35 @@ from dataclasses import replace
 
 from edl.core.board import Desired
 from edl.core.errors import BadInputError
+from edl.core.settings import MOST_WORKERS
 from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.errors import ConflictError
 from edl.kube.kinds import JOBS, Manifest
 
 _ATTEMPTS = 5
+_SHOWN = 80
 ANY = (0, 2**31 - 1)
 """Bounds of a spec that is not looked at."""
 
 
 def desired_of(job: Manifest) -> Desired:
-    """What is wanted of a Job; what cannot be read is not wanted."""
+    """What is wanted of a Job, or what is wrong with it."""
     return read(job["metadata"].get("annotations", {}).get(names.DESIRED, ""))
 
 
 def read(text: str) -> Desired:
-    """The wish that an annotation holds; anybody may write one, so that what is no wish is none."""
+    """The wish that an annotation holds; anybody may write one. One that is wrong changes no number of workers."""
     try:
         value = json.loads(text or "{}")
     except ValueError:
-        return Desired()
+        return _unreadable(text, "it is not JSON")
     if not isinstance(value, dict):
-        return Desired()
-    return Desired(_count(value.get("min")), _count(value.get("max")), value.get("stop") is True)
+        return _unreadable(text, "it is not a JSON object")
+    wrong = next((why for name, what in value.items() if (why := _wrong(name, what))), "")
+    if wrong:
+        return replace(_unreadable(text, wrong), stop=value.get("stop") is True)
+    return Desired(value.get("min"), value.get("max"), value.get("stop") is True)
 
 
 def write(desired: Desired) -> str:
@@ -48,14 +53,18 @@ def merged(known: Desired, wanted: Desired, spec: tuple[int, int]) -> Desired:
         spec: ``workers.min`` and ``workers.max`` of the job file.
 
     Raises:
-        BadInputError: more workers would be needed than asked for, or none at all.
+        BadInputError: more workers would be needed than asked for, none at all, or more than a job may have.
     """
     found = replace(
         known,
+        unreadable="",
         min=known.min if wanted.min is None else wanted.min,
         max=known.max if wanted.max is None else wanted.max,
         stop=known.stop or wanted.stop,
     )
+    for name, asked in (("--min", wanted.min), ("--max", wanted.max)):
+        if asked is not None and asked > MOST_WORKERS:
+            raise BadInputError(f"{name} {asked}: a job has at most {MOST_WORKERS} workers")
     low, high = (spec[0] if found.min is None else found.min), (spec[1] if found.max is None else found.max)
     if high < 1:
         raise BadInputError("a job needs at least one worker", hint="`edl stop` ends a job.")
@@ -87,5 +96,21 @@ def pin(api: Api, job: str, wanted: Desired, spec: tuple[int, int], *, namespace
     raise AssertionError("unreachable")
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+def _wrong(name: str, value: object) -> str:
+    """What is wrong with one member of a wish; empty if nothing is."""
+    if name == "stop":
+        return "" if isinstance(value, bool) else "stop is true or false"
+    if name not in ("min", "max"):
+        return f"nobody knows {_shown(name)}: min, max and stop can be wanted"
+    least = 0 if name == "min" else 1
+    if value is None or (type(value) is int and least <= value <= MOST_WORKERS):
+        return ""
+    return f"{name} is a whole number from {least} to {MOST_WORKERS}"
+
+
+def _unreadable(text: str, why: str) -> Desired:
+    return Desired(unreadable=f"the annotation {names.DESIRED} of the Job is ignored, {why}: {_shown(text)}")
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

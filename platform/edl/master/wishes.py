@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from edl.core.board import Desired
-from edl.core.events import Event, ScaleWanted, StopWanted
+from edl.core.events import Event, ScaleWanted, StopWanted, WishUnreadable
 
 
 def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
@@ -18,4 +18,7 @@ def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
         if wish.stop:
             yield StopWanted("stopped by its user")
             return
-        yield ScaleWanted(wish.min, wish.max)
+        if wish.unreadable:
+            yield WishUnreadable(wish.unreadable)
+        else:
+            yield ScaleWanted(wish.min, wish.max)

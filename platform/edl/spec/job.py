@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from edl.core.settings import MOST_WORKERS
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
 from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.node import Json
@@ -187,7 +188,9 @@ class Workers:
     """The elastic part of the job."""
 
     min: Annotated[int, Option(_COUNT, "Below this many workers the job is called starved; it goes on.", "workers")] = 1
-    max: Annotated[int, Option(_POSITIVE, "As many workers are asked for; edl run starts this many.", "workers")] = 2
+    max: Annotated[
+        int, Option(Whole(1, MOST_WORKERS), "As many workers are asked for; edl run starts this many.", "workers")
+    ] = 2
     priority: Annotated[
         str,
         Option(

@@ -53,25 +53,28 @@ class ScalarKind:
 
 @dataclass(frozen=True, slots=True)
 class Whole(ScalarKind):
-    """A whole number of at least ``minimum``."""
+    """A whole number of at least ``minimum`` and at most ``maximum``."""
 
     minimum: int | None = 0
+    maximum: int | None = None
 
     @property
     def expected(self) -> str:
         """What is allowed, to stand after 'must be'."""
-        return "a whole number" if self.minimum is None else f"a whole number of at least {self.minimum}"
+        least = "" if self.minimum is None else f" of at least {self.minimum}"
+        return f"a whole number{least}" + ("" if self.maximum is None else f" and at most {self.maximum}")
 
     def read(self, node: Node, place: Place) -> Any:
         """The value, or None with a problem reported."""
         number = whole(node.value)
-        if number is None or number < _floor(self.minimum):
+        if number is None or number < _floor(self.minimum) or (self.maximum is not None and number > self.maximum):
             return self.refuse(node, place, _unquote(node.value))
         return number
 
     def schema(self) -> dict[str, Json]:
         """JSON Schema of what read accepts."""
-        return {"type": "integer"} | ({} if self.minimum is None else {"minimum": self.minimum})
+        limits = {"minimum": self.minimum, "maximum": self.maximum}
+        return {"type": "integer"} | {name: limit for name, limit in limits.items() if limit is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def test_wishes_add_up(desk: Desk) -> None:
         ((), "nothing is to be changed"),
         (("--min", "5"), "min would be 5, more than max, which is 4\n  Give --max too."),
         (("--min", "5", "--max", "2"), "min would be 5, more than max, which is 2"),
+        (("--max", "100000"), "--max 100000: a job has at most 10000 workers"),
         (("--max", "0"), "Invalid value for '--max'"),
     ],
 )

@@ -11,6 +11,7 @@ from core.masters import Masters, alive, killed
 
 from edl.core.cluster import Role
 from edl.core.events import (
+    AttachPs,
     DatasetDescribed,
     DeletePod,
     Event,
@@ -151,3 +152,12 @@ def test_parameters_that_the_journal_knows_of_are_kept_without_a_volume_too() ->
     masters.restart()
     masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), PodsSynced(), PsRegistered("ps-0"))
     assert gone(masters, PsAttached("ps-0", True, 17)) == []
+
+
+def test_nobody_is_replaced_before_every_pod_has_been_seen() -> None:
+    masters = Masters(durable=False)
+    masters.see(alive(Role.PS, 0), PsRegistered("ps-0"))
+    wishes = masters.see(PsAttached("ps-0", True, 17))
+    assert [type(wish) for wish in wishes] == [AttachPs], "asked again"
+    assert gone(masters, alive(Role.WORKER, 0), PodsSynced()) == []
+    assert gone(masters, PsAttached("ps-0", True, 17)) == ["ps-0", "worker-0"]

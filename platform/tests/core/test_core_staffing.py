@@ -9,12 +9,14 @@ from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.core.board import Desired
 from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
-from edl.core.events import DeletePod, Event, PodChanged, PodsSynced, ScaleWanted, StartPod, Tick
+from edl.core.events import DeletePod, Event, PodChanged, PodsSynced, ScaleWanted, StartPod, Tell, Tick
 from edl.core.fleet import ASK_PATIENCE
 from edl.core.job import JobState
 from edl.core.staffing import REMIND_SECONDS, starved
 from edl.core.state import Settings
+from edl.master.wishes import events_of
 
 SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, workers_min=2)
 
@@ -105,6 +107,15 @@ def test_a_job_is_starved_while_fewer_run_than_it_should_have_at_least() -> None
     assert starved(job.state)
     job.see(alive(Role.WORKER, 1))
     assert not starved(job.state)
+
+
+def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
+    job = Job()
+    job.begin(4)
+    job.see(ScaleWanted(max=3))
+    (told,) = job.see(*events_of([Desired(unreadable="it is ignored")]))
+    assert told == Tell("warning", {"message": "it is ignored"})
+    assert job.state.workers_max == 3
 
 
 def test_a_job_keeps_one_worker_and_says_what_is_wanted_once() -> None:

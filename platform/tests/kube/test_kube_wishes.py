@@ -16,7 +16,7 @@ from edl.kube.jobs import find
 from edl.kube.kinds import JOBS
 
 COUNTS = st.none() | st.integers(0, 100)
-DESIRED = st.builds(Desired, COUNTS, COUNTS, st.booleans())
+DESIRED = st.builds(Desired, COUNTS, st.none() | st.integers(1, 100), st.booleans())
 
 
 @given(DESIRED)
@@ -24,9 +24,43 @@ def test_a_wish_survives_the_way(desired: Desired) -> None:
     assert wishes.read(wishes.write(desired)) == desired
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"max": "4"}', '{"min": -1}', '{"max": true}', '{"stop": "yes"}'])
-def test_what_is_no_wish_wants_nothing(text: str) -> None:
-    assert wishes.read(text) == Desired()
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not JSON: {"),
+        ("[]", "not a JSON object"),
+        ('{"max": "4"}', "max is a whole number from 1 to 10000"),
+        ('{"max": 0}', "max is a whole number from 1"),
+        ('{"min": -1, "max": 3}', "min is a whole number from 0"),
+        ('{"max": true}', "max is a whole number"),
+        ('{"max": 100000}', "max is a whole number from 1 to 10000"),
+        ('{"stop": "yes"}', "stop is true or false"),
+        ('{"maximum": 4}', "nobody knows maximum"),
+    ],
+)
+def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: str) -> None:
+    found = wishes.read(text)
+    assert (found.min, found.max, found.stop) == (None, None, False)
+    assert f"the annotation {names.DESIRED} of the Job is ignored" in found.unreadable
+    assert why in found.unreadable
+
+
+def test_no_wish_is_nothing_wrong() -> None:
+    assert wishes.read("") == Desired()
+
+
+def test_who_wants_it_to_stop_is_heard_whatever_else_is_wrong() -> None:
+    assert wishes.read('{"max": "4", "stop": true}').stop
+
+
+def test_a_wish_stands_in_for_one_that_could_not_be_read() -> None:
+    assert wishes.merged(wishes.read("{"), Desired(max=3), (1, 4)) == Desired(max=3)
+
+
+@pytest.mark.parametrize("wanted", [Desired(max=10_001), Desired(min=10_001, max=10_000)])
+def test_more_workers_than_a_job_may_have_are_refused(wanted: Desired) -> None:
+    with pytest.raises(BadInputError, match="10001: a job has at most 10000 workers"):
+        wishes.merged(Desired(), wanted, (1, 4))
 
 
 @given(DESIRED, DESIRED, st.integers(0, 10), st.integers(1, 10))

@@ -83,7 +83,14 @@ def test_later_overrides_win(job: Path) -> None:
             "--set volumes.first.local=a: volumes: has no item 'first'; it has 1, counted from 0",
         ),
         ("name.first=a", "--set name.first=a: name: found a mapping, must be a job name"),
-        ("workers.max=0", "--set workers.max=0: workers.max: found 0, must be a whole number of at least 1"),
+        (
+            "workers.max=10001",
+            "--set workers.max=10001: workers.max: found 10001, must be a whole number of at least 1 and at most 10000",
+        ),
+        (
+            "workers.max=0",
+            "--set workers.max=0: workers.max: found 0, must be a whole number of at least 1 and at most 10000",
+        ),
     ],
 )
 def test_wrong_override(job: Path, setting: str, message: str) -> None:

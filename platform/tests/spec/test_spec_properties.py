@@ -55,7 +55,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         case Flag():
             return st.booleans()
         case Whole():
-            return st.integers(-(2**40) if kind.minimum is None else kind.minimum, 2**40)
+            least = -(2**40) if kind.minimum is None else kind.minimum
+            return st.integers(least, 2**40 if kind.maximum is None else kind.maximum)
         case Quantity():
             return st.integers(0, 2**50) if kind.whole else st.floats(0, 1e9)
         case Number():
