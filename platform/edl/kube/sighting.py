@@ -19,6 +19,7 @@ from typing import Any
 from edl.core.cluster import Cause, Phase, PodSeen, Role
 from edl.kube import names
 from edl.kube.kinds import Manifest
+from edl.kube.last_words import last_line
 
 DELETED = "Deleted"
 _OUT_OF_MEMORY = "OOMKilled"
@@ -147,8 +148,14 @@ def _words(pod: Manifest, ending: _Ending | None, told_to_go: bool) -> tuple[str
         reason, message = _waiting(pod)
     else:
         reason = DELETED if told_to_go else _why_ended(pod, ending)
-        message = pod["status"].get("message") or ending.message
+        message = pod["status"].get("message") or _said_last(ending)
     return reason, message or str(_disruption(pod).get("message") or "")
+
+
+def _said_last(ending: _Ending) -> str:
+    """What the container or its runtime says of the end; a process that was killed did not know of it."""
+    killed = ending.exit_code in _SIGNALLED or ending.reason == _OUT_OF_MEMORY
+    return "" if killed else last_line(ending.message)
 
 
 def _why_ended(pod: Manifest, ending: _Ending) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 from edl.core.cluster import Role
@@ -33,9 +34,10 @@ def prepare(role: str, spec: str, environment: Variables) -> dict[str, str]:
         The variables that are to be set beside those of the container.
 
     Raises:
-        BadInputError: the spec, the environment or the volume is not as it must be.
+        BadInputError: the image, the spec, the environment or the volume is not as it must be.
         StorageError: the volume fails.
     """
+    _require_training_image(role)
     given = {"EDL_ROLE": role, "PYTHONUNBUFFERED": "1"}
     if role == Role.MASTER:
         return given | _master(spec, environment)
@@ -43,6 +45,17 @@ def prepare(role: str, spec: str, environment: Variables) -> dict[str, str]:
     if not run.spec.exists():  # no volume is shared: every pod has its own folder
         _write_own(run, spec)
     return given
+
+
+def _require_training_image(role: str) -> None:
+    """The submitter image has edl-role too, and nothing of what the roles import."""
+    needed = {"grpc": "gRPC", **({"tensorflow": "TensorFlow"} if role == Role.WORKER else {})}
+    lacking = [name for module, name in needed.items() if find_spec(module) is None]
+    if lacking:
+        raise BadInputError(
+            f"the image has no {' and no '.join(lacking)}: it is the submitter's, or another that cannot train",
+            hint="Use the training image, or one that edl zoo build made of it.",
+        )
 
 
 def log_file(environment: Variables) -> Path:

@@ -84,8 +84,37 @@ def disrupted(reason: str, status: str = "True") -> list[dict[str, str]]:
     return [{"type": "DisruptionTarget", "status": status, "reason": reason, "message": "words"}]
 
 
-def terminated(code: int, reason: str = "Error") -> list[dict[str, Any]]:
-    return [{"name": "edl", "state": {"terminated": {"exitCode": code, "reason": reason}}}]
+def terminated(code: int, reason: str = "Error", message: str = "") -> list[dict[str, Any]]:
+    return [{"name": "edl", "state": {"terminated": {"exitCode": code, "reason": reason, "message": message}}}]
+
+
+NOISE = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1763748000.123456       1 port.cc:153] oneDNN custom operations are on.
+2026-11-21 18:00:00.654321: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary is optimized
+To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (NOISE, ""),
+        ("", ""),
+        (f"{NOISE}Traceback (most recent call last):\n  File 'm.py', line 1\nKeyError: 'x'\n", "KeyError: 'x'"),
+        ("KeyError: 'x'\n" + NOISE, "KeyError: 'x'"),
+        ("/data/0.rec: it is damaged\n  Copy it again.\n", "/data/0.rec: it is damaged"),
+        ('exec: "edl-role": not found', 'exec: "edl-role": not found'),
+    ],
+)
+def test_of_a_containers_last_words_the_line_that_says_why(said: str, line: str) -> None:
+    assert sighting.read(running(containerStatuses=terminated(1, message=said))).message == line
+
+
+@pytest.mark.parametrize(("code", "reason"), [(137, "OOMKilled"), (137, "Error"), (143, "Error"), (1, "OOMKilled")])
+def test_what_was_killed_did_not_know_why(code: int, reason: str) -> None:
+    words = f"{NOISE}step 3 done\n"
+    assert sighting.read(running(containerStatuses=terminated(code, reason, words))).message == ""
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edl.core.errors import BadInputError
 from edl.pod.preparation import prepare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
@@ -90,6 +91,24 @@ def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, 
     assert prepare("master", spec, given | {"EDL_HOST": "fd00::7"})["EDL_MASTER_ADDRESS"] == "[fd00::7]:7070"
     written = json.loads((Path(told["EDL_RUN_DIR"]) / "spec.json").read_text())
     assert written["model"]["zoo"] == "/model_zoo"
+
+
+@pytest.mark.parametrize(
+    ("role", "lacks", "said"),
+    [
+        ("master", {"grpc", "tensorflow"}, "the image has no gRPC:"),
+        ("worker", {"grpc", "tensorflow"}, "the image has no gRPC and no TensorFlow:"),
+        ("worker", {"tensorflow"}, "the image has no TensorFlow:"),
+    ],
+)
+def test_the_submitters_image_trains_nothing_and_says_so(
+    role: str, lacks: set[str], said: str, tmp_path: Path, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edl.pod.preparation.find_spec", lambda module: None if module in lacks else object())
+    with pytest.raises(BadInputError, match=said) as refused:
+        prepare(role, spec, {"EDL_RUN_DIR": str(tmp_path / "run")})
+    assert "edl zoo build" in (refused.value.hint or "")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_role_without_a_shared_volume_writes_the_spec_itself(tmp_path: Path, spec: str) -> None:
