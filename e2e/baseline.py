@@ -55,7 +55,7 @@ def baseline(site: Site, images: Images, data: Path, folder: Path, workers: int)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             with namespace(site, images, folder / f"undisturbed-{workers}") as place:
-                place.volume.bring(data, "/mnist")
+                place.bring(data, "/mnist")
                 file.write_text(json.dumps(_run(place, workers)))
         found = json.loads(file.read_text())
     return Baseline(Noise(found["values"], CAP), found["fewer"])

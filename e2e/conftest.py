@@ -62,7 +62,7 @@ def places(request: pytest.FixtureRequest, where: Site, built: Images, data: Pat
             place = stack.enter_context(namespaces.namespace(where, built, own, volume=volume))
             made.append(place)
             if volume:
-                place.volume.bring(data, "/mnist")
+                place.bring(data, "/mnist")
             return place
 
         yield make

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from e2e.namespaces import Namespace
 from e2e.observer import Change, condition, container, phase
 from e2e.pods import SMALL_CPU
-from e2e.programs import Done, ProgramError, apply, call, edl, kubectl
+from e2e.programs import Done, ProgramError, apply, call, kubectl
 from e2e.volume import CLAIM, MOUNT
 
 from edl.core.cluster import Role
@@ -81,9 +81,9 @@ class Job:
     # ------------------------------------------------------------------ commands
 
     def edl(self, command: str, *options: str, seconds: float = 120.0) -> Done:
-        """``edl COMMAND JOB`` in the job's namespace, whatever its exit code."""
+        """``edl COMMAND JOB`` in the job's namespace, with a data scientist's rights, whatever its exit code."""
         subject = self.file if command == "submit" else self.name
-        done = edl(command, subject, "--namespace", self.place.name, *options, seconds=seconds)
+        done = self.place.person.edl(command, subject, *options, seconds=seconds)
         with (self.place.folder / "commands.txt").open("a") as log:
             log.write(
                 f"$ edl {command} {subject} {' '.join(options)}\n{done.stdout}{done.stderr}(exit {done.returncode})\n\n"
@@ -101,12 +101,20 @@ class Job:
         """``edl submit --yes``: returns when the master has started."""
         self.must("submit", "--yes", "--detach", *options)
 
-    def submit_rendered(self) -> None:
-        """``edl render | kubectl apply -f -``."""
-        done = edl("render", self.file, "--namespace", self.place.name)
+    def rendered(self) -> str:
+        """``edl render``."""
+        done = self.place.person.edl("render", self.file)
         if done.returncode:
             raise ProgramError(f"edl render: exit code {done.returncode}\n{done.stderr}")
-        apply(done.stdout, "-n", self.place.name)
+        return done.stdout
+
+    def submit_applied(self) -> None:
+        """``edl render | kubectl apply -f -``: looks whether the objects are there, which needs to read Secrets."""
+        apply(self.rendered(), "-n", self.place.name)
+
+    def submit_created(self) -> None:
+        """``edl render | kubectl create -f -``, with a data scientist's rights."""
+        self.place.person.kubectl("create", "-f", "-", stdin=self.rendered())
 
     def why(self) -> str:
         """What ``edl why`` says, in lower case."""
@@ -227,8 +235,8 @@ class Job:
 
 
 def delete_pod(place: Namespace, name: str, *options: str) -> None:
-    """``kubectl delete pod``, without waiting for its end."""
-    place.kubectl("delete", "pod", name, "--wait=false", *options)
+    """``kubectl delete pod`` by a user, without waiting for its end."""
+    place.person.kubectl("delete", "pod", name, "--wait=false", *options)
 
 
 def evict(place: Namespace, name: str) -> None:

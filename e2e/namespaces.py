@@ -10,9 +10,10 @@ from uuid import uuid4
 
 from e2e.images import Images
 from e2e.observer import Observer
-from e2e.programs import ROOT, apply, call, kubectl
+from e2e.person import Person, data_scientist
+from e2e.programs import ROOT, ProgramError, apply, call, kubectl
 from e2e.site import Site
-from e2e.volume import SharedVolume
+from e2e.volume import CLAIM, SharedVolume
 
 from edl.kube.api import Api
 from edl.kube.connection import connected
@@ -34,6 +35,7 @@ class Namespace:
         site: the cluster.
         images: on its nodes.
         folder: of this machine, for job files, fetched runs and evidence.
+        person: does what users do.
     """
 
     name: str
@@ -42,11 +44,18 @@ class Namespace:
     folder: Path
     api: Api
     observer: Observer
+    person: Person
     volume: SharedVolume = field(repr=False)
 
     def kubectl(self, *arguments: str, seconds: float = 120.0) -> str:
-        """``kubectl`` in this namespace."""
+        """``kubectl`` in this namespace, with the rights of who runs the tests."""
         return kubectl("-n", self.name, *arguments, seconds=seconds)
+
+    def bring(self, folder: Path, path: str) -> None:
+        """``edl data cp``: a folder of this machine to the claim."""
+        done = self.person.edl("data", "cp", folder, f"{CLAIM}:{path}", "--image", self.images.submitter, seconds=300)
+        if done.returncode:
+            raise ProgramError(f"edl data cp: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
 
 
 @contextmanager
@@ -65,17 +74,19 @@ def namespace(
     name = f"e2e-{folder.name[:30].replace('_', '-').strip('-')}-{uuid4().hex[:5]}"
     folder.mkdir(parents=True, exist_ok=True)
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": LABELS}})
-    shared = SharedVolume(site, name, images.submitter)
+    shared, person = SharedVolume(site, name, images.submitter), Person(name)
     api = connected(namespace=name)
     observer = Observer(api, name)
     try:
         if base:
             kubectl("apply", "-n", name, "-k", str(BASE))
+            person = data_scientist(name)
         if volume:
             shared.make()
-        yield Namespace(name, site, images, folder, api, observer, shared)
+        yield Namespace(name, site, images, folder, api, observer, person, shared)
     finally:
         observer.close()
+        person.forget()
         call("kubectl", "delete", "namespace", name, "--wait=false")
         call("kubectl", "-n", name, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
         shared.remove()

@@ -34,9 +34,11 @@ def call(
     )
 
 
-def must(*command: str | Path, stdin: str | None = None, seconds: float = 120.0) -> str:
+def must(
+    *command: str | Path, stdin: str | None = None, seconds: float = 120.0, env: dict[str, str] | None = None
+) -> str:
     """Run a program that must succeed; its standard output."""
-    done = call(*command, stdin=stdin, seconds=seconds)
+    done = call(*command, stdin=stdin, seconds=seconds, env=env)
     if done.returncode:
         raise ProgramError(
             f"{told(command)}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
@@ -44,9 +46,9 @@ def must(*command: str | Path, stdin: str | None = None, seconds: float = 120.0)
     return done.stdout
 
 
-def edl(*arguments: str | Path, seconds: float = 120.0) -> Done:
+def edl(*arguments: str | Path, seconds: float = 120.0, env: dict[str, str] | None = None) -> Done:
     """``edl`` with its arguments, whatever its exit code."""
-    return call(EDL, *arguments, seconds=seconds)
+    return call(EDL, *arguments, seconds=seconds, env=env)
 
 
 def kubectl(*arguments: str, stdin: str | None = None, seconds: float = 120.0) -> str:

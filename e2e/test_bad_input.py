@@ -9,7 +9,7 @@ from e2e import figures
 from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
 from e2e.pods import pod
-from e2e.programs import apply, call
+from e2e.programs import apply, call, edl
 from e2e.volume import CLAIM, MOUNT
 
 from edl.kube.kinds import Manifest
@@ -97,9 +97,8 @@ def test_an_image_without_the_entry_point(place: Namespace, spec: Manifest) -> N
 
 
 def test_no_cluster(place: Namespace, spec: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job.write(place, spec)
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    done = job.edl("submit", "--yes")
+    done = edl("submit", Job.write(place, spec).file, "--yes", "--namespace", place.name)
     assert done.returncode == 2
     assert "KUBECONFIG" in done.stderr
 

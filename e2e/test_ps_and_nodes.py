@@ -87,7 +87,7 @@ def _fresh(job: Job) -> int | None:
 @pytest.mark.timeout(600)
 def test_nodes_cut_off_and_back(place: Namespace, undisturbed: Undisturbed) -> None:
     """One node loses its network with a job's master on it and with another job's worker; then it comes back."""
-    node = home(place.api)
+    node = home(place.api, place.volume.node)
     with only([node]):
         headless = start(place, "headless", seconds=170)
         started = headless.wait("its master is placed", lambda: _placed(headless.master()), 30)
@@ -122,7 +122,7 @@ def test_nodes_cut_off_and_back(place: Namespace, undisturbed: Undisturbed) -> N
 @pytest.mark.timeout(600)
 def test_node_lost(place: Namespace, undisturbed: Undisturbed) -> None:
     """A node is gone with a PS and a worker on it: both are replaced; a job is deleted while the node is still down."""
-    node = home(place.api)
+    node = home(place.api, place.volume.node)
     with only([other for other in _nodes() if other != node]):
         job, doomed = start(place, "bereft", seconds=110), start(place, "doomed", seconds=300)
         for each in (job, doomed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from e2e.jobs import Job, digits
 from e2e.ledger import one_interval
@@ -9,22 +11,24 @@ from e2e.namespaces import Namespace
 
 from edl.kube import names
 
-SUBMIT = {"submitted": Job.submit, "rendered": Job.submit_rendered}
+SUBMIT = {"submitted": Job.submit, "applied": Job.submit_applied, "created": Job.submit_created}
 REMOVE = {
     "edl-delete": lambda job: job.must("delete", "--yes"),
-    "kubectl-delete": lambda job: job.place.kubectl("delete", "job", names.master(job.name)),
+    "kubectl-delete": lambda job: job.place.person.kubectl("delete", "job", names.master(job.name)),
 }
+
+
+PAIRS = [*itertools.product(("submitted", "created"), REMOVE), ("applied", "edl-delete")]
 
 
 @pytest.mark.xdist_group("removal")
 def test_nothing_is_left(place: Namespace) -> None:
     """Every way of submission with every way of removal, while the jobs train."""
     jobs = {}
-    for submitted, submit in SUBMIT.items():
-        for removed in REMOVE:
-            spec = digits(f"{submitted}-{removed}", image=place.images.zoo, seconds=300, workers=1)
-            jobs[submitted, removed] = job = Job.write(place, spec)
-            submit(job)
+    for submitted, removed in PAIRS:
+        spec = digits(f"{submitted}-{removed}", image=place.images.zoo, seconds=300, workers=1)
+        jobs[submitted, removed] = job = Job.write(place, spec)
+        SUBMIT[submitted](job)
     for (_, removed), job in jobs.items():
         job.wait_training(workers=1)
         REMOVE[removed](job)

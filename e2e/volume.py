@@ -10,7 +10,7 @@ from pathlib import Path
 
 from e2e import site
 from e2e.pods import pod
-from e2e.programs import ProgramError, apply, edl, kubectl
+from e2e.programs import ProgramError, apply, kubectl
 from e2e.site import Delivery, Site
 
 from edl.kube.kinds import Manifest
@@ -43,13 +43,10 @@ class SharedVolume:
         apply(reader, "-n", self.namespace)
         kubectl("-n", self.namespace, "wait", "--for=condition=Ready", f"pod/{READER}", "--timeout=90s")
 
-    def bring(self, folder: Path, path: str) -> None:
-        """``edl data cp``: a folder of this machine to the claim."""
-        done = edl(
-            "data", "cp", folder, f"{CLAIM}:{path}", "--namespace", self.namespace, "--image", self.image, seconds=300
-        )
-        if done.returncode:
-            raise ProgramError(f"edl data cp: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    @property
+    def node(self) -> str:
+        """Where the reader runs: a scenario that loses this node cannot look at its runs."""
+        return kubectl("-n", self.namespace, "get", "pod", READER, "-o", "jsonpath={.spec.nodeName}")
 
     def fetch(self, path: str, folder: Path) -> Path:
         """What is below ``path`` of the claim, as it is now, into a folder of this machine."""

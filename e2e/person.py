@@ -1,0 +1,64 @@
+"""Who uses a namespace of these tests: the account ``edl-data-scientist``, with the rights that are shipped for it.
+
+Whatever a user does is done with these rights, so that a right that is missing in ``kustomize/base`` fails a scenario.
+What admins, drains and faults do is done, and what happens is observed, with those of ``KUBECONFIG``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.programs import ROOT, Done, apply, edl, kubectl, must
+
+ACCOUNT = "edl-data-scientist"
+COPY = "edl-data-copy"
+LIFETIME = "4h"
+_KUBECONFIGS = ROOT / "e2e" / ".state" / "people"
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody who trains in one namespace.
+
+    Attributes:
+        namespace: theirs.
+        kubeconfig: says so, with their token. None: nothing is installed there, and they act as who runs the tests.
+    """
+
+    namespace: str
+    kubeconfig: Path | None = None
+
+    @property
+    def _env(self) -> dict[str, str]:
+        return {} if self.kubeconfig is None else {"KUBECONFIG": str(self.kubeconfig)}
+
+    def edl(self, *arguments: str | Path, seconds: float = 120.0) -> Done:
+        """``edl`` in their namespace, whatever its exit code."""
+        return edl(*arguments, "--namespace", self.namespace, seconds=seconds, env=self._env)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """``kubectl`` in their namespace; its standard output."""
+        return must("kubectl", "-n", self.namespace, *arguments, stdin=stdin, env=self._env)
+
+    def forget(self) -> None:
+        """Remove the kubeconfig; the token ends with its account."""
+        if self.kubeconfig is not None:
+            self.kubeconfig.unlink(missing_ok=True)
+
+
+def data_scientist(namespace: str) -> Person:
+    """The account of a namespace in which ``kustomize/base`` is installed; it may copy data, too."""
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": COPY}
+    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": COPY}}
+    apply({**binding, "roleRef": role, "subjects": [subject]}, "-n", namespace)
+    token = kubectl("-n", namespace, "create", "token", ACCOUNT, f"--duration={LIFETIME}").strip()
+    config = json.loads(kubectl("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))
+    config["users"][0]["user"] = {"token": token}
+    _KUBECONFIGS.mkdir(parents=True, exist_ok=True)
+    file = _KUBECONFIGS / f"{namespace}.json"
+    file.touch(mode=0o600)
+    file.write_text(json.dumps(config))
+    return Person(namespace, file)
