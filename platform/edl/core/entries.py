@@ -92,9 +92,17 @@ def _returned(state: State, entry: Mapping[str, Any]) -> None:
         state.revoked.add(number)
         oldest = state.oldest()
         state.revoked = {other for other in state.revoked if other >= oldest}
-        for revocation in state.revocations:
+        _settled(state, number)
+
+
+def _settled(state: State, number: int) -> None:
+    """A lease is back; with its last one a revocation is over. A thousand may be on their way at once."""
+    for revocation in state.revocations:
+        if number in revocation.leases:
             revocation.leases = tuple(other for other in revocation.leases if other != number)
-        state.revocations = [x for x in state.revocations if x.leases]
+            if not revocation.leases:
+                state.revocations.remove(revocation)
+            return
 
 
 def _cut(state: State, entry: Mapping[str, Any]) -> None:

@@ -79,7 +79,8 @@ class Holder:
 
     def unknown(self, patience: Patience) -> list[int]:
         """Leases that the worker does not speak of though it speaks: it never heard of them."""
-        return [number for number, at in self.mentioned.items() if self.heard - at >= patience.silence]
+        latest = self.heard - patience.silence
+        return [number for number, at in self.mentioned.items() if at <= latest]
 
     def expired(self, now: float, patience: Patience) -> dict[int, str]:
         """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""

@@ -160,15 +160,15 @@ class State:
         held = [
             (kind, lease)
             for kind, ledger in self.ledgers.items()
-            for lease in ledger.leases.values()
-            if lease.worker == worker and not lease.revoking
+            for lease in ledger.held(worker)
+            if not lease.revoking
         ]
         return sorted(held, key=lambda item: item[1].number)
 
     def holds_training(self, worker: str) -> bool:
         """Whether a worker may still push: it holds training leases, or their way back is not over."""
         training = self.training
-        return training is not None and any(lease.worker == worker for lease in training.leases.values())
+        return training is not None and bool(training.held(worker))
 
     def next_number(self) -> int:
         """The number that the next lease gets."""

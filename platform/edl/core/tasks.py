@@ -11,7 +11,7 @@ The methods that change a ledger are called from ``JobState.apply`` only, live a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,8 @@ class Ledger:
     quarantined: list[Work] = field(default_factory=list)
     outstanding_steps: int = 0
     """Steps that are leased and not done; kept, because every question for work asks for it when steps are limited."""
+    _held: dict[str, dict[int, Lease]] = field(default_factory=dict)
+    """The leases by worker, for the same reason: a thousand workers hold two each."""
 
     def __post_init__(self) -> None:
         if not self.plan.count:
@@ -105,6 +107,10 @@ class Ledger:
     def lowest(self) -> int | None:
         """The oldest lease; they are granted in the order of their numbers, and a dict keeps that order."""
         return next(iter(self.leases), None)
+
+    def held(self, worker: str) -> Collection[Lease]:
+        """The leases of one worker, oldest first."""
+        return self._held.get(worker, _NOTHING).values()
 
     def next(self, max_steps: int | None = None) -> Work | None:
         """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing."""
@@ -133,8 +139,20 @@ class Ledger:
         rest = whole.split(work.end)[1]
         if rest.records:
             self.returned.appendleft(rest)
-        lease = self.leases[number] = Lease(number, work, self.minibatch, worker)
+        lease = self._enter(Lease(number, work, self.minibatch, worker))
         self.outstanding_steps += lease.steps
+        return lease
+
+    def _enter(self, lease: Lease) -> Lease:
+        self.leases[lease.number] = self._held.setdefault(lease.worker, {})[lease.number] = lease
+        return lease
+
+    def _close(self, number: int) -> Lease:
+        lease = self.leases.pop(number)
+        held = self._held[lease.worker]
+        del held[number]
+        if not held:
+            del self._held[lease.worker]
         return lease
 
     def _advance(self) -> None:
@@ -156,7 +174,7 @@ class Ledger:
     def done(self, number: int) -> int:
         """Enter the whole range as done and close the lease; returns the records this adds."""
         added = self.progress(number, self.leases[number].steps)
-        del self.leases[number]
+        self._close(number)
         return added
 
     def give_back(self, number: int, through: int, quarantine: int = 0) -> Work:
@@ -165,7 +183,7 @@ class Ledger:
         The first ``quarantine`` records of the rest are put aside instead.
         """
         self.progress(number, through)
-        lease = self.leases.pop(number)
+        lease = self._close(number)
         self.outstanding_steps -= lease.steps - lease.through
         rest = lease.work.split(lease.position(lease.through))[1]
         if quarantine:
@@ -209,7 +227,9 @@ class Ledger:
         """Become what ``snapshot`` described."""
         self.epoch, self.index = state["epoch"], state["index"]
         self.returned = deque(Work(*row) for row in state["returned"])
-        self.leases = {n: Lease(n, Work(*row), m, w, t) for n, row, m, w, t in state["leases"]}
+        self.leases, self._held = {}, {}
+        for n, row, m, w, t in state["leases"]:
+            self._enter(Lease(n, Work(*row), m, w, t))
         self.outstanding_steps = sum(lease.steps - lease.through for lease in self.leases.values())
         self.done_records, self.done_steps = state["done_records"], state["done_steps"]
         self.quarantined = [Work(*row) for row in state["quarantined"]]
@@ -224,6 +244,9 @@ class Ledger:
         for number in sorted(copy.leases, reverse=True):
             copy.give_back(number, applied.get(number, 0))
         return copy.snapshot()
+
+
+_NOTHING: Mapping[int, Lease] = {}
 
 
 def _row(work: Work) -> list[Any]:

@@ -150,6 +150,13 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.lowest() == min(self.leased, default=None)
 
     @invariant()
+    def who_holds_what_is_what_the_leases_say(self) -> None:
+        ledger = self.ledger
+        workers = {lease.worker for lease in ledger.leases.values()}
+        for worker in {*workers, "nobody"}:
+            assert list(ledger.held(worker)) == [x for x in ledger.leases.values() if x.worker == worker]
+
+    @invariant()
     def ranges_show_what_is_neither_planned_nor_done(self) -> None:
         found: dict[str, Counter[Record]] = {"returned": Counter(), "leased": Counter(), "quarantined": Counter()}
         for place, work in self.ledger.ranges():

@@ -17,6 +17,7 @@ from edl.core.job import JobState
 from edl.core.pod import Pod
 from edl.core.settings import MOST_WORKERS, Settings
 from edl.core.staffing import BATCH, SOON
+from edl.core.tasks import Lease
 
 SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)
 RECORDS = (("a", 10**9),)
@@ -105,27 +106,29 @@ def test_nobody_is_heard_who_wants_more_workers_than_there_may_be() -> None:
 
 
 class Looks:
-    """How often the core asked a pod whether it stays."""
+    """How often the core looked at a pod or a lease."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
         for name in ("live", "building", "index", "elevated"):
-            self._watch(monkeypatch, name)
+            self._watch(monkeypatch, Pod, name)
+        for name in ("number", "worker"):
+            self._watch(monkeypatch, Lease, name)
 
-    def _watch(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        there = getattr(Pod, name)
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> None:
+        there = getattr(kind, name)
 
-        def read(pod: Pod) -> Any:
+        def read(one: object) -> Any:
             self.count += 1
-            return there.__get__(pod)
+            return there.__get__(one)
 
-        def write(pod: Pod, value: Any) -> None:
-            there.__set__(pod, value)
+        def write(one: object, value: Any) -> None:
+            there.__set__(one, value)
 
-        monkeypatch.setattr(Pod, name, property(read, write))
+        monkeypatch.setattr(kind, name, property(read, write))
 
     def of(self, job: Job, *events: ev.Event) -> int:
-        """Looks at pods during the dearest of some events."""
+        """Looks during the dearest of some events."""
         dearest = 0
         for event in events:
             before = self.count
@@ -135,14 +138,15 @@ class Looks:
 
 
 def costs(monkeypatch: pytest.MonkeyPatch, workers: int) -> dict[str, int]:
-    """Looks at pods that the dearest event of each kind costs in a job with so many workers, some of them pending."""
+    """Looks that the dearest event of each kind costs in a job with so many workers that hold leases, some pending."""
     looks, job = Looks(monkeypatch), Job().grown(workers)
     job.see(ev.ScaleWanted(1, 2 * workers), *(ev.Tick() for _ in range(2 * workers // BATCH)))
     waits = [ev.PodChanged(PodSeen(f"worker-{workers + i}", Role.WORKER, workers + i, Phase.PENDING)) for i in range(5)]
-    who = [f"worker-{index}" for index in range(5)]
+    who = [f"worker-{index}" for index in range(workers)]
     job.see(*waits)
     granted = [c for w in who for c in job.see(ev.LeaseWanted(w)) if isinstance(c, ev.Granted)]
     steps = [ev.Steps(grant.lease, 1) for grant in granted]
+    assert len(granted) == workers
     return {
         "wants work": looks.of(
             job, *(ev.LeaseWanted(w, frozenset({g.lease})) for w, g in zip(who, granted, strict=True))
