@@ -34,7 +34,7 @@ def problems(spec: JobSpec) -> list[Broken]:
 
 def notes(spec: JobSpec) -> list[str]:
     """What works, and costs something that is easily overlooked."""
-    return [*_without_volume(spec), *_host_paths(spec), *_unkept_export(spec)]
+    return [*_without_volume(spec), *_host_paths(spec), *_data_elsewhere(spec), *_unkept_export(spec)]
 
 
 def _image(spec: JobSpec) -> Iterator[Broken]:
@@ -50,10 +50,14 @@ def _strategy(spec: JobSpec) -> Iterator[Broken]:
 
 
 def _data(spec: JobSpec) -> Iterator[Broken]:
+    for name, path in _data_paths(spec):
+        if not path.startswith("/"):
+            yield Broken(name, _misplaced(path), _IN_A_VOLUME)
+
+
+def _data_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name in ("training", "validation", "prediction"):
-        for path in getattr(spec.data, name):
-            if "://" not in path and not _kept(path, spec):
-                yield Broken(f"data.{name}", _misplaced(path), _IN_A_VOLUME)
+        yield from ((f"data.{name}", path) for path in getattr(spec.data, name) if "://" not in path)
 
 
 def _export(spec: JobSpec) -> Iterator[Broken]:
@@ -146,6 +150,13 @@ def _host_paths(spec: JobSpec) -> Iterator[str]:
                 f"refuse it; elsewhere {volume.host_path} must be the same directory on every node, writable for uid "
                 f"{spec.security.run_as.user}"
             )
+
+
+def _data_elsewhere(spec: JobSpec) -> Iterator[str]:
+    """What the image holds, or pod.overrides mount, can be known by nobody before the pods run."""
+    for name, path in _data_paths(spec):
+        if path.startswith("/") and not _kept(path, spec):
+            yield f"{name}: {path} is not in a volume of the job, so the image or pod.overrides must bring it"
 
 
 def _unkept_export(spec: JobSpec) -> Iterator[str]:

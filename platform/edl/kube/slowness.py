@@ -9,7 +9,7 @@ from itertools import dropwhile, pairwise
 from edl.core.cluster import Cause
 from edl.kube.complaint import Complaint
 from edl.kube.jobs import JobSeen
-from edl.spec.event import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.spec.event import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
 from edl.spec.publication import Moment
 
 ENOUGH = 0.9
@@ -24,6 +24,8 @@ def slowed(job: JobSeen, called: str) -> Iterator[Complaint]:
     """What cost time so far; ``called`` is the job as the next command names it."""
     yield from _few_workers(job, called)
     yield from _losses(job.name, job.told.events, called)
+    for message in dict.fromkeys(event.message for event in job.told.events if isinstance(event, Warned)):
+        yield Complaint(job.name, message)
 
 
 def _few_workers(job: JobSeen, called: str) -> Iterator[Complaint]:

@@ -27,7 +27,7 @@ from edl.kube.happenings import Happening, of_job
 from edl.kube.jobs import JobSeen
 from edl.kube.kinds import Manifest
 from edl.kube.slowness import average_workers, slowed
-from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
 from edl.spec.publication import Failure, Moment, Publication
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
@@ -222,3 +222,9 @@ def test_both_kinds_of_events_are_read() -> None:
     first, second = of_job([{**about, **old}, {**about, **new}], "mnist")
     assert second.time - first.time == 0.5
     assert (first.count, first.warning, second.count, second.warning) == (1, False, 3, True)
+
+
+def test_a_warning_of_the_master_is_told_once() -> None:
+    warned = Warned(NOW - 30, "the job begins anew")
+    (found,) = slowed(seen(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
+    assert found.text == "the job begins anew"
