@@ -54,7 +54,7 @@ class JobState(State):
         times = [self.next_look]
         refused = (backoff.until for backoff in self.fleet.backoff.values())
         times += [at for at in (*self.fleet.not_before.values(), *refused, self.held_cuts) if at > now]
-        if self.more_missing:
+        if self.more_missing and not self.ended:
             times.append(now + staffing.SOON)
         if self.cut is not None and self.cut.awaited:
             times.append(self.cut.deadline)

@@ -18,6 +18,7 @@ from edl.core.pod import Pod
 from edl.core.settings import MOST_WORKERS, Settings
 from edl.core.staffing import BATCH, SOON
 from edl.core.tasks import Lease
+from edl.testing.simulation import World
 
 SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)
 RECORDS = (("a", 10**9),)
@@ -76,6 +77,14 @@ def test_once_all_are_asked_for_nobody_is_in_a_hurry() -> None:
     assert job.state.deadline(0.0) > SOON
 
 
+def test_a_job_that_ended_while_it_grew_is_in_no_hurry() -> None:
+    job = Job()
+    job.see(ev.PodsSynced(), ev.ScaleWanted(1, 1000))
+    assert job.state.deadline(0.0) == SOON
+    job.see(ev.StopWanted("stopped by its user"))
+    assert job.state.deadline(0.0) > SOON
+
+
 def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
     job = Job().grown(1000)
     asked = [index for i in range(1000) for index in started(job.see(lost(i)))]
@@ -100,6 +109,14 @@ def test_nobody_is_heard_who_wants_more_workers_than_there_may_be() -> None:
     job = Job()
     job.see(ev.ScaleWanted(10**9, 10**9))
     assert job.state.workers_max == MOST_WORKERS
+
+
+def test_a_job_with_more_workers_than_a_batch_comes_to_its_end() -> None:
+    world = World(Settings(minibatch=8, task_records=8, workers=BATCH + 20), (("a", 1_600),), seed=1)
+    world.run(3600.0)
+    world.check_end()
+    asked = [tell.fields for tell in world.told if tell.event == "role_asked"]
+    assert sum(fields["role"] == "worker" for fields in asked) == BATCH + 20
 
 
 # ------------------------------------------------------------------------------------------------ what one event costs
