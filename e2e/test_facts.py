@@ -10,17 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from e2e import namespaces
+from e2e import namespaces, site
 from e2e.capacity import home, only
 from e2e.conftest import ARTIFACTS
-from e2e.faults import lost
+from e2e.faults import cut_off, lost
 from e2e.images import Images
-from e2e.jobs import delete_pod, evict
+from e2e.jobs import delete_pod, evict, in_container
 from e2e.namespaces import Namespace
 from e2e.observer import condition, container, phase
 from e2e.pods import pod, template
 from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import Site
+from e2e.talking import ADDRESSES, CLIENT, PORT, SERVER
+from e2e.volume import CLAIM, MOUNT, READER
 
 from edl.kube.errors import GoneError
 from edl.kube.kinds import PODS, SECRETS, Manifest
@@ -35,6 +37,13 @@ UNTIL_TOLD = "trap 'exit {code}' TERM; echo listening; sleep 1000 & wait"
 def bare(where: Site, built: Images) -> Iterator[Namespace]:
     """A namespace that enforces ``restricted``, without anything of EDL's."""
     with namespaces.namespace(where, built, ARTIFACTS / "facts", volume=False, base=False) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def shared(where: Site, built: Images) -> Iterator[Namespace]:
+    """A namespace with the shared claim."""
+    with namespaces.namespace(where, built, ARTIFACTS / "facts-volume") as place:
         yield place
 
 
@@ -136,6 +145,24 @@ def test_setting_the_back_off_limit_to_0_makes_the_next_failure_the_last(bare: N
     pod_of(bare, "failing")
     bare.kubectl("patch", "job", "failing", "-p", '{"spec":{"backoffLimit":0}}')
     bare.observer.wait("the Job fails", lambda: condition(bare.observer.job("failing") or {}, "Failed"))
+
+
+@pytest.mark.matrix
+def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare: Namespace) -> None:
+    """The Job controller's back-off: a pod that is deleted counts as a failure."""
+    start_job(bare, "deleted", UNTIL_TOLD.format(code=143))
+    waits = []
+    for _ in range(2):
+        found = pod_of(bare, "deleted")
+        uid, name = found["metadata"]["uid"], listens(bare, found)
+        delete_pod(bare, name)
+        # Replacements are counted from the end before: one that is young would bring the next one forward.
+        after = pod_of(bare, "deleted", other_than=uid)["metadata"]["uid"]
+        gone = bare.observer.wait_change("it goes", lambda change, uid=uid: change.uid == uid and change.leaving)
+        made = bare.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
+        waits.append(made.at - gone.at)
+    assert 8 < waits[0] < 16, waits
+    assert 18 < waits[1] < 30, waits
 
 
 # ---------------------------------------------------------------------- owners
@@ -248,6 +275,85 @@ def test_a_deleted_pod_keeps_its_name_until_it_is_gone(bare: Namespace) -> None:
     bare.api.delete(PODS, "slow", uid=uid, grace=0)
     bare.observer.wait("it is gone", lambda: bare.observer.pod("slow") is None or None, 10)
     start(bare, "slow", "sleep 1000")
+
+
+# ---------------------------------------------------------------------- addresses
+
+
+def serve(place: Namespace, name: str, **spec: Any) -> str:
+    """A Service with one pod of the same name behind it, both running; the pod's address."""
+    server = pod(name, place.images.submitter, "python3", "-c", SERVER, labels={"app": name}, **spec.pop("pod", {}))
+    ports = [{"port": PORT}]
+    service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}}
+    apply({**service, "spec": {"selector": {"app": name}, "ports": ports, **spec}}, "-n", place.name)
+    apply(server, "-n", place.name)
+    ready = lambda: condition(place.observer.pod(name) or {}, "Ready") and place.observer.pod(name)  # noqa: E731
+    return str(place.observer.wait(f"{name} is ready", ready)["status"]["podIP"])
+
+
+def says(place: Namespace, name: str, what: str, seconds: float = 60.0) -> str:
+    """All that a pod has said, once ``what`` is in it."""
+    said = lambda: call("kubectl", "-n", place.name, "logs", name).stdout  # noqa: E731
+    return str(place.observer.wait(f"{name} says {what}", lambda: text if what in (text := said()) else None, seconds))
+
+
+def connected(place: Namespace, service: str) -> str:
+    """A pod with a connection through the Service; its name."""
+    name = f"to-{service}"
+    apply(pod(name, place.images.submitter, "python3", "-c", CLIENT, service), "-n", place.name)
+    says(place, name, "connected")
+    return name
+
+
+def test_dns_answers_of_a_headless_service_may_be_old(bare: Namespace) -> None:
+    """Whoever asked may keep the address of a pod for as long as the answer says: up to 30 seconds."""
+    address = serve(bare, "headless", clusterIP="None")
+    start(bare, "asking", "sleep 1000")
+    ask = lambda: json.loads(in_container(bare, "asking", "python3", "-c", ADDRESSES, "headless") or "{}")  # noqa: E731
+    found = bare.observer.wait("the pod's address", lambda: ask().get(address))
+    assert 0 < found <= 30
+
+
+def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused(bare: Namespace) -> None:
+    """A pod deleted by force on a node that is up: its kernel says so. Then no pod is behind the Service's address."""
+    serve(bare, "forced")
+    client = connected(bare, "forced")
+    delete_pod(bare, "forced", "--grace-period=0", "--force")
+    assert "reached" not in says(bare, client, "refused")
+    assert "told" in says(bare, client, "refused")
+
+
+@pytest.mark.alone
+@pytest.mark.breaks
+def test_a_connection_to_a_vanished_pod_hangs(bare: Namespace) -> None:
+    """Nobody is left who could reset a connection through a ClusterIP: hence keepalive, and deadlines on calls."""
+    node = home(bare.api)
+    with only([node]):
+        serve(bare, "vanishing")
+    with only([other for other in site.nodes() if other != node]):
+        client = connected(bare, "vanishing")
+    with cut_off(bare.site.faults, node):
+        said = says(bare, client, "silent\n" * 10)
+        assert "told" not in said
+
+
+# ---------------------------------------------------------------------- volumes
+
+
+def test_fs_group_does_not_change_who_owns_a_shared_volume(shared: Namespace) -> None:
+    """It does on an emptyDir: the pod that may write to one may still be unable to write to the other."""
+    volumes = [
+        {"name": "shared", "persistentVolumeClaim": {"claimName": CLAIM}},
+        {"name": "own", "emptyDir": {}},
+    ]
+    mounts = [{"name": "shared", "mountPath": MOUNT}, {"name": "own", "mountPath": "/own"}]
+    before = in_container(shared, READER, "stat", "-c", "%g", MOUNT).split()
+    grouped = pod("grouped", shared.images.submitter, "sleep", "1000", volumes=volumes, mounts=mounts)
+    grouped["spec"]["securityContext"]["fsGroup"] = 2345
+    apply(grouped, "-n", shared.name)
+    shared.observer.wait("it runs", lambda: phase(shared.observer.pod("grouped")) == "Running" or None)
+    assert before != ["2345"]
+    assert in_container(shared, "grouped", "stat", "-c", "%g", MOUNT, "/own").split() == [*before, "2345"]
 
 
 # ---------------------------------------------------------------------- watches
