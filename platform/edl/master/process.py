@@ -24,13 +24,13 @@ from functools import partial
 
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
-from edl.core.events import DeletePod, EndJob, Event, PodChanged, PodsSynced
-from edl.core.fleet import Pod
+from edl.core.events import EndJob, Event, PodChanged, PodsSynced
 from edl.core.job import JobState
 from edl.master import threads
 from edl.master.accounts import Accounts
 from edl.master.checkpoints import Checkpoints
 from edl.master.dataset import describe
+from edl.master.dismissal import dismiss, live
 from edl.master.ending import tell_end, tell_so_far
 from edl.master.interpreter import tune
 from edl.master.parameter_servers import ParameterServers
@@ -55,10 +55,6 @@ from edl.store.rundir import RunDir
 log = logging.getLogger("edl.master")
 
 SIGTERM_EXIT = 143
-LEAVE_SECONDS = 1.5
-"""How long workers get to leave by themselves at the end of the job."""
-GRACE_SECONDS = 0.75
-"""What pods get that are then told to go."""
 _SETTLE_SECONDS = 1.0
 _THREADS_BESIDE_WORKERS, _THREADS_A_WORKER = 16, 3
 _WORKERS_AT_LEAST = 64
@@ -250,8 +246,8 @@ class Master:
         if isinstance(event, PodChanged) and event.pod.ended:
             self._servers.ended(event.pod.uid)
         elif isinstance(event, PodsSynced):
-            live = {pod.uid for pod in self._live(Role.PS)}
-            for uid in self._servers.addresses().keys() - live:
+            known = {pod.uid for pod in live(self.shell, Role.PS)}
+            for uid in self._servers.addresses().keys() - known:
                 self._servers.ended(uid)
 
     def _follow_wishes(self) -> None:
@@ -276,7 +272,7 @@ class Master:
         log.info("job %s: %s", ended.phase, ended.reason)
         self.shell.stop_waiting()
         if self.shell.failure is None:
-            self._dismiss()
+            dismiss(self.shell, self._pods, self._around.gone_seconds)
             self.shell.settle(_SETTLE_SECONDS)  # how the last pods ended comes before how the job did
         with self.shell.lock:
             status, summary = self._reporter.status(), self._reporter.summary()
@@ -295,19 +291,3 @@ class Master:
             status, summary = self._reporter.status(), self._reporter.summary()
         self._reporter.write_status(status)
         tell_so_far(self._run, summary)
-
-    def _dismiss(self) -> None:
-        """Let the pods go, and wait until they are gone: workers were told to stop, and most leave by themselves."""
-        self._await_gone(LEAVE_SECONDS, Role.WORKER)
-        for pod in self._live(Role.WORKER, Role.PS):
-            self._pods.do(DeletePod(pod.uid, GRACE_SECONDS))
-        self._await_gone(self._around.gone_seconds, Role.WORKER, Role.PS)
-
-    def _live(self, *roles: Role) -> list[Pod]:
-        with self.shell.lock:
-            return [pod for role in roles for pod in self.shell.state.fleet.live(role)]
-
-    def _await_gone(self, seconds: float, *roles: Role) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and self._live(*roles):
-            self.shell.pause(0.05)
