@@ -19,8 +19,10 @@ class ResumeMayStandAlone(TyperCommand):
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Give a ``--resume`` that stands alone its value."""
         followers = [*args[1:], ""]
-        alone = [
-            arg == "--resume" and not self.run_id.fullmatch(after) for arg, after in zip(args, followers, strict=True)
-        ]
+        alone = [arg == "--resume" and not self.names_run(after) for arg, after in zip(args, followers, strict=True)]
         whole = [f"--resume={self.newest}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
         return super().parse_args(ctx, whole)
+
+    def names_run(self, word: str) -> bool:
+        """Whether the word after ``--resume`` is the run that is meant."""
+        return self.run_id.fullmatch(word) is not None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.cli.next_step import called
+
+if TYPE_CHECKING:
+    from edl.kube.api import Api
+    from edl.spec.status import Status
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -27,5 +33,18 @@ def stop(job: JobArgument, context: ContextOption = None, namespace: NamespaceOp
         print(
             f"Its master has not said anything yet; remove the job with: edl delete {called(job, context, namespace)}"
         )
-    else:
-        print(f"Go on with it later: edl submit JOB.yaml --resume {seen.status.run}")
+        return
+    print(_kept(api, job, seen.status))
+
+
+def _kept(api: Api, job: str, status: Status) -> str:
+    """What is there to go on with: stopping takes no checkpoint, since that may take longer than the pods have."""
+    from edl.kube.jobs import spec_of
+
+    spec = spec_of(api, job)
+    if not (spec["volumes"] or spec["storage"]["claim"]):
+        return "It has no volume, so nothing of it is kept; it cannot be resumed."
+    return (
+        "No checkpoint is made now: records done since the newest one are trained on again.\n"
+        f"Go on with it later: edl submit JOB.yaml --resume {status.run}"
+    )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from edl.cli.kubeplan import KubePlan
+from edl.core.errors import BadInputError, EdlError
 
 MOST_WIDTH = 120
 
@@ -24,6 +25,9 @@ class Voice(Protocol):
 
     def note(self, text: str) -> None:
         """For people only."""
+
+    def failed(self, error: EdlError) -> None:
+        """It came to nothing; the command prints the error itself on standard error."""
 
 
 class Words:
@@ -42,6 +46,9 @@ class Words:
         """A line."""
         print(text, flush=True)
 
+    def failed(self, error: EdlError) -> None:
+        """Nothing: what standard error says is for people."""
+
 
 class Objects:
     """JSON on standard output; what is for people only goes to standard error."""
@@ -57,6 +64,11 @@ class Objects:
     def note(self, text: str) -> None:
         """Standard error."""
         print(text, file=sys.stderr, flush=True)
+
+    def failed(self, error: EdlError) -> None:
+        """The last object: ``refused`` if nothing was asked for that could have run, else ``failed``."""
+        told = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
+        self._write({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **told})
 
     def _write(self, value: Mapping[str, Any]) -> None:
         print(json.dumps(value, allow_nan=False), flush=True)

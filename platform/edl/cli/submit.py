@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +13,15 @@ import typer
 from edl.cli.cluster_options import ContextOption, NamespaceOption, YesOption
 from edl.cli.resume_option import ResumeMayStandAlone
 from edl.cli.submission import Options, client_plan, submitted
-from edl.cli.submission_voice import voice
-from edl.core.errors import BadInputError
+from edl.cli.submission_voice import Voice, voice
+from edl.core.errors import BadInputError, EdlError
 from edl.kube.names import LATEST
 from edl.kube.render import problems
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.paths import is_shared
+
+_JOB_FILES = (".yaml", ".yml", ".json")
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -31,10 +34,16 @@ class DryRun(StrEnum):
 
 
 class RunMayBeLatest(ResumeMayStandAlone):
-    """Runs on a cluster have the uid of the Job that began them."""
+    """Whatever is neither an option nor a job file is a run, be it a wrong one: better refused than misunderstood."""
 
     run_id = re.compile(rf"{LATEST}|r[1-9][0-9]*|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+    """Runs on a cluster have the uid of the Job that began them."""
     newest = LATEST
+
+    def names_run(self, word: str) -> bool:
+        """Whether the word after ``--resume`` is meant as a run."""
+        is_file = Path(word).suffix in _JOB_FILES or Path(word).is_file()
+        return bool(word) and not word.startswith("-") and (super().names_run(word) or not is_file)
 
 
 @app.command(cls=RunMayBeLatest)
@@ -61,10 +70,19 @@ def submit(
 
     Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
     """
-    spec = load(job, settings or (), required=("training",), demands=problems)
-    _check_resume(spec, job, resume)
-    options = Options(job, resume, context, namespace, yes=yes, watch=watch, as_json=as_json)
     speaker = voice(as_json=as_json)
+    options = Options(job, resume, context, namespace, yes=yes, watch=watch, as_json=as_json)
+    try:
+        _submit(options, speaker, settings or (), dry_run)
+    except EdlError as error:
+        speaker.failed(error)
+        raise
+
+
+def _submit(options: Options, speaker: Voice, settings: Sequence[str], dry_run: DryRun | None) -> None:
+    job = options.job_file
+    spec = load(job, settings, required=("training",), demands=problems)
+    _check_resume(spec, job, options.resume)
     if dry_run is DryRun.CLIENT:
         speaker.planned(client_plan(spec, options))
         speaker.note(f"No cluster was asked. The manifests: edl render {job}")
@@ -78,4 +96,10 @@ def _check_resume(spec: JobSpec, job: Path, resume: str | None) -> None:
             "--resume needs the volume that holds the earlier run, and the job has none",
             where=str(job),
             hint="Without volumes a run is gone with its master's pod.",
+        )
+    if resume is not None and not RunMayBeLatest.run_id.fullmatch(resume):
+        raise BadInputError(
+            f"no run has the name {resume!r}: runs on a cluster have the uid of the Job that began them",
+            where="--resume",
+            hint="edl status and edl stop tell it; --resume alone goes on with the newest run.",
         )

@@ -264,6 +264,32 @@ def test_programs_read_one_object_a_line(desk: Desk) -> None:
     assert started["stage"] == "serving"
 
 
+def test_programs_read_why_it_was_refused_or_failed(desk: Desk) -> None:
+    assert desk.submit("--yes", "--json", "--set", "data.training=here") == 2
+    (refused,) = desk.events()
+    assert (refused["event"], refused["exit_code"]) == ("refused", 2)
+    assert "data.training: found 'here'" in refused["message"]
+    assert "data.training: found 'here'" in desk.err
+    desk.cluster.master = waiting("ErrImagePull", "no such image")
+    assert desk.submit("--yes", "--json") == 1
+    failed = desk.events()[-1]
+    assert (failed["event"], failed["where"], failed["exit_code"]) == ("failed", "mnist", 1)
+    assert failed["message"] == "The master did not start (ErrImagePull):\n  no such image"
+    assert failed["hint"].endswith("Everything was removed.")
+
+
+@pytest.mark.parametrize("args", [("job.yaml", "--resume", "nosuchrun"), ("--resume", "nosuchrun", "job.yaml")])
+def test_a_word_after_resume_is_a_run_though_there_can_be_none(desk: Desk, args: tuple[str, ...]) -> None:
+    assert desk.edl("submit", *args, "--yes") == 2
+    assert "no run has the name 'nosuchrun': runs on a cluster have the uid of the Job" in desk.err
+    assert desk.cluster.created == []
+
+
+def test_a_job_file_after_resume_is_no_run(desk: Desk) -> None:
+    assert desk.edl("submit", "--resume", "missing.yaml", "--yes") == 2
+    assert "missing.yaml: no such file" in desk.err
+
+
 def test_a_name_that_is_taken_creates_nothing(desk: Desk) -> None:
     assert desk.submit("--yes") == 0
     before = dict(desk.cluster.objects)
