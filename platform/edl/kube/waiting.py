@@ -54,9 +54,14 @@ _SCHEDULER = (
     ),
     _rule(r"Too many pods", "the node has as many pods as it takes", "It starts by itself when other pods have gone."),
     _rule(
-        r"had untolerated taint[s(]*\s*\{?([^\s:}]+)",
+        r"had untolerated taint[s()]*\s*\{([^\s:}]+)",
         "the node keeps pods away that do not tolerate {0}",
         "If the job may run there, add the toleration to pod.tolerations.",
+    ),
+    _rule(  # newer schedulers do not say which
+        r"had untolerated taint",
+        "the node keeps pods away that do not tolerate its taint",
+        "If the job may run there, add the toleration to pod.tolerations; kubectl describe node shows taints.",
     ),
     _rule(
         r"didn't match Pod's node affinity",

@@ -30,6 +30,14 @@ TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane:
             False,
         ),
         (
+            "0/3 nodes are available: 1 node(s) had untolerated taint(s), 2 Insufficient cpu. no new claims to "
+            "deallocate, preemption: not eligible due to preemptionPolicy=Never.",
+            "on 1 of 3 nodes the node keeps pods away that do not tolerate its taint; "
+            "on 2 of 3 nodes too little cpu is free",
+            "pod.tolerations",
+            False,
+        ),
+        (
             "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
             "on 2 of 2 nodes the node is not one that the job may use",
             "pod.node_selector",
