@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from edl.cli.cluster_options import agreed, api_of
 from edl.cli.kubeplan import KubePlan
 from edl.cli.leftovers import remove
+from edl.cli.submission_resume import check_resumable, tell_resumed
 from edl.cli.submission_voice import Voice
 from edl.cli.ticker import Ticker
 from edl.core.errors import BadInputError, EdlError, JobFailedError
@@ -98,6 +99,8 @@ def _plan(api: Api, spec: JobSpec, options: Options, request: Request) -> KubePl
     with Ticker() as ticker:
         ticker.say(f"asking {api.host} …", lasting=False)
         answers = survey(api, request)
+    if options.resume is not None:
+        check_resumable(answers.there, spec, options.resume)
     quotas = Quotas(answers.quotas or ())
     left = None if answers.quotas is None else quotas.left()
     return KubePlan(
@@ -155,6 +158,8 @@ def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> 
     facts = {"stage": sight.stage.value, "reason": sight.reason, "message": sight.message, "seconds": round(seconds, 3)}
     if sight.started:
         voice.happened("started", facts, f"The master started after {seconds:.0f} s.")
+        if options.resume is not None:
+            tell_resumed(api, made.name, voice)
     else:
         voice.happened("waiting", facts, f"Not started yet, after {seconds:.0f} s: {said(sight)}")
     if options.watch:

@@ -6,6 +6,8 @@ from edl.kube import names
 from edl.kube.jobs import JobSeen
 from edl.kube.kinds import CONFIGMAPS, JOBS, Manifest
 from edl.kube.removal import Remains
+from edl.spec.job import JobSpec
+from edl.spec.load import loads
 from edl.spec.problem import SpecError
 from edl.spec.publication import Publication
 
@@ -16,6 +18,17 @@ def existing(there: Remains) -> JobSeen | None:
         meta = job["metadata"]
         name = meta["labels"][names.JOB]
         return JobSeen(name, meta.get("namespace", ""), job, *_told(there, name))
+    return None
+
+
+def spec_of(there: Remains, name: str) -> JobSpec | None:
+    """The spec that the job was submitted with; None when its ConfigMap is gone or of another version of EDL."""
+    for page in there.of(CONFIGMAPS):
+        if page["metadata"]["name"] == names.spec(name):
+            try:
+                return loads((page.get("data") or {}).get(names.SPEC_KEY, ""), names.spec(name))
+            except SpecError:  # the new master compares with what is on the volume
+                return None
     return None
 
 

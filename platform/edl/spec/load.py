@@ -60,6 +60,20 @@ def load(
     return spec or _load_yaml(text, source, use)
 
 
+def loads(text: str, source: str) -> JobSpec:
+    """The job of a text that ``dump`` gave as JSON.
+
+    Args:
+        source: what it is called in messages.
+
+    Raises:
+        SpecError: it is no such text.
+    """
+    root = json_tree(text, source)
+    spec = None if root is None else _job(root, _Use((), (), lambda _: ()), [])
+    return spec or _load_yaml(text, source, _Use((), (), lambda _: ()))
+
+
 def dump(spec: JobSpec) -> dict[str, Json]:
     """All fields as JSON values, defaults included: what load reads back as an equal spec."""
     return JOB.write(spec)

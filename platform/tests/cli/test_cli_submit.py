@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from edl.cli import cluster_options
 from edl.kube import names, removal
 from edl.kube.errors import AwayError
 from edl.kube.kinds import JOBS, NODES, PODS, SECRETS
+from edl.spec.event import RunStarted
+from edl.spec.publication import Publication
+from edl.spec.status import Status
 
 PRIORITIES = {"high": 1000, "low": 100}
 RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -310,6 +314,51 @@ def test_an_ended_job_is_replaced_when_it_goes_on(desk: Desk, option: list[str],
     assert new["spec"]["template"]["metadata"]["annotations"][names.RUN] == run
     assert "  removes   the job of that name of 2027-01-15 08:00:00 UTC, which has ended\n" in desk.out
     assert "The ended job mnist was removed." in desk.out
+
+
+TOLD = Status(
+    job="mnist", run=RUN, run_dir=f"/data/edl/team/mnist/{RUN}", phase="Training", updated=1.0,
+    records_total=200, records_done=69,
+)  # fmt: skip
+
+
+def ended(desk: Desk, phase: str) -> None:
+    """Have the run RUN, which has ended."""
+    desk.cluster.published = Publication(replace(TOLD, phase=phase)).to_pages()
+    assert desk.submit("--yes") == 0
+    (old,) = desk.cluster.of(JOBS)
+    old["status"] = {"conditions": [{"type": "Complete" if phase == "Done" else "Failed", "status": "True"}]}
+
+
+@pytest.mark.parametrize("run", [[], [RUN]])
+def test_what_the_new_master_would_refuse_is_refused_before_anything_is_removed(desk: Desk, run: list[str]) -> None:
+    ended(desk, "Interrupted")
+    before = dict(desk.cluster.objects)
+    assert desk.submit("--yes", "--set", "train.minibatch_size=7", "--resume", *run) == 2
+    assert f"run {RUN} cannot go on with this job file" in desk.err
+    assert "train.minibatch_size was 64, is 7" in desk.err
+    assert desk.cluster.objects == before
+
+
+def test_a_run_that_is_done_is_not_removed_for_nothing(desk: Desk) -> None:
+    ended(desk, "Done")
+    before = dict(desk.cluster.objects)
+    assert desk.submit("--yes", "--resume") == 2
+    assert f"run {RUN} is done; nothing was removed" in desk.err
+    assert desk.cluster.objects == before
+
+
+def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk) -> None:
+    ended(desk, "Interrupted")
+    start = RunStarted(2.0, RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",))
+    desk.cluster.published = Publication(TOLD, (RunStarted(1.0, RUN, TOLD.run_dir), start)).to_pages()
+    assert desk.submit("--yes", "--set", "workers.max=3", "--resume") == 0
+    assert f"It goes on with run {RUN}, 34 % done.\n  changed: workers.max was 4, is 3\n" in desk.out
+    (old,) = desk.cluster.of(JOBS)
+    old["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    assert desk.submit("--yes", "--json", "--resume") == 0
+    (told,) = [event for event in desk.events() if event["event"] == "resumed"]
+    assert (told["run"], told["records_done"], told["changes"]) == (RUN, 69, ["workers.max was 4, is 3"])
 
 
 def test_a_job_that_runs_is_not_resumed(desk: Desk) -> None:
