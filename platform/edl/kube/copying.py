@@ -19,7 +19,7 @@ from edl.kube.errors import ApiError, AwayError, NoRightError, NotFoundError
 from edl.kube.execution import Execution
 from edl.kube.kinds import CLAIMS, PODS, Manifest
 from edl.kube.rights import Right, may
-from edl.kube.waiting import Wait, scarce, waits_for
+from edl.kube.waiting import OF_IMAGES, Wait, scarce, waits_for
 from edl.spec.placement import RunAs
 
 MOUNT = "/claim"
@@ -30,17 +30,6 @@ CPU, MEMORY = "100m", "64Mi"
 """What the pod asks for."""
 _POLL_SECONDS = 0.3
 _EXEC = Right("get", "pods/exec", "", "edl data", ROLE)
-_OF_IMAGES = frozenset(
-    {
-        "CreateContainerError",
-        "ErrImageNeverPull",
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "RunContainerError",
-    }
-)
-"""Reasons for which another image may help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +198,7 @@ def _await(api: Api, name: str, visit: Visit, tell: Callable[[str], None]) -> No
         wait = waits_for(found) or Wait("starting", "the pod starts")
         hint = _remedy(wait, visit) or None
         if wait.final:
-            kind = ImageError if wait.reason in _OF_IMAGES else BadInputError
+            kind = ImageError if wait.reason in OF_IMAGES else BadInputError
             raise kind(f"The pod that {visit.task} cannot start: {wait.text}", where=name, hint=hint)
         if time.monotonic() > deadline:
             raise AwayError(f"The pod that {visit.task} has not started: {wait.text}", where=name, hint=hint)
@@ -221,7 +210,7 @@ def _await(api: Api, name: str, visit: Visit, tell: Callable[[str], None]) -> No
 
 def _remedy(wait: Wait, visit: Visit) -> str:
     """What can be done; ``wait`` may speak of a job file, and this pod has none."""
-    if wait.reason in _OF_IMAGES:
+    if wait.reason in OF_IMAGES:
         return visit.remedy
     if scarce(wait.said):
         return f"It asks for {CPU} CPU and {MEMORY} of memory: try again when other pods have gone."

@@ -114,6 +114,8 @@ _CONTAINER = {
     ),
     "CrashLoopBackOff": ("its container ends again and again", "`edl logs` shows what it printed.", True),
 }
+OF_IMAGES = _CONTAINER.keys() - {"CreateContainerConfigError", "CrashLoopBackOff"}
+"""Reasons of a Wait for which another image may help."""
 _NODES = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
 
 
