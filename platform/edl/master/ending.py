@@ -10,26 +10,39 @@ from functools import partial
 from edl.core.errors import StorageError
 from edl.core.events import EndJob
 from edl.master.reporter import Reporter
-from edl.spec.event import JobEnded
+from edl.spec.event import JobEnded, RunStarted
 from edl.spec.status import Status, Summary
 from edl.store.durable import translated
-from edl.store.rundir import RunDir, write_json
+from edl.store.rundir import RunDir, tail, write_json
 
 log = logging.getLogger(__name__)
 
+_MARKS = (RunStarted.kind, JobEnded.kind)
 SUMMARY, FAILURE, DETAIL = "summary.json", "failure.json", "failure.txt"
 
 
 def tell_end(run: RunDir, reporter: Reporter, ended: EndJob, status: Status, summary: Summary) -> None:
     """Write how the job ended. The last event comes last: who reads it finds all the rest in place.
 
+    It is told once, though a master that is started again after the end reads that in its journal and comes here too.
     A file that cannot be written does not keep the others from being written: on a full disk, some are small enough.
     """
     reporter.write_status(status)
     if ended.phase == "Failed":
         _attempt(partial(_failure, run, ended))
     tell_so_far(run, summary)
-    reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
+    if not _told(run):
+        reporter.put(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
+
+
+def _told(run: RunDir) -> bool:
+    """Whether the end of this start of the run is among its events."""
+    try:
+        marks = [event["event"] for event in tail(run.events).poll() if event.get("event") in _MARKS]
+    except StorageError as error:
+        log.error("%s", error)
+        return False
+    return marks[-1:] == [JobEnded.kind]
 
 
 def tell_so_far(run: RunDir, summary: Summary) -> None:

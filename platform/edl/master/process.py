@@ -45,7 +45,7 @@ from edl.master.wishes import events_of
 from edl.rpc import edl_pb2_grpc
 from edl.rpc.channels import serve
 from edl.rpc.identity import Identity
-from edl.spec.event import RoleStarted
+from edl.spec.event import RoleStarted, Warned
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.problem import SpecError
@@ -55,6 +55,7 @@ from edl.store.rundir import RunDir
 log = logging.getLogger("edl.master")
 
 SIGTERM_EXIT = 143
+BEGINS_ANEW = "the job begins anew: it has no volume, so nothing was kept of what the master before this one knew"
 _SETTLE_SECONDS = 1.0
 _THREADS_BESIDE_WORKERS, _THREADS_A_WORKER = 16, 3
 _WORKERS_AT_LEAST = 64
@@ -148,6 +149,7 @@ class Master:
         state.replay(replay.snapshot, list(replay.entries))
         if replay.incarnation:
             log.info("replayed the journal of incarnation %d: %d entries", replay.incarnation, len(replay.entries))
+        self._anew = not (replay.incarnation or durable) and journal.incarnation > 1
         return state, journal
 
     def _own_reader(self) -> bool:
@@ -165,7 +167,10 @@ class Master:
             self.shell.begin(self._journal.incarnation)
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
-            self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
+            if self._anew:
+                self._reporter.put(Warned(time.time(), BEGINS_ANEW))
+            if not self.shell.state.ended:
+                self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
             self._accounts.start()
             parts.callback(self._accounts.close)
             self._parts = parts.pop_all()

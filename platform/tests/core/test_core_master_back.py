@@ -136,11 +136,13 @@ def test_parameters_that_the_journal_knows_nothing_of_are_not_trained_on() -> No
     masters.see(DatasetDescribed(training=(("a", 640),)), *ps, alive(Role.WORKER, 0), PodsSynced())
     masters.see(PsRegistered("ps-0"), PsRegistered("ps-1"))
     assert gone(masters, PsAttached("ps-0", True, 0)) == [], "it holds what it was declared with, and nothing else"
-    assert gone(masters, PsAttached("ps-1", True, 17)) == ["ps-1"]
+    told = gone(masters, PsAttached("ps-1", True, 17))
+    assert told == ["ps-1", "worker-0"], "who has declared the model will not do so again"
     assert not any(isinstance(answer, Granted) for answer in masters.see(LeaseWanted("worker-0")))
-    masters.see(killed(Role.PS, 1), alive(Role.PS, 1, "ps-1-b"), PsRegistered("ps-1-b"), PsAttached("ps-1-b", False, 0))
+    masters.see(killed(Role.PS, 1), killed(Role.WORKER, 0), alive(Role.WORKER, 1), alive(Role.PS, 1, "ps-1-b"))
+    masters.see(PsRegistered("ps-1-b"), PsAttached("ps-1-b", False, 0))
     assert any(
-        isinstance(answer, Granted) for answer in masters.see(ModelDeclared("worker-0"), LeaseWanted("worker-0"))
+        isinstance(answer, Granted) for answer in masters.see(ModelDeclared("worker-1"), LeaseWanted("worker-1"))
     )
     assert masters.entries("rolled_back") == []
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from master.played_job import RECORDS, PlayedJob, played_job
 from master.stage import LONG, Parts
@@ -20,9 +22,10 @@ from edl.core.events import LeaseWanted, PodChanged, Tick
 from edl.local.client import LocalCluster
 from edl.master import publishing, reporter
 from edl.master.core_time import CoreTime
-from edl.master.process import serve_job
+from edl.master.process import BEGINS_ANEW, serve_job
 from edl.master.shell import FrozenError, MasterEndsError
 from edl.master.surroundings import OneMachine, surroundings_of
+from edl.spec.event import Warned
 from edl.spec.publication import Publication
 from edl.store.rundir import read_json
 
@@ -69,9 +72,9 @@ class Pod:
     """Surroundings as on Kubernetes, without one."""
 
     gone_seconds = 1.5
-    durable = True
 
-    def __init__(self, job: PlayedJob, incarnation: int = 1) -> None:
+    def __init__(self, job: PlayedJob, incarnation: int = 1, *, durable: bool = True) -> None:
+        self.durable = durable
         self.cluster = job.cluster.connect()
         self.fence, self.board = PlayedFence(incarnation), PlayedBoard()
         self.told: list[str] = []
@@ -119,6 +122,48 @@ def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.M
         assert page.summary is not None
         assert page.summary.logs == str(job.run.logs)
         assert page.events[-1].kind == "job_ended"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_left(count: int) -> None:
+    def versions() -> list[int]:
+        servers = [played.server for played in job.servers.values()]
+        return [server.pull(server.declaration(), np.zeros(3, np.float32)) for server in servers]
+
+    at_end: list[int] = []
+    with played_job({"export": lambda task: at_end.extend(versions()) or ["x"]}, export={}, ps={"count": count}) as job:
+        job.at_step[7] = lambda worker: job.stopping.set()
+        assert job.run_master(Pod(job, durable=False)) == 143
+        assert all(versions())
+        shutil.rmtree(job.run.path)  # it was in the pod of that master
+        job.run.journal.mkdir(parents=True)
+        after = Pod(job, 2, durable=False)
+        assert job.run_master(after) == 0
+        assert (job.summary()["records_done"], job.summary()["records_lost"]) == (RECORDS, 0)
+        assert set(at_end) == {RECORDS // 2}, "every step once, none of them on top of earlier ones"
+        assert job.events("warning")[0]["message"] == BEGINS_ANEW
+        assert BEGINS_ANEW in [event.message for event in after.board.read().events if isinstance(event, Warned)]
+
+
+def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> None:
+    with played_job() as job:
+        job.at_step[7] = lambda worker: job.stopping.set()
+        assert job.run_master(Pod(job, durable=False)) == 143
+        assert job.run_master(Pod(job, 2, durable=False)) == 0
+        assert not [event for event in job.events("warning") if event["message"] == BEGINS_ANEW]
+        assert [event["index"] for event in job.events("role_asked") if event["role"] == "ps"] == [0], "once"
+
+
+def test_the_end_is_told_once_though_a_container_restarts_after_it() -> None:
+    with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
+        pod = Pod(job)
+        job.at_step[4] = lambda worker: pod.board.wishes.put(Desired(stop=True))
+        assert job.run_master(pod) == 1
+        for incarnation in (2, 3):
+            again = Pod(job, incarnation)
+            assert job.run_master(again) == 1
+            assert again.board.read().events[-1].kind == "job_ended"
+        assert [event["phase"] for event in job.events("job_ended")] == ["Interrupted"]
 
 
 def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
