@@ -156,7 +156,6 @@ def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare: Na
         found = pod_of(bare, "deleted")
         uid, name = found["metadata"]["uid"], listens(bare, found)
         delete_pod(bare, name)
-        # Replacements are counted from the end before: one that is young would bring the next one forward.
         after = pod_of(bare, "deleted", other_than=uid)["metadata"]["uid"]
         gone = bare.observer.wait_change("it goes", lambda change, uid=uid: change.uid == uid and change.leaving)
         made = bare.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
@@ -333,7 +332,10 @@ def test_a_connection_to_a_vanished_pod_hangs(bare: Namespace) -> None:
     with only([other for other in site.nodes() if other != node]):
         client = connected(bare, "vanishing")
     with cut_off(bare.site.faults, node):
-        said = says(bare, client, "silent\n" * 10)
+        delete_pod(bare, "vanishing", "--grace-period=0", "--force")
+        bare.observer.wait("it is gone", lambda: bare.observer.pod("vanishing") is None or None, 20)
+        before = says(bare, client, "connected").count("silent\n")
+        said = says(bare, client, "silent\n" * (before + 10))
         assert "told" not in said
 
 
