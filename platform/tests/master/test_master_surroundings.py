@@ -29,6 +29,10 @@ from edl.spec.event import Warned
 from edl.spec.publication import Publication
 from edl.store.rundir import read_json
 
+EPOCHS = 20
+LONGER = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": EPOCHS}
+"""Long enough that a master which is told to go has gone before the end."""
+
 
 class PlayedFence:
     def __init__(self, incarnation: int = 1) -> None:
@@ -131,7 +135,8 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
         return [server.pull(server.declaration(), np.zeros(3, np.float32)) for server in servers]
 
     at_end: list[int] = []
-    with played_job({"export": lambda task: at_end.extend(versions()) or ["x"]}, export={}, ps={"count": count}) as job:
+    results = {"export": lambda task: at_end.extend(versions()) or ["x"]}
+    with played_job(results, export={}, ps={"count": count}, train=LONGER) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master(Pod(job, durable=False)) == 143
         assert all(versions())
@@ -139,14 +144,14 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
         job.run.journal.mkdir(parents=True)
         after = Pod(job, 2, durable=False)
         assert job.run_master(after) == 0
-        assert (job.summary()["records_done"], job.summary()["records_lost"]) == (RECORDS, 0)
-        assert set(at_end) == {RECORDS // 2}, "every step once, none of them on top of earlier ones"
+        assert (job.summary()["records_done"], job.summary()["records_lost"]) == (EPOCHS * RECORDS, 0)
+        assert set(at_end) == {EPOCHS * RECORDS // 2}, "every step once, none of them on top of earlier ones"
         assert job.events("warning")[0]["message"] == BEGINS_ANEW
         assert BEGINS_ANEW in [event.message for event in after.board.read().events if isinstance(event, Warned)]
 
 
 def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> None:
-    with played_job() as job:
+    with played_job(train=LONGER) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master(Pod(job, durable=False)) == 143
         assert job.run_master(Pod(job, 2, durable=False)) == 0
