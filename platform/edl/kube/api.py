@@ -104,6 +104,7 @@ class Api:
         connection: from ``edl.kube.connection.connect``.
         pace: called before each request; may wait, so that a thousand lost pods do not flood the server.
         retries: of urllib3; see the module's docstring.
+        may: asked right before each request that changes something; one that may not be sent raises AwayError.
     """
 
     def __init__(
@@ -112,8 +113,18 @@ class Api:
         *,
         pace: Pacing | None = None,
         retries: urllib3.Retry | None = None,
+        may: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._connection, self._pace, self._retries = connection, pace or Unpaced(), retries
+        self._connection, self._pace, self._retries, self._may = connection, pace or Unpaced(), retries, may
+
+    def fenced(self, may: Callable[[], bool]) -> Api:
+        """The same server, asked for changes only while ``may`` says so.
+
+        For who may lose the right to decide without noticing, as a master does whose node is cut off: what it wanted
+        then must not be carried out when the network is back. A request that was sent in time is over, also for the
+        network, ``TIMEOUT_SECONDS`` later.
+        """
+        return Api(self._connection, pace=self._pace, retries=self._retries, may=may)
 
     @property
     def connection(self) -> Connection:
@@ -281,7 +292,7 @@ class Api:
             query,
             body=None if body is None else json.dumps(body).encode(),
             content_type=content_type,
-            timeout=TIMEOUT_SECONDS,
+            timeout=urllib3.Timeout(total=TIMEOUT_SECONDS),
             retries=self._retries_of(method),
             preload_content=True,
         )
@@ -307,6 +318,8 @@ class Api:
         asked = urlencode({name: value for name, value in (query or {}).items() if value})
         headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
         url, where = f"{self.host}{path}" + (f"?{asked}" if asked else ""), f"{method} {self.host}{path}"
+        if method != "GET" and not self._may():
+            raise AwayError("Not sent: the right to decide for this job was not renewed in time", where=where)
         try:
             response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:

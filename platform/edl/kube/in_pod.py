@@ -15,7 +15,7 @@ import urllib3
 from edl.core.errors import BadInputError
 from edl.kube.api import Connection
 from edl.kube.errors import AwayError
-from edl.kube.keepalive import SOCKET_OPTIONS
+from edl.kube.keepalive import FORGETFUL
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0
@@ -50,7 +50,7 @@ def connect_in_pod(
             where=str(account),
             hint="The pod of a master mounts that of edl-job-master: kubectl apply -k kustomize/base makes it.",
         )
-    pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=SOCKET_OPTIONS)
+    pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=FORGETFUL)
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return Connection(server, pool, _Proof(account / "token", clock), namespace)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 
 from urllib3.connection import HTTPConnection
 
@@ -13,3 +14,9 @@ SOCKET_OPTIONS = (
     *((socket.IPPROTO_TCP, getattr(socket, name), value) for name, value in _PROBES.items() if hasattr(socket, name)),
 )
 """For connections to an API server."""
+FORGETFUL = (*SOCKET_OPTIONS, (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)))
+"""The same; closing one throws away what it has not delivered.
+
+Otherwise the kernel goes on for minutes, and a request that was given up on a node without a network would arrive when
+the network is back.
+"""

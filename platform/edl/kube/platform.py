@@ -88,14 +88,14 @@ class Platform:
     """
 
     def __init__(self, spec: JobSpec, place: Place, connect: Callable[[Pacing | None], Api]) -> None:
-        api = connect(Pace())
         owners = (owner(place.job, place.job_uid),)
-        self._api, self._place = api, place
+        self._place = place
         self.durable = is_shared(spec)
         self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
+        self._api = connect(Pace()).fenced(self.fence.holds)
         render = partial(_render, spec, place)
-        self.cluster = KubeCluster(api, place.job, place.job_uid, place.namespace, render)
-        self.board = KubeBoard(connect(None), place.job)
+        self.cluster = KubeCluster(self._api, place.job, place.job_uid, place.namespace, render)
+        self.board = KubeBoard(connect(None).fenced(self.fence.holds), place.job)
 
     @classmethod
     def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:

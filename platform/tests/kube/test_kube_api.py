@@ -435,3 +435,19 @@ def test_context_that_does_not_exist(kubeconfig: Path) -> None:
     with pytest.raises(UnreachableError):
         connection.connect()
     assert connection.contexts() == []
+
+
+# ---------------------------------------------------------------------- the right to decide
+
+
+def test_without_the_right_nothing_is_changed_and_all_may_be_read(place: Place) -> None:
+    right = [True]
+    api = place.serve(reply(b"{}"), reply(b"{}")).fenced(lambda: right[0])
+    api.delete(PODS, "w", uid="1", grace=0)
+    right[0] = False
+    for change in (lambda: api.delete(PODS, "w"), lambda: api.create(POD), lambda: api.patch(PODS, "w", {})):
+        with pytest.raises(AwayError, match="Not sent"):
+            change()
+    assert place.asked == 1
+    api.get(PODS, "w")
+    assert place.asked == 2

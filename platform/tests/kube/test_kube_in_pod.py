@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import urllib3
 
 from edl.core.errors import BadInputError
 from edl.kube.errors import AwayError
@@ -30,6 +32,17 @@ def test_the_server_is_the_one_that_the_kubelet_names(account: Path, host: str, 
     assert (found.host, found.namespace, found.context) == (url, "team", None)
     assert found.pool.connection_pool_kw["ca_certs"] == str(account / "ca.crt")
     assert found.headers() == {"authorization": "Bearer first"}
+
+
+def test_a_connection_that_is_given_up_delivers_nothing_any_more(account: Path) -> None:
+    """A master's node is cut off while it asks for a deletion: that must not arrive when the node is mended."""
+    options = connect_in_pod(IN_POD, "team", pool_size=2, account=account).pool.connection_pool_kw["socket_options"]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = urllib3.util.connection.create_connection(listener.getsockname(), socket_options=options)
+        theirs, _ = listener.accept()
+        ours.close()
+        with theirs, pytest.raises(ConnectionResetError):
+            theirs.recv(1)
 
 
 def test_a_token_that_was_replaced_is_read_again(account: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,11 @@ class Server(LeaseServer):
         self.patches: list[Any] = []
         self.pods: dict[str, dict[str, Any]] = {}
         self.bad_lists: list[Exception] = []
+        self.fences: list[Callable[[], bool]] = []
+
+    def fenced(self, may: Callable[[], bool]) -> Server:
+        self.fences.append(may)
+        return self
 
     def list(self, kind: Any, **_: Any) -> Listing:
         if self.bad_lists:
@@ -91,6 +97,15 @@ def test_it_has_the_lease_before_anything_is_asked(server: Server, there: Platfo
     assert server.stored(LEASES, names.master("digits"))["spec"]["holderIdentity"] == "edl-digits-master-x_pod-uid"
     there.close()
     assert "holderIdentity" not in server.stored(LEASES, names.master("digits"))["spec"]
+
+
+def test_what_it_decides_is_carried_out_only_while_it_has_the_lease(server: Server, there: Platform) -> None:
+    """Pods and pages: each has a fence, which opens with the Lease and closes with it."""
+    assert [may() for may in server.fences] == [False, False]
+    assert there.acquire(threading.Event())
+    assert [may() for may in server.fences] == [True, True]
+    there.close()
+    assert [may() for may in server.fences] == [False, False]
 
 
 def test_a_master_that_is_told_to_go_does_not_take_it(server: Server, there: Platform) -> None:
