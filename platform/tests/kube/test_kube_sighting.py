@@ -45,6 +45,11 @@ EXPECTED: dict[str, tuple[Phase, int | None, str, bool, Cause, str]] = {
     "evicted through the API, container ended": (GONE, 143, "Deleted", STAYS, Cause.EVICTED, "Eviction API"),
     "evicted by the kubelet": (FAILED, 137, "Evicted", STAYS, Cause.EVICTED, "Pod ephemeral local storage usage"),
     "no room on its node": (FAILED, None, "OutOfcpu", STAYS, Cause.EVICTED, "Pod was rejected"),
+    # its node is lost, or cut off: nobody there says anything any more
+    "node does not answer": (RUNNING, None, "Started", STAYS, Cause.NONE, ""),
+    "about to be deleted for its node's taint": (RUNNING, None, "Started", STAYS, Cause.NONE, "Taint manager"),
+    "deleted for its node's taint, still there": (RUNNING, None, "Started", LEAVING, Cause.NODE_LOST, "Taint manager"),
+    "deleted for its node's taint, removed by force": (RUNNING, None, "Started", LEAVING, Cause.NODE_LOST, "Taint man"),
     # waits
     "does not fit anywhere": (PENDING, None, "Unschedulable", STAYS, Cause.NONE, "0/3 nodes are available: 3 Insuffic"),
     "image cannot be pulled": (PENDING, None, "ErrImagePull", STAYS, Cause.NONE, "failed to pull and unpack image"),
