@@ -156,17 +156,18 @@ def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> 
         raise refusal(made.name, sight, _removed(api, options, made.name))
     seconds = time.monotonic() - began
     facts = {"stage": sight.stage.value, "reason": sight.reason, "message": sight.message, "seconds": round(seconds, 3)}
+    run = options.resume or made.uid
     if sight.started:
         voice.happened("started", facts, f"The master started after {seconds:.0f} s.")
         if options.resume is not None:
-            tell_resumed(api, made.name, voice)
+            run = tell_resumed(api, made.name, voice) or run
     else:
         voice.happened("waiting", facts, f"Not started yet, after {seconds:.0f} s: {said(sight)}")
     if options.watch:
         from edl.cli.following import Watched, follow
 
         again = f"{options.command('submit', str(options.job_file))} --resume"
-        watched = Watched(made.name, options.resume or made.uid, again, options.command("delete", made.name))
+        watched = Watched(made.name, run, again, options.command("delete", made.name))
         return follow(api, watched, made.uid, as_json=options.as_json)
     voice.note("\n".join(next_steps(options, made.name, started=sight.started)))
     return 0

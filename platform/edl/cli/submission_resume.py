@@ -40,13 +40,17 @@ def check_resumable(there: Remains, spec: JobSpec, run: str) -> None:
         allowed(job.status.run, before, spec)
 
 
-def tell_resumed(api: Api, job: str, voice: Voice) -> None:
-    """Say which run it became, how far that is, and what of the job file has changed; nothing if nobody says so yet."""
+def tell_resumed(api: Api, job: str, voice: Voice) -> str | None:
+    """Say which run it became, how far that is, and what of the job file has changed.
+
+    Returns:
+        The run; None if its master has not said so yet.
+    """
     from edl.kube.jobs import find
 
     seen = find(api, job)
     if seen.status is None:
-        return
+        return None
     status = seen.status
     started = [event for event in seen.told.events if isinstance(event, RunStarted) and event.resumed]
     changes = started[-1].changes if started else ()
@@ -55,3 +59,4 @@ def tell_resumed(api: Api, job: str, voice: Voice) -> None:
     share = f", {100 * done // total} % done" if total else ""
     lines = [f"It goes on with run {status.run}{share}.", *(f"  changed: {change}" for change in changes)]
     voice.happened("resumed", facts, "\n".join(lines))
+    return status.run
