@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edl.core.cluster import PLAIN, PodSeen, Role, Synced, Wish
 from edl.core.errors import BadInputError, RetryableError
-from edl.local import wire
 from edl.core.sightings import Sightings
+from edl.local import wire
 
 ANSWER_SECONDS = 10.0
 """How long one answer may take; starting a process takes milliseconds."""
