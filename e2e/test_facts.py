@@ -372,6 +372,7 @@ def test_a_watch_from_long_ago_answers_410(bare: Namespace) -> None:
 
 @pytest.mark.alone
 @pytest.mark.breaks
+@pytest.mark.matrix  # test_node_lost builds on it, too
 def test_a_pod_of_a_dead_node_stays_until_it_is_forced(bare: Namespace) -> None:
     node = home(bare.api)
     dying = [

@@ -12,7 +12,7 @@ from e2e.faults import cut_off, lost, no_api
 from e2e.jobs import Job, delete_pod, digits
 from e2e.ledger import finished, one_interval
 from e2e.namespaces import Namespace
-from e2e.observer import phase
+from e2e.observer import condition, phase
 
 from edl.core.cluster import Role
 
@@ -125,7 +125,7 @@ def test_node_lost(place: Namespace, undisturbed: Undisturbed) -> None:
     """A node is gone with a PS and a worker on it: both are replaced; a job is deleted while the node is still down."""
     node = home(place.api, place.volume.node)
     with only([other for other in _nodes() if other != node]):
-        job, doomed = start(place, "bereft", seconds=110), start(place, "doomed", seconds=300)
+        job, doomed = start(place, "bereft", seconds=75), start(place, "doomed", seconds=300)
         for each in (job, doomed):
             each.wait_training(workers=2)
     with only([node]):
@@ -140,6 +140,9 @@ def test_node_lost(place: Namespace, undisturbed: Undisturbed) -> None:
         job.wait("the PS is back elsewhere", lambda: _moved(job, ps, node), DEAD_SECONDS)
         job.wait("a worker in the lost one's place", lambda: 3 in job.training() or None, DEAD_SECONDS)
         job.wait_more_steps()
+        leaving = job.change(lambda change: change.name == job.pod_name(Role.WORKER, 2) and change.leaving)
+        assert leaving is not None
+        assert (condition(leaving.object, "DisruptionTarget") or {})["reason"] == "DeletionByTaintManager"
         gone(doomed)
         summary, _ = finished(job, lost=2, rolled_back=2 * one_interval(job))
         undisturbed(2).check(summary)
