@@ -13,9 +13,9 @@ from e2e.pods import SMALL_CPU
 from e2e.programs import kubectl
 
 from edl.kube.api import EVERYWHERE, Api
-from edl.kube.capacity import requests_of
 from edl.kube.kinds import NODES, PODS
 from edl.kube.quantity import quantity
+from edl.kube.submission.capacity import requests_of
 
 _ENDED = ("Succeeded", "Failed")
 

@@ -18,10 +18,10 @@ from e2e.site import Site
 from edl.core.cluster import PLAIN, Cause, Phase, PodSeen, Role, Wish
 from edl.kube import names
 from edl.kube.api import Api
-from edl.kube.cluster import KubeCluster
 from edl.kube.connection import connect
 from edl.kube.kinds import JOBS, PODS, Manifest
 from edl.kube.pace import Pace
+from edl.kube.pods.cluster import KubeCluster
 
 pytestmark = pytest.mark.xdist_group("contract")
 

@@ -10,7 +10,7 @@ from small_cluster import NOW, SmallCluster, when
 
 from edl.core.cluster import Role
 from edl.kube import names
-from edl.kube.jobs import JobSeen, find
+from edl.kube.inspection.jobs import JobSeen, find
 from edl.kube.kinds import Manifest
 from edl.spec.event import RoleEnded, RoleStarted
 from edl.spec.publication import Moment, Publication

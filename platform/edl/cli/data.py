@@ -12,7 +12,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from edl.cli import data_copy
+from edl.cli.copying import data_copy
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:

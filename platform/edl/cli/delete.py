@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, YesOption, agreed, api_of
-from edl.cli.leftovers import remove
+from edl.cli.cluster.leftovers import remove
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, YesOption, agreed, api_of
 
 if TYPE_CHECKING:
     from edl.kube.removal import Remains
@@ -31,7 +31,7 @@ def delete(
 
     Pods that a dead node holds are removed too. Exit codes: 0 gone, 1 something is left or you declined, 2 no such job.
     """
-    from edl.kube import jobs
+    from edl.kube.inspection import jobs
     from edl.kube.removal import Removal, remains
 
     api = api_of(context, namespace)
@@ -53,8 +53,8 @@ def delete(
 
 def outline(job: str, there: Remains) -> list[str]:
     """What there is of the job."""
-    from edl.kube.existing import existing, since
     from edl.kube.removal import counted
+    from edl.kube.submission.existing import existing, since
 
     known = existing(there)
     if known is None:

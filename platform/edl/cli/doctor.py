@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, NamespaceOption, api_of
+from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from edl.kube.api import Api
-    from edl.kube.checkup import Checkup
+    from edl.kube.doctor.checkup import Checkup
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -46,10 +46,10 @@ def doctor(
 
 
 def _examined(api: Api, images: list[str]) -> Iterator[Checkup]:
-    from edl.cli.ticker import Ticker
-    from edl.cli.volume import submitter_image
-    from edl.kube.checkup import Checkup, Level
-    from edl.kube.doctor import examine, pull
+    from edl.cli.cluster.ticker import Ticker
+    from edl.cli.copying.volume import submitter_image
+    from edl.kube.doctor.checkup import Checkup, Level
+    from edl.kube.doctor.doctor import examine, pull
 
     yield from examine(api)
     for image in images:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.wording import sentence
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.faces.wording import sentence
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
-    from edl.kube.happenings import Happening
-    from edl.kube.jobs import JobSeen
+    from edl.kube.inspection.happenings import Happening
+    from edl.kube.inspection.jobs import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _FOLLOW_SECONDS = 2.0
@@ -54,8 +54,8 @@ def events(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Show what happened to a job: the newest events of its master, and Kubernetes' events of its objects."""
-    from edl.cli.polling import polled
-    from edl.kube import jobs
+    from edl.cli.cluster.polling import polled
+    from edl.kube.inspection import jobs
 
     api, shown = api_of(context, namespace), set[str]()
     for seen in polled(lambda: jobs.find(api, job), _FOLLOW_SECONDS):
@@ -95,6 +95,6 @@ def _of_cluster(each: Happening) -> Told:
 
 
 def _happened(api: Api, job: str) -> list[Happening]:
-    from edl.kube.happenings import happened
+    from edl.kube.inspection.happenings import happened
 
     return happened(api, job)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, NamespaceOption, api_of
-from edl.cli.columns import age, aligned
+from edl.cli.cluster.columns import age, aligned
+from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
-    from edl.kube.jobs import JobSeen
+    from edl.kube.inspection.jobs import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _RIGHT = ("PROGRESS", "WORKERS", "SAMPLES/S", "AGE")
@@ -28,7 +28,7 @@ def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the jobs of a namespace: phase, progress, workers at work of those wanted, pace and age."""
-    from edl.kube import jobs
+    from edl.kube.inspection import jobs
 
     api, now = api_of(context, namespace), time.time()
     found = jobs.listed(api, everywhere=everywhere)

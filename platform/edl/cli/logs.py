@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.next_step import called
+from edl.cli.cluster.next_step import called
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.core.errors import BadInputError, EdlError
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
-    from edl.kube.copying import Place, Visit
-    from edl.kube.jobs import JobSeen
+    from edl.kube.copying.copying import Place, Visit
+    from edl.kube.inspection.jobs import JobSeen
+    from edl.kube.inspection.printed import Chosen
     from edl.kube.kinds import Manifest
-    from edl.kube.printed import Chosen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -47,8 +47,8 @@ def logs(
     Of pods that are gone, the run keeps the logs on its volume: they are read through a short-lived pod.
     """
     from edl.core.cluster import Role
-    from edl.kube import jobs
-    from edl.kube.printed import Chosen, chosen_pods
+    from edl.kube.inspection import jobs
+    from edl.kube.inspection.printed import Chosen, chosen_pods
 
     api = api_of(context, namespace)
     seen, chosen = jobs.find(api, job), Chosen(Role(role), index)
@@ -60,7 +60,7 @@ def logs(
 
 
 def _print_pods(api: Api, pods: Sequence[Manifest], *, follow: bool, tail: int | None) -> None:
-    from edl.kube.printed import lines_of
+    from edl.kube.inspection.printed import lines_of
 
     if len(pods) == 1:
         for line in lines_of(api, pods[0], follow=follow, tail=tail):
@@ -76,8 +76,8 @@ def _print_pods(api: Api, pods: Sequence[Manifest], *, follow: bool, tail: int |
 
 def _one(api: Api, pod: Manifest, *, follow: bool, tail: int | None) -> Iterator[tuple[str, bytes]]:
     """A pod's lines; one that has not started, or is gone meanwhile, has one line that says so."""
-    from edl.kube.jobs import label_of
-    from edl.kube.printed import lines_of
+    from edl.kube.inspection.jobs import label_of
+    from edl.kube.inspection.printed import lines_of
 
     name = label_of(pod)
     try:
@@ -115,7 +115,7 @@ def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None, nam
     Raises:
         BadInputError: the run keeps no logs, or none of these pods.
     """
-    from edl.kube import jobs
+    from edl.kube.inspection import jobs
 
     place = _place(api, seen, chosen, name)
     for name, lines in _from_volume(api, jobs.spec_of(api, seen.name), place, chosen, tail):
@@ -127,8 +127,8 @@ def _from_volume(
     api: Api, spec: Mapping[str, Any], place: Place, chosen: Chosen, tail: int | None
 ) -> list[tuple[str, list[bytes]]]:
     """Read by a pod of the job's own image, which the nodes could pull and which has EDL; else of the submitter's."""
-    from edl.cli.volume import submitter_image, volume
-    from edl.kube.copying import ImageError
+    from edl.cli.copying.volume import submitter_image, volume
+    from edl.kube.copying.copying import ImageError
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
         with volume(api, _visit(spec, place, image)) as reader:
@@ -143,8 +143,8 @@ def _from_volume(
 
 
 def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
-    from edl.cli.volume import IMAGE_VARIABLE
-    from edl.kube.copying import Visit
+    from edl.cli.copying.volume import IMAGE_VARIABLE
+    from edl.kube.copying.copying import Visit
     from edl.spec.placement import RunAs
 
     who, pod = spec["security"]["run_as"], spec.get("pod") or {}
@@ -161,8 +161,8 @@ def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
 
 
 def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
-    from edl.kube import jobs
-    from edl.kube.printed import stored
+    from edl.kube.inspection import jobs
+    from edl.kube.inspection.printed import stored
 
     if seen.status is None:
         raise BadInputError(
@@ -180,7 +180,7 @@ def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
 
 def _read(files: object, place: Place, chosen: Chosen, tail: int | None) -> Iterator[tuple[str, list[bytes]]]:
     """Each log of the volume that is wanted, with the name of its pod."""
-    from edl.cli.transfer import Files
+    from edl.cli.copying.transfer import Files
 
     assert isinstance(files, Files)
     wanted = f"{chosen.role.value}-" if chosen.index is None else f"{chosen}.log"

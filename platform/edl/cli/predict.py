@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.checks import check
-from edl.cli.plan import Plan
-from edl.cli.resumption import PREDICT_FILE, training_runs
+from edl.cli.local.checks import check
+from edl.cli.local.plan import Plan
+from edl.cli.local.resumption import PREDICT_FILE, training_runs
+from edl.cli.local.start import folder_of, supervised
 from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
-from edl.cli.start import folder_of, supervised
 from edl.core.errors import BadInputError
 from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
 from edl.store.rundir import JobLock, RunDir, create, resolve, write_json

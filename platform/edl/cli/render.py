@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.manifest_text import yaml_text
-from edl.kube.render import notes, problems, render_job
+from edl.cli.cluster.manifest_text import yaml_text
+from edl.kube.manifests.render import notes, problems, render_job
 from edl.spec.load import load
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from edl.cli import resumption
-from edl.cli.checks import check
-from edl.cli.plan import Plan
+from edl.cli.local import resumption
+from edl.cli.local.checks import check
+from edl.cli.local.plan import Plan
+from edl.cli.local.start import folder_of, in_this_terminal, supervised
 from edl.cli.resume_option import ResumeMayStandAlone
-from edl.cli.start import folder_of, in_this_terminal, supervised
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
 from edl.spec.load import load

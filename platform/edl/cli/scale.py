@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.next_step import called
+from edl.cli.cluster.next_step import called
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.core.errors import BadInputError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -27,7 +27,7 @@ def scale(
     if low is None and high is None:
         raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
     from edl.core.board import Desired
-    from edl.kube import jobs, wishes
+    from edl.kube.inspection import jobs, wishes
 
     api = api_of(context, namespace)
     seen = jobs.find(api, job)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.cluster.next_step import called
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.cli.list import told
-from edl.cli.next_step import called
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
@@ -33,8 +33,8 @@ def status(
     if watch:
         _follow(api, job, called(job, context, namespace), as_json=as_json)
         return
-    from edl.cli.status_view import next_step, view
-    from edl.kube import jobs
+    from edl.cli.cluster.status_view import next_step, view
+    from edl.kube.inspection import jobs
 
     seen = jobs.find(api, job)
     if as_json:
@@ -58,9 +58,9 @@ def _follow_live(api: Api, job: str, name: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from edl.cli.polling import polled
-    from edl.cli.status_view import next_step, view
-    from edl.kube import jobs
+    from edl.cli.cluster.polling import polled
+    from edl.cli.cluster.status_view import next_step, view
+    from edl.kube.inspection import jobs
 
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
@@ -73,9 +73,9 @@ def _follow_live(api: Api, job: str, name: str) -> None:
 
 
 def _follow_lines(api: Api, job: str, *, as_json: bool) -> None:
-    from edl.cli.polling import polled
-    from edl.cli.wording import clock, headline
-    from edl.kube import jobs
+    from edl.cli.cluster.polling import polled
+    from edl.cli.faces.wording import clock, headline
+    from edl.kube.inspection import jobs
 
     before: object = None
     for seen in polled(lambda: jobs.find(api, job)):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.next_step import called
+from edl.cli.cluster.next_step import called
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
@@ -20,7 +20,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def stop(job: JobArgument, context: ContextOption = None, namespace: NamespaceOption = None) -> None:
     """End a job now: its pods go, its run stays and can be resumed."""
     from edl.core.board import Desired
-    from edl.kube import jobs, wishes
+    from edl.kube.inspection import jobs, wishes
 
     api = api_of(context, namespace)
     seen = jobs.find(api, job)
@@ -39,7 +39,7 @@ def stop(job: JobArgument, context: ContextOption = None, namespace: NamespaceOp
 
 def _kept(api: Api, job: str, status: Status) -> str:
     """What is there to go on with: stopping takes no checkpoint, since that may take longer than the pods have."""
-    from edl.kube.jobs import spec_of
+    from edl.kube.inspection.jobs import spec_of
 
     spec = spec_of(api, job)
     if not (spec["volumes"] or spec["storage"]["claim"]):

@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, NamespaceOption, YesOption
+from edl.cli.cluster.options import ContextOption, NamespaceOption, YesOption
+from edl.cli.cluster.submission import Options, client_plan, submitted
+from edl.cli.cluster.voice import Voice, voice
 from edl.cli.resume_option import ResumeMayStandAlone
-from edl.cli.submission import Options, client_plan, submitted
-from edl.cli.submission_voice import Voice, voice
 from edl.core.errors import BadInputError, EdlError
+from edl.kube.manifests.render import problems
 from edl.kube.names import LATEST
-from edl.kube.render import problems
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.paths import is_shared

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.columns import aligned
+from edl.cli.cluster.columns import aligned
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 
 if TYPE_CHECKING:
+    from edl.kube.inspection.usage import Use
     from edl.kube.quantity import Resources
-    from edl.kube.usage import Use
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -26,8 +26,8 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the CPU and memory that each pod of a job uses, beside what it asked for."""
-    from edl.kube import jobs
-    from edl.kube.usage import uses
+    from edl.kube.inspection import jobs
+    from edl.kube.inspection.usage import uses
 
     api = api_of(context, namespace)
     jobs.find(api, job)  # its error names the jobs that there are

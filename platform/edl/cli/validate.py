@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.checks import missing
+from edl.cli.local.checks import missing
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.paths import resolve_local

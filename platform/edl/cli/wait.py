@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.next_step import called
+from edl.cli.cluster.next_step import called
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
-    from edl.kube.jobs import JobSeen
+    from edl.kube.inspection.jobs import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 TIMED_OUT = 124
@@ -63,7 +63,7 @@ def wait(
     Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
     """
     aim, seconds = goal(what), None if timeout is None else _seconds(timeout)
-    from edl.kube import jobs
+    from edl.kube.inspection import jobs
 
     api = api_of(context, namespace)
     code, said = await_goal(lambda: jobs.find(api, job), aim, seconds)
@@ -81,8 +81,8 @@ def await_goal(
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, str]:
     """Exit code and what is said, once it is known; raises UnknownJobError if there is no such job to begin with."""
-    from edl.cli.polling import polled
-    from edl.kube.jobs import UnknownJobError
+    from edl.cli.cluster.polling import polled
+    from edl.kube.inspection.jobs import UnknownJobError
 
     began, seen = clock(), None
     try:

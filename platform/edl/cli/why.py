@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster_options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.next_step import called
+from edl.cli.cluster.next_step import called
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
-    from edl.kube.complaint import Complaint
-    from edl.kube.diagnosis import Evidence
-    from edl.kube.jobs import JobSeen
+    from edl.kube.inspection.complaint import Complaint
+    from edl.kube.inspection.diagnosis import Evidence
+    from edl.kube.inspection.jobs import JobSeen
     from edl.kube.kinds import Manifest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -32,7 +32,7 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say why a job waits, is slower than it could be, or has failed; and what can be done."""
-    from edl.kube.diagnosis import diagnose
+    from edl.kube.inspection.diagnosis import diagnose
 
     evidence = gather(api_of(context, namespace), job, called(job, context, namespace))
     found = diagnose(evidence)
@@ -46,9 +46,9 @@ def why(
 
 def gather(api: Api, job: str, called: str) -> Evidence:
     """All that a diagnosis needs; raises UnknownJobError."""
-    from edl.kube import jobs
-    from edl.kube.diagnosis import Evidence
-    from edl.kube.happenings import happened
+    from edl.kube.inspection import jobs
+    from edl.kube.inspection.diagnosis import Evidence
+    from edl.kube.inspection.happenings import happened
 
     return Evidence(jobs.find(api, job), jobs.pods_of(api, job), happened(api, job), _nodes(api), called)
 

@@ -1,6 +1,6 @@
 """The port through which a master starts, deletes and watches the pods of its job.
 
-Implementations: ``edl.local.client`` (processes of this machine), ``edl.kube.cluster`` (pods) and
+Implementations: ``edl.local.client`` (processes of this machine), ``edl.kube.pods.cluster`` (pods) and
 ``edl.testing.cluster`` (a fake on a virtual clock). All of them pass the contract suite in
 ``platform/tests/cluster_contract.py``.
 """

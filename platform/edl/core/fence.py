@@ -1,6 +1,6 @@
 """The port that keeps two masters of one job apart, and the rule by which one takes over from another.
 
-Implementations: ``edl.kube.lease`` (a ``coordination.k8s.io`` Lease). On one machine the journal's lock does.
+Implementations: ``edl.kube.platform.lease`` (a ``coordination.k8s.io`` Lease). On one machine the journal's lock does.
 """
 
 from __future__ import annotations

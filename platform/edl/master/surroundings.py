@@ -88,7 +88,7 @@ class Kubernetes:
     gone_seconds = 8.0
 
     def __init__(self, spec: JobSpec, variables: Mapping[str, str]) -> None:
-        from edl.kube.platform import Platform  # a master on one machine never imports the Kubernetes client
+        from edl.kube.platform.platform import Platform  # a master on one machine never imports the Kubernetes client
 
         self._platform = Platform.from_environment(spec, variables)
         self.cluster: Cluster = self._platform.cluster

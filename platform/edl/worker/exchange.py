@@ -81,6 +81,13 @@ class Exchange:
         self._pause = pause
         self._clients: dict[int, tuple[str, BulkClient]] = {}
         self._undeclared: set[int] = set()
+        self._met: dict[int, str] = {}
+
+    def strangers(self) -> set[int]:
+        """Parameter servers of the known placement whose process has never answered here: it may hold nothing."""
+        placement = self._directory.placement
+        self._follow(placement)
+        return {part for part, uid in placement.uids.items() if self._met.get(part) != uid}
 
     def __call__(self, requests: Mapping[int, Request]) -> dict[int, Frame]:
         """Send to all, receive from all; repeat to those that did not answer. Bodies live until the next exchange.
@@ -134,6 +141,7 @@ class Exchange:
 
     def _receive(self, part: int, request: Request, answers: dict[int, Frame]) -> None:
         answers[part] = self._client(part).receive(request.into)
+        self._met[part] = self._clients[part][0]
 
     def _client(self, part: int) -> BulkClient:
         known = self._clients.get(part)

@@ -20,6 +20,8 @@ _LOG = logging.getLogger(__name__)
 
 AHEAD = 1
 """Leases held besides the current one."""
+PLACEMENT = "placement"
+"""Kind of what ``take`` gives, besides tasks, after ``look_at_placement``; it has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,10 @@ class Leases:
         """There will be no task: ``take`` raises this."""
         self._tasks.put(error)
 
+    def look_at_placement(self) -> None:
+        """Give whoever takes tasks something to do between two of them, or while there are none: see PLACEMENT."""
+        self._tasks.put(Leased(0, PLACEMENT))
+
     def take(self) -> Leased | None:
         """The next task, in the order of leasing; blocks. None: no more will come.
 
@@ -136,7 +142,8 @@ class Leases:
     def release(self, task: Leased) -> None:
         """A taken task is finished or dropped: there is room for the next question."""
         self._lost.discard(task.lease)
-        self._room.release()
+        if task.kind != PLACEMENT:
+            self._room.release()
 
     def lose(self, numbers: Iterable[int]) -> None:
         """These leases are not this worker's any more."""

@@ -90,6 +90,15 @@ class Parameters:
         """Tell every PS what the model is; the first worker's initial values become the job's."""
         self._exchange({part: self._declaration(part) for part in self._layout.parts})
 
+    def declare_to_strangers(self) -> bool:
+        """Tell the PS that were replaced since this worker last heard of them what the model is; whether there were any.
+
+        They are told the initial values of the start of the job. One that holds parameters already keeps those.
+        """
+        strangers = self._exchange.strangers().intersection(self._layout.parts)
+        self._exchange({part: self._declaration(part) for part in sorted(strangers)})
+        return bool(strangers)
+
     def slab(self) -> Floats:
         """The newest dense values; valid until the push after the next."""
         if not self._slabs.fresh or self._clock() - self._arrived > STALE_SECONDS:

@@ -12,9 +12,10 @@ from edl.worker import callbacks
 from edl.worker.contract import ModelModule
 from edl.worker.coordination import Coordination
 from edl.worker.evaluation import Evaluator
-from edl.worker.leases import Leased
+from edl.worker.leases import PLACEMENT, Leased
 from edl.worker.network import Network
 from edl.worker.parameters import Parameters
+from edl.worker.redeclaration import follow_placement
 from edl.worker.slab import Layout
 from edl.worker.training import Trainer
 
@@ -53,6 +54,7 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.metrics
     handlers["export"] = partial(_export, c, network, parameters)
+    handlers[PLACEMENT] = follow_placement(c.session, c.leases, parameters)
     return watcher.end
 
 

@@ -72,6 +72,8 @@ class Session:
         self._announced = 0
         self._placement = Placement()
         self._wanted_placement = 0
+        self.on_placement: Callable[[], None] = lambda: None
+        """Called on whatever thread hears that there is a newer placement; must not block."""
 
     @property
     def incarnation(self) -> int:
@@ -178,6 +180,7 @@ class Session:
     def _observe(self, reply: Any) -> None:
         """Learn what every reply tells; a lower incarnation is a master that was replaced and does not know it."""
         with self._lock:
+            before = self._newest_placement
             incarnation = getattr(reply, "incarnation", self._incarnation)
             if incarnation < self._incarnation:
                 raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
@@ -187,6 +190,13 @@ class Session:
             self._wanted_placement = max(self._wanted_placement, getattr(reply, "placement_version", 0))
             if isinstance(reply, pb.RegisterReply):
                 self._placement = self._placement.newer(Placement.from_message(reply.placement))
+            moved = self._newest_placement > before
+        if moved:
+            self.on_placement()
+
+    @property
+    def _newest_placement(self) -> int:
+        return max(self._wanted_placement, self._placement.version)
 
     def _give_up_after_timeout(self, error: RetryableError) -> None:
         silent = self._clock() - self._heard

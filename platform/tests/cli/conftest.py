@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from edl.cli import app, start
+from edl.cli import app
+from edl.cli.local import start
 
 SUPERVISOR = Path(__file__).with_name("scripted_supervisor.py")
 JOB = """\
@@ -80,5 +81,6 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def command(*args: str) -> list[str]:
     """A command line of ``edl`` with the scripted supervisor, as a process of its own."""
-    code = f"from edl.cli import app, start; start.SUPERVISOR = ({str(SUPERVISOR)!r},); app.main()"
+    imports = "from edl.cli import app; from edl.cli.local import start"
+    code = f"{imports}; start.SUPERVISOR = ({str(SUPERVISOR)!r},); app.main()"
     return [sys.executable, "-c", code, *args]

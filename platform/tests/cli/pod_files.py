@@ -63,6 +63,6 @@ def serve(root: Path, monkeypatch: pytest.MonkeyPatch, *breaks_after: int) -> li
         pods.append(pod)
         return LocalExecution(root, breaking.pop(0) if breaking else None)
 
-    monkeypatch.setattr("edl.kube.copying.run", run)
+    monkeypatch.setattr("edl.kube.copying.copying.run", run)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return pods

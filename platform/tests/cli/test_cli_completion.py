@@ -11,8 +11,8 @@ import pytest
 from published_job import put_job
 from small_cluster import SmallCluster
 
-from edl.cli import names_completion
-from edl.cli.names_completion import complete_jobs
+from edl.cli.cluster import completion as names_completion
+from edl.cli.cluster.completion import complete_jobs
 
 
 class Line:

@@ -13,8 +13,8 @@ from cli.pod_files import serve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.cli import copy_plan
-from edl.cli.transfer import Entry
+from edl.cli.copying import copy_plan
+from edl.cli.copying.transfer import Entry
 from edl.core.errors import BadInputError
 from edl.kube.kinds import PODS
 

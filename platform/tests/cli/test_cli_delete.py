@@ -6,7 +6,7 @@ import pytest
 from cli.cluster_desk import Desk, desk_at
 from small_cluster import Manifest
 
-from edl.cli import cluster_options
+from edl.cli.cluster import options as cluster_options
 from edl.core.cluster import Role
 from edl.kube import names, removal
 from edl.kube.kinds import JOBS

@@ -10,7 +10,7 @@ from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 
 from edl.kube.api import Api
-from edl.kube.checkup import Checkup, Level
+from edl.kube.doctor.checkup import Checkup, Level
 
 FINE = Checkup(Level.OK, "server", "Kubernetes v1.34.1")
 ODD = Checkup(Level.WARN, "claims", "there is none", "Create one.")
@@ -19,7 +19,9 @@ BAD = Checkup(Level.FAIL, "accounts", "there is no ServiceAccount edl-none", "Ap
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    monkeypatch.setattr("edl.kube.doctor.pull", lambda api, image, tell: Checkup(Level.OK, "images", f"{image} pulled"))
+    monkeypatch.setattr(
+        "edl.kube.doctor.doctor.pull", lambda api, image, tell: Checkup(Level.OK, "images", f"{image} pulled")
+    )
     return jobs_desk(monkeypatch, capsys)
 
 
@@ -27,7 +29,7 @@ def found(monkeypatch: pytest.MonkeyPatch, *checkups: Checkup) -> None:
     def examine(api: Api) -> Iterator[Checkup]:
         yield from checkups
 
-    monkeypatch.setattr("edl.kube.doctor.examine", examine)
+    monkeypatch.setattr("edl.kube.doctor.doctor.examine", examine)
 
 
 def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

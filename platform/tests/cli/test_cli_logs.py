@@ -16,10 +16,10 @@ from small_cluster import SmallCluster
 
 from edl.core.cluster import Role
 from edl.kube import names
-from edl.kube.copying import Place
+from edl.kube.copying.copying import Place
 from edl.kube.errors import translate
+from edl.kube.inspection.printed import Chosen, chosen_pods, stored
 from edl.kube.kinds import PODS, Manifest
-from edl.kube.printed import Chosen, chosen_pods, stored
 from edl.spec.publication import Publication
 
 MASTER = "edl-mnist-master-abcde"

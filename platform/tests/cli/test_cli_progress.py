@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.cli import jsonlines, lines
-from edl.cli.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
-from edl.cli.plan import steps_of
-from edl.cli.progress import RECENT_EVENTS, Progress
-from edl.cli.wording import headline, sentence
+from edl.cli.faces import jsonlines, lines
+from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
+from edl.cli.faces.progress import RECENT_EVENTS, Progress
+from edl.cli.faces.wording import headline, sentence
+from edl.cli.local.plan import steps_of
 from edl.spec.closing import duration
 from edl.spec.event import (
     CheckpointSaved,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from edl.cli.manifest_text import yaml_text
+from edl.cli.cluster.manifest_text import yaml_text
 from edl.cli.render import app
 from edl.core.errors import BadInputError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
 
-from edl.cli import resumption
+from edl.cli.local import resumption
 from edl.core.errors import BadInputError
 from edl.spec.load import dump, load
 from edl.store.journal import Journal

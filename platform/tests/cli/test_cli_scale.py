@@ -10,7 +10,7 @@ from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, with_status
 
 from edl.core.board import Desired
-from edl.kube.jobs import find
+from edl.kube.inspection.jobs import find
 from edl.kube.kinds import JOBS
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from edl.cli.progress import Progress
-from edl.cli.screen import screen
+from edl.cli.faces.progress import Progress
+from edl.cli.faces.screen import screen
 from edl.spec.event import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
 from edl.spec.status import RoleStatus, Status
 
@@ -49,7 +49,7 @@ def drawn(progress: Progress, width: int = 80, height: int = 24, notice: str = "
 
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
-    monkeypatch.setattr("edl.cli.screen.clock", lambda moment: "TIME")
+    monkeypatch.setattr("edl.cli.faces.screen.clock", lambda moment: "TIME")
     known = Progress(began=BEGAN).at(STATUS)
     for event in (
         RoleStarted(BEGAN, "master", 0, 4102),

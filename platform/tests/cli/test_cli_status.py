@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from published_job import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
 from small_cluster import NOW
 
-from edl.cli.plot import averages, plot
-from edl.cli.status_view import view
+from edl.cli.cluster.plot import averages, plot
+from edl.cli.cluster.status_view import view
 from edl.spec.publication import Moment, Publication
 from edl.spec.status import RoleStatus, Summary
 
@@ -89,7 +89,7 @@ def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypa
         put_job(desk.cluster, told=with_status(phase="Done", records_done=60_000), status=ends[0])
 
     monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("edl.cli.polling.polled.__kwdefaults__", {"clock": lambda: 0.0, "sleep": sleep})
+    monkeypatch.setattr("edl.cli.cluster.polling.polled.__kwdefaults__", {"clock": lambda: 0.0, "sleep": sleep})
     assert desk.edl("status", "mnist", "--watch") == 0
     assert [line[10:40] for line in desk.out.splitlines()] == [
         "training: 25,800 of 60,000 rec",

@@ -10,7 +10,7 @@ from published_job import conditions, put_job, with_status
 
 from edl.core.board import Desired
 from edl.kube import names
-from edl.kube.jobs import find
+from edl.kube.inspection.jobs import find
 from edl.spec.publication import Publication
 
 

@@ -11,7 +11,7 @@ import pytest
 from cli.cluster_desk import Desk, desk_at
 from small_cluster import Manifest, when
 
-from edl.cli import cluster_options
+from edl.cli.cluster import options as cluster_options
 from edl.kube import names, removal
 from edl.kube.errors import AwayError
 from edl.kube.kinds import JOBS, NODES, PODS, SECRETS
@@ -247,7 +247,7 @@ def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
 def test_a_pending_master_ends_with_the_reason_and_edl_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: full."}
     desk.cluster.master = {"phase": "Pending", "conditions": [condition]}
-    monkeypatch.setattr("edl.kube.starting.START_SECONDS", 0.0)
+    monkeypatch.setattr("edl.kube.submission.starting.START_SECONDS", 0.0)
     assert desk.submit("--yes") == 0
     reason = "master waits for a node (edl-mnist-master-abcde): Unschedulable: 0/2 nodes: full.\n"
     assert f"Not started yet, after 0 s: {reason}  Why:     edl why mnist\n" in desk.out
@@ -400,7 +400,7 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edl.kube.starting.Lookout.look", interrupted)
+    monkeypatch.setattr("edl.kube.submission.starting.Lookout.look", interrupted)
     assert desk.submit("--yes") == 130
     assert "The job goes on without this command. Remove it with: edl delete mnist\n" in desk.out
     assert len(desk.cluster.of(JOBS)) == 1

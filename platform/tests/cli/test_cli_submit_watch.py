@@ -8,9 +8,9 @@ from cli.cluster_desk import Desk, desk_at
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.cli.following import DELETED, NEVER_SAID, Following, Watched, fresh
-from edl.cli.lines import Lines
-from edl.kube.jobs import JobSeen
+from edl.cli.cluster.following import DELETED, NEVER_SAID, Following, Watched, fresh
+from edl.cli.faces.lines import Lines
+from edl.kube.inspection.jobs import JobSeen
 from edl.kube.kinds import JOBS, Manifest
 from edl.spec.event import Event, JobEnded, RoleStarted, Warned
 from edl.spec.publication import Failure, Publication

@@ -12,7 +12,7 @@ from published_job import conditions, put_job, seen, with_status
 from edl.cli.wait import TIMED_OUT, await_goal, goal
 from edl.core.errors import BadInputError
 from edl.kube.errors import AwayError
-from edl.kube.jobs import JobSeen, UnknownJobError
+from edl.kube.inspection.jobs import JobSeen, UnknownJobError
 from edl.spec.publication import Publication
 
 DONE = seen(with_status(phase="Done"), status=conditions(Complete=""))

@@ -8,10 +8,10 @@ from kube.api_server import SIGKILL, SIGTERM, ApiServer
 from edl.core.cluster import Role, Wish
 from edl.kube import names
 from edl.kube.api import Api, Connection, Pacing
-from edl.kube.cluster import KubeCluster
 from edl.kube.kinds import Manifest
 from edl.kube.pace import Backoff
-from edl.kube.watching import Manners
+from edl.kube.pods.cluster import KubeCluster
+from edl.kube.pods.watching import Manners
 
 JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
 BRISK = Manners(seconds=30, silence=1.0, backoff=Backoff(first=0.01, longest=0.05), chance=lambda: 0.5)

@@ -9,8 +9,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from edl.kube import names
-from edl.kube.copying import ROLE as COPY_ROLE
-from edl.kube.rights import MASTERS, NEEDED
+from edl.kube.copying.copying import ROLE as COPY_ROLE
+from edl.kube.doctor.rights import MASTERS, NEEDED
 
 BASE = Path(__file__).parents[3] / "kustomize" / "base"
 

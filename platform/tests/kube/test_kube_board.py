@@ -12,12 +12,13 @@ import pytest
 from kube.lease_server import LeaseServer
 
 from edl.core.board import Desired
-from edl.kube import board, names
+from edl.kube import names
 from edl.kube.api import Listing
-from edl.kube.board import KubeBoard
 from edl.kube.errors import AwayError, NoRightError, NotFoundError
 from edl.kube.kinds import CONFIGMAPS, JOBS
 from edl.kube.pace import Backoff
+from edl.kube.platform import board
+from edl.kube.platform.board import KubeBoard
 
 JOB = "digits"
 STATUS = names.status(JOB)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.cluster import Role
-from edl.kube.capacity import Room, requests_of
-from edl.kube.forecast import Crowd, forecast
 from edl.kube.kinds import Manifest
-from edl.kube.quotas import Quotas
+from edl.kube.submission.capacity import Room, requests_of
+from edl.kube.submission.forecast import Crowd, forecast
+from edl.kube.submission.quotas import Quotas
 
 HIGH, LOW = 1000, 100
 

@@ -12,7 +12,7 @@ from edl.core.errors import BadInputError, RetryableError
 from edl.kube import names
 from edl.kube.errors import ForbiddenError
 from edl.kube.pace import Backoff, Pace
-from edl.kube.watching import Manners
+from edl.kube.pods.watching import Manners
 
 
 def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:

@@ -7,8 +7,8 @@ from kube.restricted import violations
 from small_cluster import SmallCluster
 
 from edl.core.errors import BadInputError
-from edl.kube import copying
-from edl.kube.copying import Place, Visit, place, visited
+from edl.kube.copying import copying
+from edl.kube.copying.copying import Place, Visit, place, visited
 from edl.kube.errors import PodSecurityError, translate
 from edl.kube.kinds import Manifest
 from edl.spec.placement import RunAs

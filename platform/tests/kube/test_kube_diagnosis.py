@@ -21,12 +21,12 @@ from published_job import (
 from small_cluster import NOW, SmallCluster
 
 from edl.core.cluster import Role
-from edl.kube.complaint import Complaint, listed_briefly
-from edl.kube.diagnosis import Evidence, diagnose, refusal_remedy
-from edl.kube.happenings import Happening, of_job
-from edl.kube.jobs import JobSeen
+from edl.kube.inspection.complaint import Complaint, listed_briefly
+from edl.kube.inspection.diagnosis import Evidence, diagnose, refusal_remedy
+from edl.kube.inspection.happenings import Happening, of_job
+from edl.kube.inspection.jobs import JobSeen
+from edl.kube.inspection.slowness import average_workers, slowed
 from edl.kube.kinds import Manifest
-from edl.kube.slowness import average_workers, slowed
 from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
 from edl.spec.publication import Failure, Moment, Publication
 

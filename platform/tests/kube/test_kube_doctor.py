@@ -10,8 +10,8 @@ from small_cluster import SmallCluster
 
 from edl.kube import names
 from edl.kube.api import Answer
-from edl.kube.checkup import Level, claims, pod_security, priorities, version
-from edl.kube.doctor import examine, pull
+from edl.kube.doctor.checkup import Level, claims, pod_security, priorities, version
+from edl.kube.doctor.doctor import examine, pull
 from edl.kube.errors import NoRightError
 from edl.kube.kinds import NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
 

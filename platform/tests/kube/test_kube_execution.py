@@ -11,8 +11,8 @@ import urllib3
 from kube.exec_server import Channel, ExecServer
 
 from edl.kube.api import Connection
+from edl.kube.copying.execution import Execution
 from edl.kube.errors import AwayError, NoRightError
-from edl.kube.execution import Execution
 
 INPUT, OUTPUT, ERRORS, END = range(4)
 SUCCESS = b'{"status": "Success"}'

@@ -8,7 +8,7 @@ from small_cluster import SmallCluster
 
 from edl.core.cluster import Role
 from edl.kube import names
-from edl.kube.jobs import UnknownJobError, find, label_of, listed, pods_of
+from edl.kube.inspection.jobs import UnknownJobError, find, label_of, listed, pods_of
 from edl.kube.kinds import CONFIGMAPS, Manifest
 from edl.spec.publication import Publication
 

@@ -12,7 +12,7 @@ from edl.core.fence import DECIDE_SECONDS, LEASE_SECONDS
 from edl.kube import names
 from edl.kube.errors import NoRightError
 from edl.kube.kinds import JOBS, LEASES, PODS
-from edl.kube.lease import Candidate, LeaseFence, has_ended
+from edl.kube.platform.lease import Candidate, LeaseFence, has_ended
 
 JOB = "digits"
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "edl-digits-master", "uid": "job-uid"}

@@ -10,8 +10,8 @@ from kube.lease_server import LeaseServer
 from edl.kube import names
 from edl.kube.errors import NoRightError
 from edl.kube.kinds import CONFIGMAPS, SECRETS, SERVICES, Kind
-from edl.kube.ownership import adopt, dependants
-from edl.kube.render import owner
+from edl.kube.manifests.render import owner
+from edl.kube.platform.ownership import adopt, dependants
 
 JOB, UID = "digits", "job-uid"
 

@@ -14,11 +14,12 @@ from kube.lease_server import LeaseServer
 
 from edl.core.cluster import Role, Wish
 from edl.core.errors import BadInputError
-from edl.kube import names, platform
+from edl.kube import names
 from edl.kube.api import Listing
 from edl.kube.errors import AwayError, ForbiddenError, InvalidError
 from edl.kube.kinds import LEASES
-from edl.kube.platform import Place, Platform
+from edl.kube.platform import platform
+from edl.kube.platform.platform import Place, Platform
 from edl.spec.job import JobSpec, Model
 from edl.spec.placement import Storage
 

@@ -22,9 +22,9 @@ from edl.kube.kinds import (
     SERVICES,
     Manifest,
 )
-from edl.kube.preflight import PreflightError, Survey, survey
-from edl.kube.request import Request, request_of
-from edl.kube.submit import create
+from edl.kube.submission.preflight import PreflightError, Survey, survey
+from edl.kube.submission.request import Request, request_of
+from edl.kube.submission.submit import create
 from edl.spec.job import JobSpec, Workers
 from edl.spec.placement import Pod
 

@@ -10,9 +10,9 @@ from edl.core.cluster import Role
 from edl.kube import names
 from edl.kube.errors import NoRightError
 from edl.kube.kinds import JOBS, LEASES, NODES, PODS, SECRETS, Manifest
+from edl.kube.manifests.render import owner
 from edl.kube.removal import Remains, Removal, StillThereError, deletions, is_stuck, remains
-from edl.kube.render import owner
-from edl.kube.submit import create
+from edl.kube.submission.submit import create
 
 
 class Time:

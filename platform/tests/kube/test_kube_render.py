@@ -19,7 +19,7 @@ from kube.restricted import violations
 from edl.core.cluster import Role, Wish
 from edl.kube import names
 from edl.kube.kinds import Manifest, kind_of
-from edl.kube.render import master_pod, notes, problems, render_job, render_pod
+from edl.kube.manifests.render import master_pod, notes, problems, render_job, render_pod
 from edl.spec.job import JobSpec, Workers
 from edl.spec.load import load
 from edl.spec.paths import pod_storage
@@ -380,7 +380,7 @@ def test_overrides_come_last_and_leave_what_is_ours() -> None:
 
 
 def test_rendering_does_not_need_the_kubernetes_client() -> None:
-    code = "import sys, edl.kube.render, edl.cli.render; print('kubernetes' in sys.modules)"
+    code = "import sys, edl.kube.manifests.render, edl.cli.render; print('kubernetes' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kube.cluster_jobs import MNIST
 
 from edl.core.cluster import Role
-from edl.kube.fitness import notes, problems
-from edl.kube.render import render_job, render_pod
+from edl.kube.manifests.fitness import notes, problems
+from edl.kube.manifests.render import render_job, render_pod
 from edl.spec.job import Data, Export, JobSpec, Strategy
 from edl.spec.load import load
 from edl.spec.placement import Pod, RunAs, Security, Storage, Volume

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli.manifest_text import yaml_text
+from edl.cli.cluster.manifest_text import yaml_text
 from edl.core.cluster import Role, Wish
-from edl.kube.render import problems, render_job, render_pod
+from edl.kube.manifests.render import problems, render_job, render_pod
 from edl.spec.load import load
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edl.core.cluster import Cause, Phase, Role
-from edl.kube import sighting
+from edl.kube.pods import sighting
 
 REAL: dict[str, Any] = json.loads(Path(__file__).with_name("real_pods.json").read_text())
 PENDING, RUNNING, GONE, FAILED, SUCCEEDED = Phase.PENDING, Phase.RUNNING, Phase.GONE, Phase.FAILED, Phase.SUCCEEDED

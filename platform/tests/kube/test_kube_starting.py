@@ -7,7 +7,7 @@ from edl.core.cluster import Role
 from edl.kube import names
 from edl.kube.errors import AwayError
 from edl.kube.kinds import EVENTS, PODS, Manifest
-from edl.kube.starting import START_SECONDS, Lookout, Sight, Stage, await_start, classify
+from edl.kube.submission.starting import START_SECONDS, Lookout, Sight, Stage, await_start, classify
 
 
 def pod(status: Manifest, *, node: str = "n1") -> Manifest:

@@ -9,8 +9,8 @@ from edl.core.errors import EdlError
 from edl.kube import names
 from edl.kube.errors import AwayError, ConflictError, InvalidError
 from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
-from edl.kube.render import render_job
-from edl.kube.submit import create
+from edl.kube.manifests.render import render_job
+from edl.kube.submission.submit import create
 from edl.spec.job import Data, JobSpec, Model
 from edl.spec.placement import Volume
 

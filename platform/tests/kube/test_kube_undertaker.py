@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from edl.core.cluster import Cause, Phase, PodSeen, Role
 from edl.core.errors import RetryableError
-from edl.kube.register import Body, Register
-from edl.kube.undertaker import KEPT, Undertaker, overdue, surplus
+from edl.kube.pods.register import Body, Register
+from edl.kube.pods.undertaker import KEPT, Undertaker, overdue, surplus
 
 
 def body(

@@ -11,9 +11,9 @@ from small_cluster import SmallCluster
 from edl.core.cluster import Role
 from edl.kube.api import Listing
 from edl.kube.errors import translate
+from edl.kube.inspection.usage import NoMetricsError, combine, uses
 from edl.kube.kinds import POD_METRICS, Kind, Manifest
 from edl.kube.quantity import all_said
-from edl.kube.usage import NoMetricsError, combine, uses
 
 MEASURED = {
     "metadata": {"name": "edl-mnist-worker-1"},

@@ -6,8 +6,8 @@ import pytest
 from published_job import container, unscheduled
 from published_job import ran as running
 
+from edl.kube.inspection.waiting import waits_for
 from edl.kube.kinds import Manifest
-from edl.kube.waiting import waits_for
 
 PREEMPTION = " preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
 TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }"

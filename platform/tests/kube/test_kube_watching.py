@@ -17,8 +17,8 @@ from edl.core.errors import EdlError
 from edl.kube.api import Api, Listing
 from edl.kube.errors import AwayError, BusyError, GoneError, LoginError
 from edl.kube.pace import Backoff
-from edl.kube.register import Register
-from edl.kube.watching import Manners, Watching
+from edl.kube.pods.register import Register
+from edl.kube.pods.watching import Manners, Watching
 
 PODS = 4
 FAULTS: dict[str, type[EdlError] | None] = {

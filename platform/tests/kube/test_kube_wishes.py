@@ -10,9 +10,10 @@ from small_cluster import SmallCluster
 
 from edl.core.board import Desired
 from edl.core.errors import BadInputError
-from edl.kube import names, wishes
+from edl.kube import names
 from edl.kube.errors import translate
-from edl.kube.jobs import find
+from edl.kube.inspection import wishes
+from edl.kube.inspection.jobs import find
 from edl.kube.kinds import JOBS
 
 COUNTS = st.none() | st.integers(0, 100)

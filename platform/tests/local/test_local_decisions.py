@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import BadInputError, RefusedError
+from edl.core.sightings import Sightings
 from edl.local import guard, restart, wire
 from edl.local.client import LocalCluster
 from edl.local.ending import Ending
 from edl.local.pods import ENDED_REMEMBERED, PodTable
 from edl.local.restart import RestartPolicy
 from edl.local.roles import RoleEnvironment
-from edl.core.sightings import Sightings
 from edl.rpc.identity import Identity
 
 

@@ -90,7 +90,7 @@ class PlayedWorker:
         self._channel = job.connect()
         self._ended = threading.Event()
         self._placed: list[str] = []
-        self._cut = self._known = 0
+        self._cut = self._known = self._placement = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -123,6 +123,7 @@ class PlayedWorker:
         while len(self._placed) < self._job.spec.ps.count and not self._ended.is_set():
             reply = self._ask(Methods.Register, pb.RegisterRequest(member=self._member))
             self._placed = [ps.uid for ps in reply.placement.ps]
+            self._placement = reply.placement.version
 
     def _declare(self) -> None:
         for uid in self._placed:
@@ -135,6 +136,9 @@ class PlayedWorker:
         match reply.WhichOneof("answer"):
             case "task":
                 self._do(reply.task)
+            case "wait" if reply.placement_version > self._placement:
+                self._place()
+                self._declare()
             case "stop":
                 self._job.cluster.kill(self.uid, 0)
                 self._ended.set()

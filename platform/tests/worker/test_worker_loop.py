@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,9 @@ from edl.rpc import edl_pb2 as pb
 from edl.worker.callbacks import NoCallbacks
 from edl.worker.evaluation import Evaluator
 from edl.worker.gate import LeavingError
-from edl.worker.leases import Leased
+from edl.worker.leases import PLACEMENT, Leased
 from edl.worker.loop import Loop
+from edl.worker.redeclaration import follow_placement
 from edl.worker.training import NotFiniteError
 
 
@@ -267,8 +269,6 @@ def loop(stage: Stage, **handlers: Any) -> Loop:
 
 
 def start(stage: Stage, *tasks: pb.Task) -> None:
-    import threading
-
     stage.master.grant(*tasks)
     stage.master.stop()
     for target in (stage.leases.run, stage.progress.run):
@@ -326,3 +326,82 @@ def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: Stage) -> None:
     assert loop(stage, training=do).run() == 0
     assert done == [LEASE + 2]
     stage.progress.stop()
+
+
+# ------------------------------------------------------------------------------------------------ PS that are replaced
+
+
+@pytest.fixture(params=[1, 2])
+def replaced(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """The stage of a worker that has declared its model, and then waits for work while one PS is replaced."""
+    stage = Stage(ps=request.param)
+    yield stage
+    stage.progress.stop()
+    stage.close()
+
+
+def replace(stage: Stage) -> None:
+    stage.servers.kill(0)
+    stage.servers.start(0)
+    stage.master.placement = stage.servers.placement()
+
+
+def wait_until_declared(stage: Stage) -> None:
+    """The master has no work until a worker says that all PS hold the model; then it grants a range."""
+    declared = threading.Event()
+
+    def on_call(method: str, request: Any) -> None:
+        asked = len(stage.master.requests("Lease"))
+        if (
+            method == "Register"
+            and request.ready
+            and all(stage.servers.state(i).initialized for i in stage.servers.servers)
+        ):
+            declared.set()
+        if method == "Lease" and asked == 2:
+            assert declared.wait(10), "nobody declares the model to the new PS"
+
+    wait = pb.LeaseReply(
+        incarnation=1, placement_version=stage.servers.version, wait=pb.Wait(reason="waiting for the parameter servers")
+    )
+    stage.master.answers.append(wait)
+    stage.master.on_call = on_call
+
+
+def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replaced: Stage) -> None:
+    """What was trained is lost with the only PS: all begins with the initial values, and each step is in once."""
+    network = LinearNetwork(len(replaced.servers.servers))
+    parameters = replaced.parameters(network)
+    trainer = replaced.trainer(network, parameters)
+    handlers = {PLACEMENT: follow_placement(replaced.session, replaced.leases, parameters)}
+    replace(replaced)
+    wait_until_declared(replaced)
+    start(replaced, task(1, 0, 16))
+
+    assert loop(replaced, training=trainer.run, **handlers).run() == 0
+
+    np.testing.assert_array_equal(parameters.slab(), plain_sgd(network, [(0, 16)])[network.order])
+    assert all(replaced.servers.state(i).applied == {LEASE + 1: 4} for i in replaced.servers.servers)
+
+
+def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(replaced: Stage) -> None:
+    """The answer to `ready` brings the new placement already: no later one says that there is anything new."""
+    network = LinearNetwork(len(replaced.servers.servers))
+    parameters = replaced.parameters(network)
+    replace(replaced)
+    replaced.session.register(ready=True)
+    handlers = {PLACEMENT: follow_placement(replaced.session, replaced.leases, parameters)}
+    wait_until_declared(replaced)
+    start(replaced)
+
+    assert loop(replaced, **handlers).run() == 0
+    assert all(replaced.servers.state(i).initialized for i in replaced.servers.servers)
+
+
+def test_a_ps_that_this_worker_knows_is_told_nothing(stage: Stage) -> None:
+    parameters = stage.parameters(LinearNetwork())
+    look = follow_placement(stage.session, stage.leases, parameters)
+    before = len(stage.master.requests("Register"))
+    look(Leased(0, PLACEMENT))
+    assert not parameters.declare_to_strangers()
+    assert len(stage.master.requests("Register")) == before

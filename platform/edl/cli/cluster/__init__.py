@@ -1,0 +1,1 @@
+"""What commands about jobs on a cluster share."""

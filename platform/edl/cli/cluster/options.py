@@ -1,0 +1,58 @@
+"""The options of every command that talks to a cluster, and the connection that they choose."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.cli.cluster.completion import complete_jobs
+from edl.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from edl.kube.api import Api
+
+ContextOption = Annotated[
+    str | None,
+    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; its current one by default."),
+]
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", metavar="NAME", help="Namespace; the context's by default."),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False, autocompletion=complete_jobs)
+]
+
+
+def api_of(context: str | None, namespace: str | None) -> Api:
+    """The cluster that the options choose; the Kubernetes client is imported here, never before.
+
+    Raises:
+        UnreachableError: there is no such cluster in the kubeconfig.
+    """
+    from edl.kube import connection
+
+    return connection.connected(context, namespace)
+
+
+def agreed(question: str, *, yes: bool, command: str) -> bool:
+    """Whether the user wants it: Enter means yes, and so does ``--yes``.
+
+    Raises:
+        BadInputError: nobody can be asked, and ``--yes`` was not given.
+    """
+    if yes:
+        return True
+    if not is_terminal():
+        raise BadInputError(
+            "Nobody can be asked: this is not a terminal", where=command, hint="Say so beforehand: --yes."
+        )
+    return typer.confirm(question, default=True, prompt_suffix=" ")
+
+
+def is_terminal() -> bool:
+    """Whether a person reads and types."""
+    return sys.stdin.isatty() and sys.stdout.isatty()

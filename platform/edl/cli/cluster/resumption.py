@@ -1,0 +1,62 @@
+"""``edl submit --resume``: what can be known before the earlier job is removed, and what came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edl.core.errors import BadInputError
+from edl.kube.names import LATEST
+from edl.spec.event import RunStarted
+from edl.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from edl.cli.cluster.voice import Voice
+    from edl.kube.api import Api
+    from edl.kube.removal import Remains
+
+
+def check_resumable(there: Remains, spec: JobSpec, run: str) -> None:
+    """Refuse what the new master would refuse, as far as the job that is to be replaced tells it.
+
+    Args:
+        there: what the cluster has of the job.
+        spec: that it is to go on with.
+        run: an id, or ``latest``, which is the run of that job if its master has lived.
+
+    Raises:
+        BadInputError: the run is done, or ``spec`` is about other work.
+    """
+    from edl.kube.submission.existing import existing, spec_of
+    from edl.store.resumption import allowed
+
+    job = existing(there)
+    if job is None or job.status is None or run not in (LATEST, job.status.run):
+        return
+    if job.phase == "Done":
+        hint = f"edl submit without --resume starts anew, after: edl delete {job.name}"
+        raise BadInputError(f"run {job.status.run} is done; nothing was removed", where=job.name, hint=hint)
+    before = spec_of(there, job.name)
+    if before is not None:
+        allowed(job.status.run, before, spec)
+
+
+def tell_resumed(api: Api, job: str, voice: Voice) -> str | None:
+    """Say which run it became, how far that is, and what of the job file has changed.
+
+    Returns:
+        The run; None if its master has not said so yet.
+    """
+    from edl.kube.inspection.jobs import find
+
+    seen = find(api, job)
+    if seen.status is None:
+        return None
+    status = seen.status
+    started = [event for event in seen.told.events if isinstance(event, RunStarted) and event.resumed]
+    changes = started[-1].changes if started else ()
+    total, done = status.records_total, status.records_done
+    facts: dict[str, Any] = {"run": status.run, "records_done": done, "records_total": total, "changes": [*changes]}
+    share = f", {100 * done // total} % done" if total else ""
+    lines = [f"It goes on with run {status.run}{share}.", *(f"  changed: {change}" for change in changes)]
+    voice.happened("resumed", facts, "\n".join(lines))
+    return status.run

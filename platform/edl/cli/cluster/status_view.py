@@ -1,0 +1,110 @@
+"""A job on a cluster as lines of text: where it is, what it has, what it waits for; drawn once or again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edl.cli.cluster.columns import age, aligned
+from edl.cli.cluster.plot import plot
+from edl.cli.faces.wording import clock, measurements, sentence, workers
+from edl.kube.inspection.complaint import listed_briefly
+from edl.kube.inspection.jobs import JobSeen
+from edl.kube.inspection.waiting import unscheduled
+from edl.spec.closing import block, heading, rows
+from edl.spec.status import RoleStatus, Status
+
+RECENT_EVENTS = 5
+_ROLES_SHOWN = 24
+_STALE_SECONDS = 30.0
+
+
+def view(job: JobSeen, now: float, width: int) -> list[str]:
+    """The lines of a job at ``now``; the drawn ones fit ``width`` characters, paths and reasons may be longer."""
+    return [_title(job, now), *_body(job, now, width)]
+
+
+def _title(job: JobSeen, now: float) -> str:
+    starved = " (starved)" if job.status and job.status.starved and not job.ended else ""
+    return f"{job.name}  {job.phase}{starved}  namespace {job.namespace}, submitted {age(now - job.created)} ago"
+
+
+def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
+    status = job.status
+    if job.unreadable:
+        yield f"What the master says cannot be read: {job.unreadable}"
+        return
+    if status is None:
+        yield "The master has not said anything yet."
+        return
+    yield from _progress(status, width)
+    yield from _wishes(job)
+    drawn = plot(job.told.timeline, status.workers_wanted, width, None if job.ended else now)
+    if drawn:
+        yield from ("", "workers", *drawn)
+    if not job.ended:
+        yield from _roles(status)
+    yield from _events(job)
+    if job.told.summary is not None and job.ended:
+        yield ""
+        yield from block(heading(job.phase, job.told.summary), rows(job.told.summary))
+    if not job.ended and now - status.updated > _STALE_SECONDS:
+        yield f"The master said this {age(now - status.updated)} ago: it may be away."
+
+
+def _progress(status: Status, width: int) -> Iterator[str]:
+    total, done = status.records_total, status.records_done
+    share = 100 * done // total if total else 0
+    epoch = f", epoch {status.epoch} of {status.epochs}" if status.epochs > 1 and status.epoch else ""
+    text = f" {share} %  {done:,} of {total:,} records{epoch}"
+    size = max(10, min(60, width - len(text)))
+    full = size * done // total if total else 0
+    yield f"{'█' * full}{'░' * (size - full)}{text}"
+    yield "   ".join([f"step {status.step:,}", *measurements(status)])
+    yield f"run {status.run}"
+    if status.reason and status.phase not in ("Done",):
+        yield status.reason.splitlines()[0]
+
+
+def _wishes(job: JobSeen) -> Iterator[str]:
+    status, wanted = job.status, job.desired
+    assert status is not None
+    if wanted.stop and not job.ended:
+        yield "It was asked to stop."
+    if not job.ended:
+        yield f"{workers(job.running)} of {status.workers_wanted} wanted, at least {status.workers_min}"
+
+
+def _roles(status: Status) -> Iterator[str]:
+    members = [*(("ps", each) for each in status.ps), *(("worker", each) for each in status.workers)]
+    shown = members[:_ROLES_SHOWN]
+    if shown:
+        yield ""
+        yield from aligned([["POD", "STATE", "NODE", "WHY"], *(_role(name, each) for name, each in shown)])
+    if len(members) > len(shown):
+        yield f"and {len(members) - len(shown)} more"
+    for text in dict.fromkeys(status.refusals.values()):
+        yield f"refused: {listed_briefly([who for who, said in status.refusals.items() if said == text])}: {text}"
+
+
+def _role(name: str, member: RoleStatus) -> list[str]:
+    why = unscheduled(member.reason).text if member.state == "pending" and member.reason else member.reason
+    return [f"{name}-{member.index}", member.state, member.node or "-", why]
+
+
+def _events(job: JobSeen) -> Iterator[str]:
+    newest = job.told.events[-RECENT_EVENTS:]
+    if newest:
+        yield ""
+    for event in newest:
+        yield f"{clock(event.time)}  {sentence(event)}"
+
+
+def next_step(job: JobSeen, called: str) -> str:
+    """What to call next; ``called`` is the job as commands name it."""
+    if job.phase == "Done":
+        return f"`edl logs {called}` shows what it printed; `edl delete {called}` removes it."
+    if job.ended:
+        run = f" {job.status.run}" if job.status else ""
+        return f"`edl why {called}` says more; go on with: edl submit JOB.yaml --resume{run}"
+    waiting = job.status is None or job.status.starved or job.running < job.status.workers_wanted
+    return f"`edl why {called}` says what it waits for." if waiting else f"Follow it with: edl status {called} --watch"

@@ -1,0 +1,1 @@
+"""What ``edl data`` does to move files between this machine and volumes."""

@@ -1,0 +1,1 @@
+"""What commands about runs on this machine share."""

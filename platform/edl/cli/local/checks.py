@@ -1,0 +1,104 @@
+"""What can be found wrong with a job before a process starts: its model module and its data, without running either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from edl.cli.local.plan import Counts
+from edl.core.errors import BadInputError, EdlError
+from edl.spec.job import JobSpec
+from edl.spec.problem import nearest
+from edl.spec.zoo import ANYTHING, locate, names
+
+FUNCTIONS = ("loss", "optimizer", "eval_metrics_fn", "feed")
+"""What a model module defines beside the model, whatever is done with it."""
+_OWN_READER = "custom_data_reader"
+
+
+def check(spec: JobSpec, *, predict: bool) -> Counts:
+    """The job's record counts, after its model module and its data were found.
+
+    Args:
+        spec: with the paths of this machine.
+        predict: whether ``data.prediction`` is needed, else ``data.training``.
+
+    Raises:
+        BadInputError: a module, function, file or record is missing; names what is there.
+    """
+    defined = _defined(spec)
+    if _OWN_READER in defined:
+        return Counts(training=None, validation=None, prediction=None)
+    data = spec.data
+    if predict:
+        return Counts(prediction=_counted("data.prediction", data.prediction, spec))
+    return Counts(
+        training=_counted("data.training", data.training, spec),
+        validation=_counted("data.validation", data.validation, spec) if data.validation else (),
+    )
+
+
+def missing(spec: JobSpec) -> list[BadInputError]:
+    """What of a job's module and data is not on this machine; no record is counted.
+
+    Args:
+        spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
+    """
+    found: list[BadInputError] = []
+    defined: Sequence[str] = ()
+    if _here(spec.model.zoo, spec):
+        try:
+            defined = _defined(spec)
+        except BadInputError as error:
+            found.append(error)
+    if _OWN_READER in defined:
+        return found
+    data = spec.data
+    for name, paths in (("training", data.training), ("validation", data.validation), ("prediction", data.prediction)):
+        for path in paths:
+            found += _absent(f"data.{name}", path) if _here(path, spec) else ()
+    return found
+
+
+def _here(path: str, spec: JobSpec) -> bool:
+    away = [Path(v.mount) for v in spec.volumes if v.local is None and not Path(v.mount).exists()]
+    return "://" not in path and not any(Path(path).is_relative_to(mount) for mount in away)
+
+
+def _absent(field: str, path: str) -> list[BadInputError]:
+    from edl.data.files import data_files
+
+    try:
+        data_files(path)
+    except EdlError as error:
+        return [BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint)]
+    return []
+
+
+def _defined(spec: JobSpec) -> Sequence[str]:
+    module = locate(Path(spec.model.zoo), spec.model.definition)
+    defined = names(module.path)
+    missing = [name for name in FUNCTIONS if name not in defined]
+    if missing and ANYTHING not in defined:
+        public = [name for name in defined if not name.startswith("_")]
+        close = nearest(missing[0], [name for name in public if name not in FUNCTIONS])
+        raise BadInputError(
+            f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
+            where=str(module.path),
+            hint=(f"did you mean {close}? " if close else "") + f"it defines {', '.join(public) or 'nothing'}",
+        )
+    return defined
+
+
+def _counted(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int, ...]:
+    from edl.data.reader import open_reader
+
+    if not paths:
+        raise BadInputError("is missing", where=field, hint="name a file or a directory of records")
+    try:
+        counts = tuple(source.records for source in open_reader(tuple(paths), spec.data.reader).sources())
+    except BadInputError as error:
+        raise BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint) from error
+    if not sum(counts):
+        raise BadInputError("there are no records", where=f"{field}: {', '.join(paths)}")
+    return counts

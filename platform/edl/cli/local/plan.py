@@ -1,0 +1,125 @@
+"""What ``edl run`` is about to do: checked before any process starts, and said in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.cli.faces.outcome import Outcome
+from edl.spec.job import JobSpec
+from edl.store.resumption import Change, said
+from edl.store.rundir import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Records of each source; None where the model module has a reader of its own, which a worker asks."""
+
+    training: tuple[int, ...] | None = ()
+    validation: tuple[int, ...] | None = ()
+    prediction: tuple[int, ...] | None = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One start of a run.
+
+    Attributes:
+        spec: the job, with the paths of this machine.
+        job_file: as the user named it.
+        counts: how many records there are.
+        run: where it happens.
+        resumed: whether the run goes on; then ``changes`` says what differs from its last start.
+        weights: what predictions are made with; None for a run that trains.
+        output: where predictions go; None for a run that trains.
+    """
+
+    spec: JobSpec
+    job_file: Path
+    counts: Counts
+    run: RunDir
+    resumed: bool = False
+    changes: Sequence[Change] = ()
+    weights: Path | None = None
+    output: str | None = None
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self.spec.name
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.run.run_id
+
+    @property
+    def logs(self) -> str:
+        """Directory of the run's logs."""
+        return str(self.run.logs)
+
+    def lines(self) -> list[str]:
+        """The plan, for people."""
+        title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
+        work = self._prediction() if self.output else self._training()
+        return [title, *(f"  {line}" for line in [*work, self._roles(), self._where(), *map(_change, self.changes)])]
+
+    def next_steps(self, outcome: Outcome) -> list[str]:
+        """What people may do after the end."""
+        if self.output:
+            return []
+        if outcome.phase != "Done":
+            what = "Go on" if outcome.phase == "Interrupted" else "Go on when the cause is gone"
+            return [f"{what} with: edl run {self.job_file} --resume {self.run_id}"]
+        if self.spec.data.prediction:
+            return [f"Predict with: edl predict {self.job_file} --from {self.run_id} --output predictions"]
+        return []
+
+    def _training(self) -> list[str]:
+        train, counts = self.spec.train, self.counts
+        lines = [f"trains on {_records(counts.training, self.spec.data.training)}"]
+        steps = steps_of(self.spec, counts.training)
+        often = f"{_times(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
+        lines.append(f"{often}: {_times(steps, 'step')}" if steps else often)
+        if self.spec.data.validation:
+            often = f"every {train.evaluation_steps:,} steps and " if train.evaluation_steps else ""
+            lines.append(f"evaluates on {_records(counts.validation, self.spec.data.validation)}, {often}at the end")
+        return lines
+
+    def _prediction(self) -> list[str]:
+        records = _records(self.counts.prediction, self.spec.data.prediction)
+        return [f"predicts {records} with {self.weights}", f"writes to {self.output}"]
+
+    def _roles(self) -> str:
+        if self.spec.strategy.name == "Local":
+            return "one process (strategy Local)"
+        workers = _times(self.spec.workers.max, "worker")
+        return workers if self.output else f"{workers}, {_times(self.spec.ps.count, 'parameter server')}"
+
+    def _where(self) -> str:
+        return f"{'goes on with' if self.resumed else 'run'} {self.run.run_id} in {self.run.path}"
+
+
+def steps_of(spec: JobSpec, counts: Sequence[int] | None) -> int | None:
+    """Steps of the whole job: a minibatch never spans two sources. None when that is not known yet."""
+    if counts is None:
+        return spec.train.max_steps
+    steps = spec.train.epochs * sum(-(-records // spec.train.minibatch_size) for records in counts)
+    return min(steps, spec.train.max_steps or steps)
+
+
+def _records(counts: Sequence[int] | None, paths: Sequence[str]) -> str:
+    places = paths[0] if len(paths) == 1 else f"{len(paths)} paths"
+    if counts is None:
+        return f"{places} (the model module's reader counts the records)"
+    sources = f" of {len(counts):,} sources" if len(counts) > 1 else ""
+    return f"{_times(sum(counts), 'record')}{sources} in {places}"
+
+
+def _change(change: Change) -> str:
+    return f"changed: {said(change)}"
+
+
+def _times(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,75 @@
+"""Starts a planned run and stays with it until its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from edl.cli.faces.face import choose
+from edl.cli.local.follow import Follower
+from edl.cli.local.plan import Plan
+from edl.core.errors import StorageError
+from edl.local.launch import start_supervisor
+from edl.spec.event import RunStarted
+from edl.spec.job import JobSpec
+from edl.spec.load import dump
+from edl.store.resumption import said
+from edl.store.rundir import append_line, job_dir, tail, write_json
+
+SUPERVISOR: tuple[str, ...] = ("-m", "edl.local")
+"""What Python runs as the supervisor; tests put one of fake roles here."""
+
+_SERVED = ("EDL_MASTER_ADDRESS",)
+"""Variables of a worker that has a master."""
+
+
+def folder_of(spec: JobSpec) -> Path:
+    """The folder of the job's runs; ``spec`` with the paths of this machine."""
+    assert spec.storage.path is not None  # resolve_local gave it one
+    return job_dir(Path(spec.storage.path), spec.name)
+
+
+def supervised(plan: Plan, *, as_json: bool) -> int:
+    """Run the plan in processes of its own; returns the exit code of the command.
+
+    Raises:
+        StorageError: the run directory cannot be written, or no process can be started.
+    """
+    run, events = plan.run, tail(plan.run.events)
+    events.poll()  # what an earlier start of the run wrote was shown then
+    write_json(run.spec, dump(plan.spec))
+    with choose(as_json=as_json) as face:
+        face.planned(plan)
+        began = time.time()
+        append_line(run.events, _started(plan, began).to_json())
+        try:
+            supervisor = start_supervisor(run.path, SUPERVISOR)
+        except OSError as error:
+            raise StorageError(f"the supervisor cannot be started: {error}", where=str(run.path)) from error
+        outcome = Follower(run, face, events, began).follow(supervisor)
+    face.ended(plan, outcome)
+    return outcome.exit_code
+
+
+def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
+    """Become the worker: one process, in which ``breakpoint()`` works. It takes the job's lock over, which exec frees.
+
+    Raises:
+        StorageError: the run directory cannot be written.
+    """
+    run = plan.run
+    write_json(run.spec, dump(plan.spec))
+    started = _started(plan, time.time())
+    append_line(run.events, started.to_json())
+    print(started.line() if as_json else "\n".join(plan.lines()), flush=True)
+    environment = {name: value for name, value in os.environ.items() if name not in _SERVED}
+    environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
+    os.execve(sys.executable, [sys.executable, "-m", "edl.worker"], environment)  # noqa: S606  no shell is wanted
+
+
+def _started(plan: Plan, moment: float) -> RunStarted:
+    changed = tuple(map(said, plan.changes))
+    return RunStarted(moment, plan.run_id, str(plan.run.path), resumed=plan.resumed, changes=changed)

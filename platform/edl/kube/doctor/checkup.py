@@ -1,0 +1,179 @@
+"""What is said about a cluster: one finding for each thing that was looked at. Judges answers; asks nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from edl.kube import names
+from edl.kube.doctor.rights import Right
+from edl.kube.kinds import Manifest
+
+OLDEST = (1, 29)
+"""The first Kubernetes with podReplacementPolicy for Jobs switched on; nothing else that EDL uses is newer."""
+BASE = "`kubectl apply -k kustomize/base` by an admin creates it."
+_ENFORCE = "pod-security.kubernetes.io/enforce"
+_MASTERS = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """One thing that was looked at.
+
+    Attributes:
+        level: how bad it is.
+        about: what was looked at.
+        text: what was found.
+        remedy: what can be done, and by whom; empty when there is nothing to do.
+    """
+
+    level: Level
+    about: str
+    text: str
+    remedy: str = ""
+
+
+def version(said: dict[str, Any]) -> Checkup:
+    """Whether the server is new enough."""
+    text = str(said.get("gitVersion", "of an unknown version"))
+    digits = [int(number) for number in re.findall(r"\d+", f"{said.get('major', '')}.{said.get('minor', '')}")]
+    if len(digits) < 2:
+        return Checkup(Level.WARN, "server", f"Kubernetes {text}: whether it is new enough is not known")
+    if tuple(digits[:2]) < OLDEST:
+        return Checkup(
+            Level.FAIL, "server", f"Kubernetes {text} is too old", f"EDL needs {OLDEST[0]}.{OLDEST[1]} or newer."
+        )
+    return Checkup(Level.OK, "server", f"Kubernetes {text}")
+
+
+def pod_security(namespace: Manifest) -> Checkup:
+    """Which pods the namespace admits."""
+    name, labels = namespace["metadata"]["name"], namespace["metadata"].get("labels") or {}
+    level = labels.get(_ENFORCE)
+    if namespace.get("status", {}).get("phase") == "Terminating":
+        return Checkup(Level.FAIL, "namespace", f"namespace {name} is being deleted", "Choose another one with -n.")
+    if level == "restricted":
+        return Checkup(Level.OK, "namespace", f"namespace {name} enforces restricted, which EDL's pods pass")
+    return Checkup(
+        Level.WARN,
+        "namespace",
+        f"namespace {name} enforces {level or 'no Pod Security level'}",
+        f"EDL's pods pass restricted; an admin can have it enforced: kubectl label ns {name} {_ENFORCE}=restricted",
+    )
+
+
+def rights(namespace: str, missing: Sequence[Right], less: Sequence[Right]) -> Iterator[Checkup]:
+    """What the user may not do, those rights together that the same is needed for."""
+    for needed_for, role, said in _together(missing):
+        yield Checkup(
+            Level.FAIL,
+            "rights",
+            f"you may not {said} in namespace {namespace}, needed for {needed_for}",
+            f"An admin of the namespace can bind the Role {role} to you.",
+        )
+    if not missing:
+        yield Checkup(Level.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}")
+    for needed_for, role, said in _together(less):
+        yield Checkup(
+            Level.WARN, "rights", f"you may not {said}; missing then: {needed_for}", f"An admin can bind {role} to you."
+        )
+
+
+def masters_rights(namespace: str, missing: Sequence[Right]) -> Checkup:
+    """What the account of the masters may not do."""
+    if not missing:
+        return Checkup(Level.OK, "rights", f"{_MASTERS} may do its work in namespace {namespace}")
+    lacking = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    text = f"{_MASTERS} may not {lacking} in namespace {namespace}: no job can run"
+    return Checkup(Level.FAIL, "rights", text, f"The Role {names.MASTER_ACCOUNT} or its RoleBinding is missing. {BASE}")
+
+
+def masters_bindings(namespace: str, bindings: Iterable[Manifest]) -> Checkup:
+    """Whether any Role is bound to the account of the masters; what that allows is not looked at."""
+    roles = [each["roleRef"]["name"] for each in bindings if _binds_masters(each, namespace)]
+    if roles:
+        return Checkup(Level.OK, "rights", f"{_MASTERS} is bound to {', '.join(roles)}")
+    text = f"no RoleBinding of namespace {namespace} is for {_MASTERS} without which no job can run"
+    return Checkup(Level.FAIL, "rights", text, BASE)
+
+
+def _binds_masters(binding: Manifest, namespace: str) -> bool:
+    subjects = binding.get("subjects") or ()
+    return any(
+        (each["kind"], each["name"], each.get("namespace", namespace))
+        == ("ServiceAccount", names.MASTER_ACCOUNT, namespace)
+        for each in subjects
+    )
+
+
+def masters_unknown() -> Checkup:
+    """Nobody could be asked."""
+    remedy = f"An admin can look: kubectl describe rolebinding {names.MASTER_ACCOUNT}"
+    return Checkup(Level.WARN, "rights", f"whether {_MASTERS} has its rights is not known: you may not ask", remedy)
+
+
+def _together(lacking: Iterable[Right]) -> list[tuple[str, str, str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for right in lacking:
+        where = "" if right.namespaced else " in all namespaces"
+        found.setdefault((right.needed_for, right.role), []).append(f"{right}{where}")
+    return [(needed_for, role, ", ".join(said)) for (needed_for, role), said in found.items()]
+
+
+def priorities(high: int, low: int) -> Checkup:
+    """Whether services can take room from workers."""
+    if high > low:
+        return Checkup(Level.OK, "priorities", f"PriorityClasses high ({high:,}) and low ({low:,})")
+    return Checkup(
+        Level.FAIL,
+        "priorities",
+        f"PriorityClass high ({high:,}) is not above low ({low:,}): nothing would be preempted",
+        "An admin must delete one and create it anew: values cannot be changed.",
+    )
+
+
+def claims(found: Iterable[Manifest], namespace: str) -> Iterator[Checkup]:
+    """Which volumes jobs could use."""
+    there = list(found)
+    if not there:
+        yield Checkup(
+            Level.WARN,
+            "claims",
+            f"there is no PersistentVolumeClaim in namespace {namespace}: jobs keep no checkpoints, logs or models",
+            "Create one with accessModes ReadWriteMany.",
+        )
+    for claim in there:
+        yield _claim(claim)
+
+
+def _claim(claim: Manifest) -> Checkup:
+    name, phase = claim["metadata"]["name"], claim.get("status", {}).get("phase", "Pending")
+    modes = claim.get("spec", {}).get("accessModes") or []
+    if phase == "Lost":
+        return Checkup(Level.FAIL, "claims", f"{name} has lost its volume", "Its data is gone with it; create it anew.")
+    if phase != "Bound":
+        return Checkup(
+            Level.WARN,
+            "claims",
+            f"{name} has no volume yet ({phase})",
+            f"It may get one with its first pod; `kubectl describe pvc {name}` says more.",
+        )
+    if "ReadWriteMany" not in modes:
+        return Checkup(
+            Level.WARN,
+            "claims",
+            f"{name} is {' and '.join(modes)}: pods on other nodes than the first cannot use it",
+            "Jobs on more than one node need ReadWriteMany.",
+        )
+    return Checkup(Level.OK, "claims", f"{name} is bound, ReadWriteMany")

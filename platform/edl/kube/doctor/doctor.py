@@ -1,0 +1,123 @@
+"""Whether a cluster is fit for EDL: what is there, what is missing, and who can mend it.
+
+Each check asks the API server and hands the answers to a function that judges; a check that may not ask says so
+instead of failing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from edl.core.errors import EdlError, RetryableError
+from edl.kube import names
+from edl.kube.api import Api
+from edl.kube.copying.copying import Visit, visited
+from edl.kube.doctor.checkup import (
+    BASE,
+    Checkup,
+    Level,
+    claims,
+    masters_bindings,
+    masters_rights,
+    masters_unknown,
+    pod_security,
+    priorities,
+    rights,
+    version,
+)
+from edl.kube.doctor.rights import MASTERS, NEEDED, WANTED, master_may, may
+from edl.kube.errors import ApiError, ForbiddenError, NotFoundError
+from edl.kube.kinds import CLAIMS, NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS
+from edl.spec.placement import RunAs
+
+HIGH, LOW = "high", "low"
+
+Check = Callable[[Api], Iterable[Checkup]]
+
+
+def examine(api: Api) -> Iterator[Checkup]:
+    """All findings about a cluster and a namespace of it, as they come.
+
+    Raises:
+        ApiError: the API server cannot be reached at all.
+    """
+    yield version(api.ask("GET", "/version").body)
+    checks: tuple[tuple[str, Check], ...] = (
+        ("namespace", _namespace),
+        ("rights", _rights),
+        ("accounts", _accounts),
+        ("rights", _masters),
+        ("priorities", _priorities),
+        ("claims", _claims),
+    )
+    for about, check in checks:
+        try:
+            yield from check(api)
+        except ForbiddenError as error:
+            yield Checkup(Level.WARN, about, f"cannot be looked at: {error.message}", error.hint or "")
+        except ApiError as error:
+            yield Checkup(Level.FAIL, about, error.message, error.hint or "")
+
+
+def _namespace(api: Api) -> Iterator[Checkup]:
+    try:
+        yield pod_security(api.get(NAMESPACES, api.namespace))
+    except NotFoundError:
+        yield Checkup(
+            Level.FAIL, "namespace", f"there is no namespace {api.namespace}", "Choose one with -n, or have it created."
+        )
+
+
+def _rights(api: Api) -> Iterator[Checkup]:
+    missing = [right for right in NEEDED if not may(api, right)]
+    less = [right for right in WANTED if not may(api, right)]
+    yield from rights(api.namespace, missing, less)
+
+
+def _accounts(api: Api) -> Iterator[Checkup]:
+    for name in (names.MASTER_ACCOUNT, names.POD_ACCOUNT):
+        try:
+            api.get(SERVICE_ACCOUNTS, name)
+            yield Checkup(Level.OK, "accounts", f"ServiceAccount {name} is there")
+        except NotFoundError:
+            yield Checkup(
+                Level.FAIL, "accounts", f"there is no ServiceAccount {name} in namespace {api.namespace}", BASE
+            )
+
+
+def _masters(api: Api) -> Iterator[Checkup]:
+    """Whether masters may do their work: asked for each right, or read off the bindings, or not known."""
+    try:
+        yield masters_rights(api.namespace, [right for right in MASTERS if not master_may(api, right)])
+    except ForbiddenError:
+        try:
+            yield masters_bindings(api.namespace, api.list(ROLE_BINDINGS).items)
+        except ForbiddenError:
+            yield masters_unknown()
+
+
+def _priorities(api: Api) -> Iterator[Checkup]:
+    found = {}
+    for name in (HIGH, LOW):
+        try:
+            found[name] = int(api.get(PRIORITY_CLASSES, name).get("value", 0))
+        except NotFoundError:
+            yield Checkup(Level.FAIL, "priorities", f"there is no PriorityClass {name}", BASE)
+    if len(found) == 2:
+        yield priorities(found[HIGH], found[LOW])
+
+
+def _claims(api: Api) -> Iterator[Checkup]:
+    yield from claims(api.list(CLAIMS).items, api.namespace)
+
+
+def pull(api: Api, image: str, tell: Callable[[str], None]) -> Checkup:
+    """Whether the nodes can have an image: a pod of it is started, and deleted at once."""
+    visit = Visit(None, image, RunAs(), seconds=600, task="tries the image")
+    try:
+        with visited(api, visit, tell):
+            return Checkup(Level.OK, "images", f"{image} was pulled, and its container started")
+    except RetryableError as error:
+        return Checkup(Level.WARN, "images", f"{image}: {error.message}", error.hint or "")
+    except EdlError as error:
+        return Checkup(Level.FAIL, "images", f"{image}: {error.message}", error.hint or "")

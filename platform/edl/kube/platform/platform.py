@@ -1,0 +1,187 @@
+"""What a master in a pod stands on: the cluster, the fence and the board of its job, and how it ends it.
+
+Nothing is asked of the API server before ``Platform.acquire``; nothing else is asked before that has succeeded: until
+then another master decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from edl.core.cluster import Role, Wish
+from edl.core.errors import BadInputError, RetryableError
+from edl.kube import names
+from edl.kube.api import Api, Pacing
+from edl.kube.errors import ApiError
+from edl.kube.in_pod import connect_in_pod
+from edl.kube.kinds import JOBS, Manifest
+from edl.kube.manifests.render import owner, render_pod
+from edl.kube.pace import Pace
+from edl.kube.platform.board import KubeBoard
+from edl.kube.platform.lease import Candidate, LeaseFence
+from edl.kube.platform.ownership import adopt
+from edl.kube.pods.cluster import KubeCluster
+from edl.spec.job import JobSpec
+from edl.spec.paths import is_shared
+
+log = logging.getLogger(__name__)
+
+CONCLUDE_SECONDS = 20.0
+"""How long a master goes on removing the pods of its job, and telling Kubernetes that it has failed."""
+_CONCLUDE_PAUSE_SECONDS = 0.5
+_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a master is, as its pod tells it.
+
+    Attributes:
+        job: name of the job.
+        job_uid: of the Job.
+        namespace: of all of it.
+        pod: name of the master's pod.
+        pod_uid: of the master's pod.
+        run_dir: directory of the run.
+        token_secret: name of the Secret that the pods of the job mount.
+    """
+
+    job: str
+    job_uid: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    run_dir: str
+    token_secret: str
+
+    @classmethod
+    def from_environment(cls, job: str, variables: Mapping[str, str]) -> Place:
+        """Read what ``edl.kube.manifests.render`` put into the master's pod.
+
+        Raises:
+            BadInputError: a variable is missing.
+        """
+        wanted = ("EDL_JOB_UID", "EDL_NAMESPACE", "EDL_POD", "EDL_UID", "EDL_RUN_DIR")
+        missing = [name for name in wanted if not variables.get(name)]
+        if missing:
+            raise BadInputError(f"The environment lacks {', '.join(missing)}", hint="edl submit makes a master's pod.")
+        job_uid, namespace, pod, uid, run_dir = (variables[name] for name in wanted)
+        return cls(job, job_uid, namespace, pod, uid, run_dir, variables.get("EDL_TOKEN_SECRET") or names.token(job))
+
+
+class Platform:
+    """A job on Kubernetes, as its master has it.
+
+    Args:
+        spec: of the job, as the pods of the job are rendered from it.
+        place: where the master is.
+        connect: makes an API client; called for requests that wait for one another and for those that must not.
+
+    Attributes:
+        durable: what is in the run directory outlives the master's pod.
+    """
+
+    def __init__(self, spec: JobSpec, place: Place, connect: Callable[[Pacing | None], Api]) -> None:
+        owners = (owner(place.job, place.job_uid),)
+        self._place = place
+        self.durable = is_shared(spec)
+        self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
+        self._api = connect(Pace()).fenced(self.fence.holds)
+        render = partial(_render, spec, place)
+        self.cluster = KubeCluster(self._api, place.job, place.job_uid, place.namespace, render)
+        self.board = KubeBoard(connect(None).fenced(self.fence.holds), place.job)
+
+    @classmethod
+    def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:
+        """The platform of this pod.
+
+        Raises:
+            BadInputError: this is no master's pod, or it has no service account.
+        """
+        place = Place.from_environment(spec.name, variables)
+        connection = connect_in_pod(variables, place.namespace, pool_size=_CONNECTIONS)
+        return cls(spec, place, lambda pace: Api(connection, pace=pace))
+
+    def acquire(self, stopping: threading.Event) -> bool:
+        """Wait for the right to decide; then what was applied by hand is made the Job's own.
+
+        Args:
+            stopping: set when this master is told to go.
+
+        Returns:
+            Whether it has the right; not, if it was told to go before.
+
+        Raises:
+            ApiError: it will never get it: its service account may not touch Leases.
+        """
+        if not self.fence.acquire(stopping.is_set, stopping.wait):
+            return False
+        threading.Thread(target=self._adopt, name="ownership", daemon=True).start()
+        return True
+
+    def conclude(self, *, failed: bool) -> None:
+        """Leave no pod of the job behind, and tell Kubernetes that one that exits 1 after this was the last master.
+
+        Goes on for a while if the server is away. When that was in vain for a job that failed, another master starts,
+        reads in the journal that the job has ended, and does this again; what a job that is done left behind goes with
+        its Job.
+        """
+        until = time.monotonic() + CONCLUDE_SECONDS
+        steps: list[Callable[[], bool]] = [partial(self._clear, keep_crashed=failed and not self.durable)]
+        if failed:
+            steps.append(self._fail_job)
+        for step in steps:
+            while not step() and time.monotonic() < until:
+                time.sleep(_CONCLUDE_PAUSE_SECONDS)
+
+    def close(self) -> None:
+        """Show what was published last, and give the right back."""
+        self.board.close()
+        self.fence.release()
+
+    def _adopt(self) -> None:
+        try:
+            adopt(self._api, self._place.job, self._place.job_uid)
+        except Exception:  # training does not depend on it
+            log.exception("the objects of the job were not made the Job's own")
+
+    def _clear(self, *, keep_crashed: bool) -> bool:
+        """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
+        try:
+            return self.cluster.clear(keep_crashed=keep_crashed)
+        except ApiError as error:
+            log.warning("pods of the job are still there: %s", error)
+            return not isinstance(error, RetryableError)
+
+    def _fail_job(self) -> bool:
+        """Whether the Job knows, or never will."""
+        name = names.master(self._place.job)
+        test: list[dict[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": self._place.job_uid},
+            {"op": "replace", "path": "/spec/backoffLimit", "value": 0},
+        ]
+        try:
+            self._api.patch(JOBS, name, test, style="json")
+        except ApiError as error:
+            log.warning("the Job was not told that it has failed: %s", error)
+            return not isinstance(error, RetryableError)
+        return True
+
+
+def _render(spec: JobSpec, place: Place, role: Role, index: int, wish: Wish) -> Manifest:
+    return render_pod(
+        spec,
+        role,
+        index,
+        namespace=place.namespace,
+        job_uid=place.job_uid,
+        run_dir=place.run_dir,
+        wish=wish,
+        token_secret=place.token_secret,
+    )
