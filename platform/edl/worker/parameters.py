@@ -91,7 +91,7 @@ class Parameters:
         self._exchange({part: self._declaration(part) for part in self._layout.parts})
 
     def declare_to_strangers(self) -> bool:
-        """Tell the PS that were replaced since this worker last heard of them what the model is; whether there were any.
+        """Tell every PS that was replaced since it last answered here what the model is; whether there was any.
 
         They are told the initial values of the start of the job. One that holds parameters already keeps those.
         """

@@ -1,7 +1,7 @@
 """Parameter servers that replace lost ones while this worker has nothing to send them: they, too, are told the model.
 
 One that finds no checkpoint to load holds nothing until a worker declares the model to it, and work is handed out only
-when all hold it. A worker amid a step finds out by the refusal of its push; one that waits for work has no push to make.
+when all hold it. A worker amid a step finds out by the refusal of its push; one that waits for work pushes nothing.
 """
 
 from __future__ import annotations

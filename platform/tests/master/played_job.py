@@ -121,9 +121,20 @@ class PlayedWorker:
         """Learn where the PS are, once all of them are there."""
         self._placed = []
         while len(self._placed) < self._job.spec.ps.count and not self._ended.is_set():
-            reply = self._ask(Methods.Register, pb.RegisterRequest(member=self._member))
-            self._placed = [ps.uid for ps in reply.placement.ps]
-            self._placement = reply.placement.version
+            self._placed = self._look()
+
+    def _look(self) -> list[str]:
+        """The PS that are there now."""
+        reply = self._ask(Methods.Register, pb.RegisterRequest(member=self._member))
+        self._placement = reply.placement.version
+        return [ps.uid for ps in reply.placement.ps]
+
+    def _follow(self) -> None:
+        """A PS may have been replaced while there was nothing to push."""
+        placed = self._look()
+        if len(placed) == self._job.spec.ps.count:
+            self._placed = placed
+            self._declare()
 
     def _declare(self) -> None:
         for uid in self._placed:
@@ -137,8 +148,7 @@ class PlayedWorker:
             case "task":
                 self._do(reply.task)
             case "wait" if reply.placement_version > self._placement:
-                self._place()
-                self._declare()
+                self._follow()
             case "stop":
                 self._job.cluster.kill(self.uid, 0)
                 self._ended.set()

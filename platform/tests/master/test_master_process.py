@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from master.played_job import RECORDS, VALIDATION, PlayedJob, played_job
-from master.stage import TOKEN
+from master.played_job import RECORDS, VALIDATION, PlayedJob, PlayedWorker, played_job
+from master.stage import LONG, TOKEN
 
 from edl.core import leases
 from edl.core.errors import RefusedError, StorageError
@@ -164,6 +165,22 @@ def test_without_a_volume_nothing_is_kept_and_a_lost_ps_takes_along_what_it_held
         assert job.summary()["export"] == "/somewhere/export"
         assert job.entries("saved") == []
         assert list(job.run.checkpoints.iterdir()) == []
+
+
+def test_a_ps_that_is_lost_while_nobody_pushes_gets_the_model_too() -> None:
+    """Without a checkpoint only workers can give it the model, and they have no work from which to find out."""
+    with played_job(workers={"min": 1, "max": 1}) as job:
+
+        def lose_the_ps(worker: PlayedWorker) -> None:
+            job.cluster.kill(next(iter(job.servers)))
+            until = monotonic() + LONG
+            while not job.events("rolled_back") and monotonic() < until:
+                sleep(0.01)
+
+        job.at_step[12] = lose_the_ps  # the last of a lease: the worker asks for work next, when there is none
+        assert job.run_master(OneMachine(job.cluster.connect(), durable=False)) == 0
+        assert len(job.events("rolled_back")) == 1
+        assert (job.summary()["records_done"], job.summary()["records_lost"]) == (RECORDS, 0)
 
 
 def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
