@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from cluster_contract import ClusterContract, Watching
+from cluster_contract import PodContract, Watching
 from e2e import namespaces
 from e2e.conftest import ARTIFACTS
 from e2e.images import MISSING, Images
@@ -123,11 +123,8 @@ def stand(bare: Namespace) -> Iterator[PodStand]:
     stand.close()
 
 
-class TestPods(ClusterContract):
+class TestPods(PodContract):
     """The contract, on the cluster of ``KUBECONFIG``."""
-
-    TELLS_LEAVING = True
-    TELLS_ELEVATED = True
 
 
 def begin(stand: PodStand) -> tuple[Watching, str]:

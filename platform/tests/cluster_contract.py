@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import pytest
 
@@ -105,15 +105,7 @@ class Watching:
 
 
 class ClusterContract:
-    """The cases. Subclasses provide the fixture ``stand``.
-
-    Attributes:
-        TELLS_LEAVING: pods are seen between being told to go and their end; others only end.
-        TELLS_ELEVATED: the wish for the higher class of a divided priority is seen in the pod.
-    """
-
-    TELLS_LEAVING: ClassVar[bool] = False
-    TELLS_ELEVATED: ClassVar[bool] = False
+    """The cases. Subclasses provide the fixture ``stand``."""
 
     def test_start_of_a_live_name_returns_its_uid(self, stand: Stand) -> None:
         uid = stand.cluster.start(Role.WORKER, 3)
@@ -196,38 +188,6 @@ class ClusterContract:
         stand.let_pass(0.2)
         last = watching.ended(uid)
         assert (last.phase, last.exit_code, last.reason) == (Phase.GONE, 137, "Deleted")
-
-    def test_pod_told_to_go_is_leaving_until_it_has_ended(self, stand: Stand) -> None:
-        if not self.TELLS_LEAVING:
-            pytest.skip("only ends are told")
-        watching = Watching(stand.cluster)
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        watching.synced()
-        stand.stubborn(uid)
-        stand.cluster.delete(uid, grace=1)
-        leaving = watching.leaving(uid)
-        assert (leaving.phase, leaving.exit_code, leaving.cause) == (Phase.RUNNING, None, Cause.NONE)
-        stand.let_pass(1)
-        last = watching.ended(uid)
-        assert (last.phase, last.leaving, last.cause) == (Phase.GONE, False, Cause.NONE)
-
-    def test_name_of_a_leaving_pod_is_not_free_yet(self, stand: Stand) -> None:
-        if not self.TELLS_LEAVING:
-            pytest.skip("only ends are told")
-        uid = stand.cluster.start(Role.PS, 0)
-        stand.await_running(uid)
-        stand.stubborn(uid)
-        stand.cluster.delete(uid, grace=2)
-        with pytest.raises(RetryableError):
-            stand.cluster.start(Role.PS, 0)
-
-    def test_wish_for_the_higher_class_is_seen(self, stand: Stand) -> None:
-        if not self.TELLS_ELEVATED:
-            pytest.skip("has no classes")
-        stand.cluster.start(Role.WORKER, 0, Wish(elevated=True))
-        stand.cluster.start(Role.WORKER, 1)
-        assert {pod.index: pod.elevated for pod in Watching(stand.cluster).synced()} == {0: True, 1: False}
 
     def test_delete_without_grace_kills(self, stand: Stand) -> None:
         watching = Watching(stand.cluster)
@@ -327,3 +287,36 @@ class ClusterContract:
             stand.cluster.start(Role.MASTER, 1)
         with pytest.raises(BadInputError):
             stand.cluster.start(Role.WORKER, -1)
+
+
+class PodContract(ClusterContract):
+    """The cases of clusters whose pods are seen between being told to go and their end, and have a priority class.
+
+    The processes of one machine have neither.
+    """
+
+    def test_pod_told_to_go_is_leaving_until_it_has_ended(self, stand: Stand) -> None:
+        watching = Watching(stand.cluster)
+        uid = stand.cluster.start(Role.WORKER, 0)
+        stand.await_running(uid)
+        watching.synced()
+        stand.stubborn(uid)
+        stand.cluster.delete(uid, grace=1)
+        leaving = watching.leaving(uid)
+        assert (leaving.phase, leaving.exit_code, leaving.cause) == (Phase.RUNNING, None, Cause.NONE)
+        stand.let_pass(1)
+        last = watching.ended(uid)
+        assert (last.phase, last.leaving, last.cause) == (Phase.GONE, False, Cause.NONE)
+
+    def test_name_of_a_leaving_pod_is_not_free_yet(self, stand: Stand) -> None:
+        uid = stand.cluster.start(Role.PS, 0)
+        stand.await_running(uid)
+        stand.stubborn(uid)
+        stand.cluster.delete(uid, grace=2)
+        with pytest.raises(RetryableError):
+            stand.cluster.start(Role.PS, 0)
+
+    def test_wish_for_the_higher_class_is_seen(self, stand: Stand) -> None:
+        stand.cluster.start(Role.WORKER, 0, Wish(elevated=True))
+        stand.cluster.start(Role.WORKER, 1)
+        assert {pod.index: pod.elevated for pod in Watching(stand.cluster).synced()} == {0: True, 1: False}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from cluster_contract import ClusterContract
+from cluster_contract import PodContract
 
 
-class TestKubeCluster(ClusterContract):
+class TestKubeCluster(PodContract):
     """The fixture ``stand`` is the folder's."""
-
-    TELLS_LEAVING = True
-    TELLS_ELEVATED = True

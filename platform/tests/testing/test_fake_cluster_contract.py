@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster_contract import ClusterContract
+from cluster_contract import PodContract
 
 from edl.core.cluster import Cause, Cluster, Phase, PodSeen, Role, Wish
 from edl.core.errors import RetryableError
@@ -52,7 +52,7 @@ class FakeStand:
             connection.close()
 
 
-class TestFakeCluster(ClusterContract):
+class TestFakeCluster(PodContract):
     TELLS_LEAVING = TELLS_ELEVATED = True
 
     @pytest.fixture
