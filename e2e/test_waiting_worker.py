@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from e2e import figures
 from e2e.jobs import Job, delete_pod, digits
 from e2e.ledger import finished
@@ -13,7 +12,6 @@ from edl.core.cluster import Role
 TASKS = 2
 
 
-@pytest.mark.alone
 def test_a_waiting_worker_gets_the_records(place: Namespace) -> None:
     """Two tasks for three workers: one waits until another is deleted."""
     spec = digits("waiting", image=place.images.zoo, seconds=60, workers=3)
