@@ -324,7 +324,6 @@ def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused
 
 @pytest.mark.alone
 @pytest.mark.breaks
-@pytest.mark.matrix
 def test_a_connection_to_a_vanished_pod_hangs(bare: Namespace) -> None:
     """Nobody is left who could reset a connection through a ClusterIP: hence keepalive, and deadlines on calls."""
     node = home(bare.api)
