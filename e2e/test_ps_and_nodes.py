@@ -63,7 +63,7 @@ def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
 @pytest.mark.breaks
 def test_api_server_away(place: Namespace, undisturbed: Undisturbed) -> None:
     """Training does not stop while the API server is away for a minute."""
-    job = start(place, "no-api", seconds=85)
+    job = start(place, "no-api", seconds=75)
     job.wait_training(workers=2)
     with no_api(place.site.faults):
         time.sleep(AWAY_SECONDS)  # the fault itself: there is nobody to ask
@@ -125,8 +125,8 @@ def test_node_lost(place: Namespace, undisturbed: Undisturbed) -> None:
     """A node is gone with a PS and a worker on it: both are replaced; a job is deleted while the node is still down."""
     node = home(place.api, place.volume.node)
     with only([other for other in _nodes() if other != node]):
-        job, doomed = start(place, "bereft", seconds=75), start(place, "doomed", seconds=300)
-        for each in (job, doomed):
+        doomed, job = start(place, "doomed", seconds=300), start(place, "bereft", seconds=65)
+        for each in (doomed, job):
             each.wait_training(workers=2)
     with only([node]):
         (ps, _), *_ = job.ps_uids().items()

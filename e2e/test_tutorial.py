@@ -109,15 +109,25 @@ def _preempted(change: Change) -> bool:
 
 def _measure_growth(job: Job, other: Namespace, run: Run) -> None:
     """The workers that got the room back: from PodScheduled to the first step, less what nobody can save."""
-    freed = min(change.at for change in other.observer.changes() if change.type == DELETED)
+    changes = other.observer.changes()
+    told = min(change.at for change in changes if change.leaving)
+    freed = min(change.at for change in changes if _over(change))
+    grown = 0
     for index, done in steps(run.folder).items():
         placed = job.change(lambda c, i=index: _is(c, job, i) and condition(c.object, "PodScheduled") is not None)
-        if placed is None or placed.at < freed or not done:
+        if placed is None or placed.at < told or not done:
             continue
+        grown += 1
         _, started = containers(run.folder, f"worker-{index}")[-1]
         fixed = started - placed.at + import_seconds(run.folder, index)
         figures.record("room_to_scheduled", placed.at - freed)
         figures.record("room_to_step", done[0] - placed.at - fixed, container_start_and_import=round(fixed, 2))
+    assert grown, "no worker got room from the service"
+
+
+def _over(change: Change) -> bool:
+    """Whether a pod's room is free: when its container has ended, even before the object is gone."""
+    return change.type == DELETED or change.object["status"].get("phase") in ("Succeeded", "Failed")
 
 
 def _is(change: Change, job: Job, index: int) -> bool:
