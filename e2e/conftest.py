@@ -18,6 +18,7 @@ from e2e.site import Site
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
 _FAILED = pytest.StashKey[bool]()
+_LONGEST = ("test_undisturbed", "test_master_faults", "test_ps_and_nodes")
 
 
 @pytest.fixture(scope="session")
@@ -88,6 +89,11 @@ def breakable(request: pytest.FixtureRequest) -> None:
     """Tests that break nodes or the API server need a cluster on which that is possible."""
     if request.node.get_closest_marker("breaks") and not request.getfixturevalue("where").can_break:
         pytest.skip("nodes and API server can be broken on kind and on the local cluster only")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that nobody waits for them at the end: the baselines, then whole jobs."""
+    items.sort(key=lambda item: _LONGEST.index(item.path.stem) if item.path.stem in _LONGEST else len(_LONGEST))
 
 
 @pytest.hookimpl(wrapper=True)
