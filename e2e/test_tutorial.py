@@ -31,7 +31,7 @@ def test_tutorial(places: Places, undisturbed: Callable[[int], Baseline]) -> Non
     """2 PS and 4 workers; a worker is deleted; a service preempts; the job goes on, and takes the room back."""
     place, other = places(), places("service", volume=False)
     cpu = worker_cpu(offers(place.api), SLOTS, small_pods=4)
-    job = Job.write(place, digits("tutorial", image=place.images.zoo, seconds=100, workers=4, ps=2, cpu=cpu))
+    job = Job.write(place, digits("tutorial", image=place.images.zoo, seconds=75, workers=4, ps=2, cpu=cpu))
 
     job.submit()
     job.wait_training(workers=4)
