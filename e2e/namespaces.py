@@ -74,7 +74,7 @@ def namespace(
     name = f"e2e-{folder.name[:30].replace('_', '-').strip('-')}-{uuid4().hex[:5]}"
     folder.mkdir(parents=True, exist_ok=True)
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": LABELS}})
-    # No pod is accepted before the controller manager has made it, which takes half a minute after the API server was away.
+    # No pod is accepted before the controller manager has made it: half a minute after the API server was away.
     kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=90s")
     shared, person = SharedVolume(site, name, images.submitter), Person(name)
     api = connected(namespace=name)
