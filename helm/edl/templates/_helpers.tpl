@@ -1,0 +1,90 @@
+{{/* What the templates share. A team is always one of the list that "edl.teams" gives. */}}
+
+{{/*
+Labels of every object. Takes the root context.
+*/}}
+{{- define "edl.labels" -}}
+{{- $own := dict
+      "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-")
+      "app.kubernetes.io/name" .Chart.Name
+      "app.kubernetes.io/instance" (trunc 63 .Release.Name)
+      "app.kubernetes.io/version" .Chart.AppVersion
+      "app.kubernetes.io/part-of" "edl"
+      "app.kubernetes.io/managed-by" .Release.Service -}}
+{{- toYaml (merge $own .Values.commonLabels) -}}
+{{- end }}
+
+{{/*
+The whole metadata of an object. Takes a dict:
+  root         the root context
+  name         name of the object
+  namespace    for what lives in one
+  labels       more labels (the chart's own win)
+  annotations  more annotations (they win over commonAnnotations)
+*/}}
+{{- define "edl.metadata" -}}
+{{- $labels := merge (include "edl.labels" .root | fromYaml) (.labels | default dict) -}}
+{{- $annotations := merge (deepCopy (.annotations | default dict)) .root.Values.commonAnnotations -}}
+name: {{ .name | quote }}
+{{- with .namespace }}
+namespace: {{ . | quote }}
+{{- end }}
+labels:
+  {{- toYaml $labels | nindent 2 }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
+All teams, complete: teamDefaults with what the team itself says on top. Without teams it is one: the release's namespace
+as it is, without network policies, since other things may live there. Takes the root context.
+
+    range (include "edl.teams" $ | fromJson).teams
+*/}}
+{{- define "edl.teams" -}}
+{{- $teams := list -}}
+{{- range .Values.teams -}}
+  {{- $team := dict "create" false "labels" dict "annotations" dict | merge (deepCopy $.Values.teamDefaults) -}}
+  {{- if include "edl.volumeSources" .volume -}}
+    {{- $_ := set $team "volume" (omit $team.volume "existing" "storageClass" "nfs" "filestore") -}}
+  {{- end -}}
+  {{- include "edl.overlay" (list $team (deepCopy .)) -}}
+  {{- $teams = append $teams $team -}}
+{{- end -}}
+{{- if not .Values.teams -}}
+  {{- $team := dict "namespace" .Release.Namespace "create" false "labels" dict "annotations" dict -}}
+  {{- $teams = list (mergeOverwrite (deepCopy .Values.teamDefaults) $team (dict "networkPolicies" (dict "enabled" false))) -}}
+{{- end -}}
+{{- dict "teams" $teams | toJson -}}
+{{- end }}
+
+{{/*
+Writes a dict over another, in place, level by level; lists are replaced whole. Sprig's mergeOverwrite would keep what is
+to become false or empty. Takes a list: what is changed, what is written over it.
+*/}}
+{{- define "edl.overlay" -}}
+{{- $below := index . 0 -}}
+{{- range $key, $value := index . 1 -}}
+  {{- if and (kindIs "map" $value) (kindIs "map" (get $below $key)) -}}
+    {{- include "edl.overlay" (list (get $below $key) $value) -}}
+  {{- else -}}
+    {{- $_ := set $below $key $value -}}
+  {{- end -}}
+{{- end -}}
+{{- end }}
+
+{{/*
+The sources that a volume names, separated by commas: existing, storageClass, nfs, filestore; normally one or none.
+*/}}
+{{- define "edl.volumeSources" -}}
+{{- $found := list -}}
+{{- with . -}}
+  {{- if .existing }}{{ $found = append $found "existing" }}{{ end -}}
+  {{- if .storageClass }}{{ $found = append $found "storageClass" }}{{ end -}}
+  {{- if (.nfs | default dict).server }}{{ $found = append $found "nfs" }}{{ end -}}
+  {{- if (.filestore | default dict).volumeHandle }}{{ $found = append $found "filestore" }}{{ end -}}
+{{- end -}}
+{{- join "," $found -}}
+{{- end }}
