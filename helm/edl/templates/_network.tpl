@@ -1,0 +1,56 @@
+{{/*
+Ports and peers of a job's pods. The numbers are those of edl.kube.names; platform/tests/install/test_network_flows.py
+compares them. Policies select by role, never by job: a NetworkPolicy cannot say "the same value of edl.dev/job as mine".
+*/}}
+
+{{/* Port of masters and parameter servers for control. */}}
+{{- define "edl.network.controlPort" -}}7070{{- end }}
+
+{{/* Port of parameter servers for tensors. */}}
+{{- define "edl.network.bulkPort" -}}7071{{- end }}
+
+{{/*
+Selector of pods of jobs by role, of any job. Takes a list of roles.
+*/}}
+{{- define "edl.network.jobPods" -}}
+matchExpressions:
+  - {key: edl.dev/job, operator: Exists}
+  {{- include "edl.network.roles" . | nindent 2 }}
+{{- end }}
+
+{{/*
+One requirement of a selector: a role of the list. Takes a list of roles.
+*/}}
+{{- define "edl.network.roles" -}}
+- {key: edl.dev/role, operator: In, values: [{{ join ", " . }}]}
+{{- end }}
+
+{{/*
+Ports of a rule. Takes a dict: protocols, ports.
+*/}}
+{{- define "edl.network.ports" -}}
+{{- range $port := .ports }}
+{{- range $protocol := $.protocols }}
+- {protocol: {{ $protocol }}, port: {{ $port }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Blocks of addresses as peers of a rule. Takes a list of CIDRs.
+*/}}
+{{- define "edl.network.blocks" -}}
+{{- range . }}
+- ipBlock: {cidr: {{ . | quote }}}
+{{- end }}
+{{- end }}
+
+{{/*
+Head of a policy. Takes a dict: root, team, name.
+*/}}
+{{- define "edl.network.head" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  {{- include "edl.metadata" (dict "root" .root "name" .name "namespace" .team.namespace) | nindent 2 }}
+{{- end }}
