@@ -88,3 +88,15 @@ The sources that a volume names, separated by commas: existing, storageClass, nf
 {{- end -}}
 {{- join "," $found -}}
 {{- end }}
+
+{{/*
+The field of an account that names Secrets for pulling images. Takes a team's accounts.
+*/}}
+{{- define "edl.imagePullSecrets" -}}
+{{- with .imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- end }}

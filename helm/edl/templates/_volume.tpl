@@ -1,0 +1,28 @@
+{{/*
+Name of the PersistentVolume of a team's claim: of the whole cluster, so it carries the namespace. Takes a team.
+*/}}
+{{- define "edl.volumeName" -}}
+{{- printf "edl-%s-%s" .namespace .volume.claim -}}
+{{- end }}
+
+{{/*
+What a PersistentVolume stands for, when a volume names a server: a part of its spec; empty otherwise. Takes a volume.
+*/}}
+{{- define "edl.volumeSource" -}}
+{{- if (.nfs | default dict).server -}}
+{{- with .nfs.mountOptions -}}
+mountOptions:
+  {{- toYaml . | nindent 2 }}
+{{ end -}}
+nfs:
+  server: {{ .nfs.server | quote }}
+  path: {{ .nfs.path | quote }}
+{{- else if (.filestore | default dict).volumeHandle -}}
+csi:
+  driver: filestore.csi.storage.gke.io
+  volumeHandle: {{ .filestore.volumeHandle | quote }}
+  volumeAttributes:
+    ip: {{ .filestore.ip | quote }}
+    volume: {{ .filestore.share | quote }}
+{{- end -}}
+{{- end }}
