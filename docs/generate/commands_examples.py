@@ -1,0 +1,55 @@
+"""Examples of the command line for the reference. A test parses each of them with the command's own options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "run": (
+        ("edl run model_zoo/mnist/job.yaml", "as the job file says"),
+        ("edl run model_zoo/mnist/job.yaml --workers 4 --set train.epochs=1", "other numbers for once"),
+        ("edl run model_zoo/mnist/job.yaml --resume", "go on with the newest run"),
+    ),
+    "submit": (
+        ("edl submit job.yaml", "shows the plan and asks"),
+        ("edl submit job.yaml --yes --watch", "for scripts: exits 0 when the job is done"),
+        ("edl submit job.yaml --dry-run server", "would the cluster take it?"),
+        ("edl submit job.yaml --resume", "go on with the newest run"),
+    ),
+    "list": (("edl list -n team-a", "the jobs of a namespace"),),
+    "status": (("edl status mnist --watch", "until the job has ended"),),
+    "logs": (
+        ("edl logs mnist -f", "the master: Loss and Evaluation"),
+        ("edl logs mnist -r worker -i 2", "one worker"),
+        ("edl logs mnist -r worker --stored", "also of workers that are gone"),
+    ),
+    "events": (("edl events mnist -f", "who came, who left, and why"),),
+    "why": (("edl why mnist", "what keeps it from going on"),),
+    "wait": (
+        ("edl wait mnist --for started --timeout 10m", "the first step is made"),
+        ("edl wait mnist --for workers=4", "so many are at work"),
+    ),
+    "scale": (("edl scale mnist --max 8", "nothing restarts"),),
+    "stop": (("edl stop mnist", "`edl submit job.yaml --resume` goes on"),),
+    "delete": (("edl delete mnist --yes", "what is on volumes stays"),),
+    "top": (("edl top mnist", "needs the cluster's metrics server"),),
+    "doctor": (
+        ("edl doctor -n team-a", "can jobs run there?"),
+        ("edl doctor --image registry.example.com/team/mnist:1", "can its nodes pull the image?"),
+    ),
+    "predict": (("edl predict job.yaml --output predictions --from r3", "with the model of the run r3"),),
+    "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),
+    "validate": (("edl validate job.yaml --set workers.max=8", "all mistakes at once, by line"),),
+    "schema": (("edl schema > edl.schema.json", "for an editor"),),
+    "data cp": (
+        ("edl data cp demo-data/mnist fileserver-claim:/mnist", "to a volume"),
+        ("edl data cp fileserver-claim:/models/mnist models", "and back"),
+    ),
+    "data ls": (("edl data ls fileserver-claim:/ -R", "all of it"),),
+    "data mnist": (("edl data mnist demo-data/mnist --source digits --records 12000", "without a network"),),
+    "data iris": (("edl data iris demo-data/iris", "rows with a header"),),
+    "zoo init": (("edl zoo init my_zoo", "a model to start from"),),
+    "zoo build": (("edl zoo build my_zoo --image registry.example.com/team/mnist:1", "with the Docker engine"),),
+    "zoo push": (("edl zoo push registry.example.com/team/mnist:1", "where the cluster pulls it"),),
+}
+"""By command: lines, each with a few words on what it is for."""

@@ -1,0 +1,156 @@
+"""The reference of job files: every field with what it may be, its unit, its default and one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from jobspec_examples import EXAMPLES, MINIMAL, WHOLE
+
+from edl.spec.collection import ListOf, Nullable
+from edl.spec.job import API_VERSION, JobSpec
+from edl.spec.kind import Kind
+from edl.spec.quantity import SIZE, size_text
+from edl.spec.schema import job_schema
+from edl.spec.section import Option, Section, options
+
+_HEAD = f"""<!-- Written by `make reference` from the JSON Schema of job files; do not edit. -->
+
+# The job file
+
+One YAML (or JSON) file says all about a job: the *JobSpec*, version `{API_VERSION}`. `edl run` reads it on one machine,
+`edl submit` on a cluster, and the chart `helm/edl-job` takes its fields as values. `edl validate JOB.yaml` checks a
+file and says all that is wrong with it, by line. `edl schema` prints the JSON Schema that this page is made from; an
+editor completes and checks a file whose first line is `# yaml-language-server: $schema=FILE`.
+
+A name, a model and something to train on are enough:
+
+```yaml
+{MINIMAL}```
+
+A file for a cluster says a little more:
+
+```yaml
+{WHOLE}```
+
+Any field can be set on the command line, under the path that this page gives it, and as often as needed:
+`edl submit job.yaml --set train.epochs=3 --set workers.max=8`. Unknown fields are errors, never ignored. A value that
+is known but *not built yet* is an error too.
+
+## Quantities
+
+| what | written | a plain number is |
+|---|---|---|
+| sizes | `4096`, `512Mi`, `2Gi`, `1.5G` | bytes |
+| CPU | `2`, `1.5`, `500m` | cores |
+| durations | `45s`, `30m`, `1h30m`, `2d` | seconds |
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of the job file.
+
+    Attributes:
+        path: as ``--set`` takes it: ``train.epochs``; members of lists as ``volumes[].mount``.
+        option: its annotation in the code.
+        schema: its part of the JSON Schema.
+        required: whether it must be given, where its section is.
+    """
+
+    path: str
+    option: Option
+    schema: Mapping[str, object]
+    required: bool
+
+
+def page() -> str:
+    """The whole page."""
+    schema = job_schema()
+    found = list(fields(JobSpec, schema))
+    tops = [field for field in found if field.path in options(JobSpec)]
+    simple = [field for field in tops if _inside(field.option.kind) is None]
+    parts = [_HEAD, "## The whole", _table(simple, constants=True)]
+    for top in tops:
+        if top not in simple:
+            parts.append(f"## `{top.path}`\n\n{_sentence(top)}")
+            parts.append(_table([each for each in found if each.path.startswith((f"{top.path}.", f"{top.path}[]."))]))
+        if top.path in EXAMPLES:
+            parts.append(f"```yaml\n{EXAMPLES[top.path]}```")
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def fields(section: type, schema: Mapping[str, object], prefix: str = "") -> Iterator[Field]:
+    """The fields of a section and of those inside it, in the order of the file."""
+    properties, required = schema["properties"], schema.get("required", ())
+    assert isinstance(properties, dict)
+    assert isinstance(required, list | tuple)
+    for name, option in options(section).items():
+        field = Field(f"{prefix}{name}", option, properties[name], name in required)
+        yield field
+        inner = _inside(option.kind)
+        if inner is not None:
+            mark = "[]" if isinstance(option.kind, ListOf) else ""
+            yield from fields(inner, _object(field.schema), f"{field.path}{mark}.")
+
+
+def _inside(kind: Kind) -> type | None:
+    """The section that a kind is about, if it is about one."""
+    if isinstance(kind, Nullable | ListOf):
+        return _inside(kind.kind)
+    return kind.section if isinstance(kind, Section) else None
+
+
+def _object(schema: Mapping[str, object]) -> Mapping[str, object]:
+    """The schema of the mapping in a field's schema: in a choice with null, in a list, or itself."""
+    if "items" in schema:
+        return _object(schema["items"])  # type: ignore[arg-type]
+    choices = schema.get("anyOf", ())
+    assert isinstance(choices, list | tuple)
+    return next((choice for choice in choices if choice.get("type") == "object"), schema)
+
+
+def _sentence(top: Field) -> str:
+    absent = "It must be given." if top.required else ""
+    kind = "A list; each member is a mapping with these fields." if isinstance(top.option.kind, ListOf) else ""
+    return " ".join(part for part in (top.option.doc, kind, absent) if part)
+
+
+def _table(rows: list[Field], *, constants: bool = False) -> str:
+    head = "| field | what it may be | unit | default | |\n|---|---|---|---|---|\n"
+    version = f"| `apiVersion` | `{API_VERSION}` | | may be left out | The version of the job file. |\n"
+    lines = [
+        f"| `{row.path}` | {_allowed(row)} | {row.option.unit or ''} | {_default(row)} | {_doc(row)} |" for row in rows
+    ]
+    return head + (version if constants else "") + "\n".join(lines)
+
+
+def _allowed(field: Field) -> str:
+    built = field.schema.get("enum")
+    if isinstance(built, list):
+        return ", ".join(f"`{_plain(value)}`" for value in built)
+    return "a mapping" if _inside(field.option.kind) is not None else field.option.kind.expected
+
+
+def _default(field: Field) -> str:
+    if field.required:
+        return "must be given"
+    if "default" not in field.schema:
+        return ""
+    value = field.schema["default"]
+    if _inside(field.option.kind) is not None and value:
+        return "as below"
+    if field.option.kind is SIZE and isinstance(value, int):
+        return f"`{size_text(value)}`"
+    return f"`{_plain(value)}`"
+
+
+def _doc(field: Field) -> str:
+    return field.option.doc + (" Other values are not built yet." if field.option.built is not None else "")
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return json.dumps(value).strip('"')
