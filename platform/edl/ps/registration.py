@@ -58,7 +58,7 @@ def keep_registered(
         Refused: the master does not take the token or speaks another version.
         JobFailedError: the master was away for longer than ``lost_timeout``.
     """
-    said: str | None = None
+    said: object = ()
     heard = clock()
     while not stopping.is_set():
         problem = _register(channel, registration)
@@ -68,10 +68,9 @@ def keep_registered(
             raise JobFailedError(
                 f"no master for {lost_timeout:g} s (master.lost_timeout): {problem.message}", where=channel.address
             )
-        now = f"waits for the master: {problem}" if problem else f"registered with {channel.address}"
-        if now != said:
-            log.info("%s", now)
-            said = now
+        if type(problem) is not said:  # while a master is away the text changes with every try, its meaning does not
+            log.info("%s", f"waits for the master: {problem}" if problem else f"registered with {channel.address}")
+            said = type(problem)
         stopping.wait(_PAUSE if problem else _PERIOD)
 
 

@@ -52,7 +52,7 @@ def keep(master: Master, stopping: threading.Event, seconds: int = 1000) -> None
 def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
     caplog.set_level(logging.INFO)
     stopping = NoWait()
-    master = Master(stopping, away(), away(), None, None, away(), None)
+    master = Master(stopping, away(), RetryableError("nobody listens, in other words"), None, None, away(), None)
     keep(master, stopping)
     assert master.calls == 6
     said = [record.getMessage().split(":")[0] for record in caplog.records]
