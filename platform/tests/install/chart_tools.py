@@ -1,0 +1,69 @@
+"""The programs that charts are checked with, from PATH, and what they print as values.
+
+A test that needs a program which is not there is skipped and says how to get it; with EDL_REQUIRE_CHART_TOOLS=1 it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+Manifest = dict[str, Any]
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "helm" / "edl"
+JOB_CHART = ROOT / "helm" / "edl-job"
+KUSTOMIZE = ROOT / "kustomize"
+
+SOURCES = {
+    "helm": "https://helm.sh/docs/intro/install/ (version 4)",
+    "helm-unittest": "https://github.com/helm-unittest/helm-unittest",
+    "helm-docs": "https://github.com/norwoodj/helm-docs",
+    "kubectl": "https://kubernetes.io/docs/tasks/tools/",
+}
+"""Where the programs come from."""
+
+
+def program(name: str) -> str:
+    """Path of a program; the test ends here when it is not on PATH."""
+    found = shutil.which(name)
+    if found is None:
+        reason = f"{name} is not on PATH; it comes from {SOURCES[name]}"
+        if os.environ.get("EDL_REQUIRE_CHART_TOOLS") == "1":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return found
+
+
+def attempt(name: str, *args: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """What a program did with these arguments."""
+    command = [program(name), *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+
+
+def output(name: str, *args: str | Path, stdin: str | None = None) -> str:
+    """What a program prints; it must succeed."""
+    done = attempt(name, *args, stdin=stdin)
+    assert done.returncode == 0, f"{name} {' '.join(map(str, args))}: {done.stderr}"
+    return done.stdout
+
+
+def manifests(text: str) -> list[Manifest]:
+    """The objects of a stream of YAML documents."""
+    return [found for found in YAML(typ="safe").load_all(text) if found]
+
+
+def rendered(chart: Path, *args: str | Path, release: str = "edl", namespace: str = "edl-system") -> list[Manifest]:
+    """What ``helm template`` renders, hooks included."""
+    return manifests(output("helm", "template", release, chart, "--namespace", namespace, *args))
+
+
+def built(directory: Path) -> list[Manifest]:
+    """What ``kubectl kustomize`` builds."""
+    return manifests(output("kubectl", "kustomize", directory))
