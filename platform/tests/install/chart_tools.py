@@ -1,6 +1,6 @@
 """The programs that charts are checked with, from PATH, and what they print as values.
 
-A test that needs a program which is not there is skipped and says how to get it; with EDL_REQUIRE_CHART_TOOLS=1 it fails.
+A test whose program is not there is skipped and says how to get it; with EDL_REQUIRE_CHART_TOOLS=1 it fails.
 """
 
 from __future__ import annotations

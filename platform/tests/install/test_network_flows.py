@@ -1,0 +1,84 @@
+"""The NetworkPolicies of the chart and of Kustomize allow what ``network/*.txt`` say, and nothing besides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from install.chart_tools import CHART, KUSTOMIZE, built, rendered
+from install.flow_table import Table, read
+from kube.cluster_jobs import MNIST
+
+from edl.core.cluster import Role
+from edl.kube.manifests.render import render_pod
+
+pytestmark = pytest.mark.install
+
+TABLES = {path.stem: read(path.read_text()) for path in sorted((Path(__file__).parent / "network").glob("*.txt"))}
+TEAM = "team-a"
+
+
+def of_chart(values: dict[str, Any]) -> list[dict[str, Any]]:
+    teams = [{"namespace": TEAM, "networkPolicies": values}]
+    return policies(rendered(CHART, "--set-json", f"teams={json.dumps(teams)}"))
+
+
+def of_component() -> list[dict[str, Any]]:
+    found = policies(built(KUSTOMIZE / "overlays" / "kind"))
+    return [{**one, "metadata": {**one["metadata"], "namespace": TEAM}} for one in found]
+
+
+def policies(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in found if one["kind"] == "NetworkPolicy"]
+
+
+def wrong(table: Table, found: list[dict[str, Any]]) -> list[str]:
+    """Flows whose verdict is not the table's: denied, where no line says anything."""
+    network = table.network(found)
+    verdicts = {flow: network.verdict(table.connection(flow)) for flow in table.all_flows(TEAM)}
+    assert set(table.verdicts) <= set(verdicts), "the table has flows that no endpoints or ports are named for"
+    return [
+        f"{flow}: {verdict.reason}"
+        for flow, verdict in verdicts.items()
+        if verdict.allowed != table.verdicts.get(flow, False)
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_charts_policies_allow_what_the_table_says(name: str) -> None:
+    assert wrong(TABLES[name], of_chart(TABLES[name].values)) == []
+
+
+def test_kustomizes_component_allows_what_the_table_says() -> None:
+    assert wrong(TABLES["defaults"], of_component()) == []
+
+
+def test_a_table_notices_a_policy_that_is_missing_and_one_that_is_too_wide() -> None:
+    table = TABLES["defaults"]
+    found = of_chart({})
+    for gone in found:
+        assert wrong(table, [one for one in found if one is not gone]), gone["metadata"]["name"]
+    wide = {
+        "metadata": {"name": "wide", "namespace": TEAM},
+        "spec": {"podSelector": {}, "egress": [{}], "ingress": [{}]},
+    }
+    assert wrong(table, [*found, wide])
+
+
+def test_the_ports_that_roles_listen_at_are_those_that_are_allowed() -> None:
+    pods = {role: render_pod(MNIST, role, 0, namespace=TEAM, job_uid="", run_dir="/data") for role in Role}
+    listening = {
+        (role.value, str(port["containerPort"]))
+        for role, pod in pods.items()
+        for port in pod["spec"]["containers"][0]["ports"]
+    }
+    of_job = {role.value for role in Role}
+    allowed = {flow for flow, verdict in TABLES["defaults"].verdicts.items() if verdict}
+    assert {(flow.target, flow.port) for flow in allowed if {flow.source, flow.target} <= of_job} == listening
+
+
+def test_a_release_without_teams_isolates_nothing() -> None:
+    """Other things may live in the release's namespace."""
+    assert policies(rendered(CHART)) == []
