@@ -1,0 +1,67 @@
+"""What MkDocs does to the pages beyond Markdown: links to files beside ``docs/``, and figures that follow the colours.
+
+Pages are read in the repository, too, where a link to ``../helm/edl/README.md`` is right. The site does not hold that
+file: with a ``repo_url`` the link leads there, without one it is the file's path as text. A link to a file that does not exist
+is a warning, which ``--strict`` makes an error, as MkDocs does for links between pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+_LOG = logging.getLogger("mkdocs.plugins.edl")
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]+)\]\((?P<target>(?!https?:|mailto:|#)[^)\s#]+)(?P<anchor>#[^)\s]*)?\)")
+_FENCE = re.compile(r"^(```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
+_FIGURE = re.compile(r'<img alt="(?P<alt>[^"]*)" src="(?P<source>[^":]+\.svg)"\s*/?>')
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Lead links that leave ``docs/`` into the repository; blocks of code stay as they are."""
+    here = Path(page.file.abs_src_path).parent
+    site = _Site(Path(config["docs_dir"]), config.get("repo_url") or "")
+    parts = _FENCE.split(markdown)
+    return "".join(part if part.startswith("```") else site.led(part, here) for part in parts)
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Put SVG figures into the page, so that they take its colours."""
+    here = Path(page.file.abs_src_path).parent
+
+    def inlined(match: re.Match[str]) -> str:
+        # With directory URLs a page lies one folder deeper than its source, and MkDocs has rewritten the path.
+        file = here / Path(match["source"]).name
+        if not file.is_file():
+            _LOG.warning("%s: the figure %s does not exist", page.file.src_uri, match["source"])
+            return match[0]
+        return f'<figure role="img" aria-label="{match["alt"]}">{file.read_text().partition("?>")[2]}</figure>'
+
+    return _FIGURE.sub(inlined, html)
+
+
+class _Site:
+    """Where links lead."""
+
+    def __init__(self, docs: Path, repository: str) -> None:
+        self._docs = docs
+        self._root = docs.parent
+        self._repository = repository.rstrip("/")
+
+    def led(self, text: str, here: Path) -> str:
+        """A part of a page without code, its links to files outside replaced."""
+        return _LINK.sub(lambda match: self._link(match, here), text)
+
+    def _link(self, match: re.Match[str], here: Path) -> str:
+        target = (here / match["target"]).resolve()
+        published = target.suffix in {".md", ".svg"} and target.is_relative_to(self._docs)
+        if published or not target.is_relative_to(self._root):
+            return match[0]
+        path = target.relative_to(self._root).as_posix()
+        if not target.exists():
+            _LOG.warning("%s: the link to %s leads nowhere", here.relative_to(self._root).as_posix(), path)
+        if self._repository:
+            return f"[{match['text']}]({self._repository}/blob/main/{path}{match['anchor'] or ''})"
+        text = match["text"].strip("`")
+        return f"`{path}`" if path.endswith(text) or text.endswith(path) else f"{match['text']} (`{path}`)"
