@@ -1,0 +1,130 @@
+"""Every reason that the code can give, read off its source: what ``edl why``, ``submit`` and ``doctor`` complain of.
+
+A reason is a template: ``there is no PersistentVolumeClaim …``, where ``…`` stands for what is known only at run time.
+Those of a master - why a job fails, what it warns of - are found in the core, as arguments of ``end`` and ``tell``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+EDL = Path(__file__).resolve().parents[2] / "edl"
+TEXT_OF: Mapping[str, int] = {"Complaint": 1, "Wait": 1, "_rule": 1, "Finding": 0, "Checkup": 2, "Warned": 1}
+"""Calls that make a reason, and which of their arguments is its text."""
+SOURCES = (
+    "kube/inspection/diagnosis.py",
+    "kube/inspection/slowness.py",
+    "kube/inspection/waiting.py",
+    "kube/submission/findings.py",
+    "kube/submission/preflight.py",
+    "kube/doctor/checkup.py",
+    "kube/doctor/doctor.py",
+    "kube/copying/copying.py",
+    "cli/doctor.py",
+    "cli/local/follow.py",
+    "master/process.py",
+    "worker/local_training.py",
+    *(f"core/{path.name}" for path in sorted((EDL / "core").glob("*.py"))),
+)
+TABLES = {"_CONTAINER", "_REFUSALS"}
+"""Tables of a module whose rows begin with a reason: the values of a mapping, or rows of their own."""
+RETURNING = {"_check", "_may_never_fit", "_never_fits", "ps_ends"}
+"""Functions that return a reason, alone or first of a pair."""
+GAP = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One template, and where it is in the code: ``kube/inspection/waiting.py:43``."""
+
+    text: str
+    where: str
+
+
+def reasons() -> list[Reason]:
+    """All of them, in the order of the sources; those that only pass on somebody else's words are left out."""
+    return [
+        reason
+        for source in SOURCES
+        for reason in _in(ast.parse((EDL / source).read_text()), source)
+        if len(reason.text.replace(GAP, "").strip(" :;,.()")) > 3
+    ]
+
+
+def _in(module: ast.Module, source: str) -> Iterator[Reason]:
+    yield from _reasons(module, [], source)
+
+
+def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[Reason]:
+    """The reasons below a node; ``known`` holds the assignments that its names may come from, the innermost last."""
+    inner = [*known, *(node for node in _own(scope) if isinstance(node, ast.Assign))]
+    for node in _own(scope):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield from _reasons(node, inner, source)
+        else:
+            for said in _said(node, scope):
+                for text in _templates(said, inner):
+                    yield Reason(" ".join(re.sub(r"\{\d\}", GAP, text).split()), f"{source}:{node.lineno}")  # type: ignore[attr-defined]
+
+
+def _own(scope: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a scope, without those of the functions inside it."""
+    for child in ast.iter_child_nodes(scope):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.ClassDef):
+            yield from _own(child)
+
+
+def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:
+    """The expression of each reason that a node makes."""
+    match node:
+        case ast.Call(func=ast.Name(id=name), args=args) if name in TEXT_OF and len(args) > TEXT_OF[name]:
+            if not (isinstance(args[0], ast.Attribute) and args[0].attr == "OK"):
+                yield args[TEXT_OF[name]]
+        case ast.Call(func=ast.Attribute(attr="end"), args=[ast.Constant(value="Failed"), text, *_]):
+            yield text
+        case ast.Call(func=ast.Attribute(attr="tell"), args=[ast.Constant(value="warning")], keywords=[message]):
+            yield message.value
+        case ast.Call(func=ast.Name(id="Decision"), args=[ast.Constant(value=None), text]) if scope.name == "after":
+            yield text
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(values=rows)) if name in TABLES:
+            yield from (row.elts[0] for row in rows if isinstance(row, ast.Tuple))
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.Tuple(elts=rows)) if name in TABLES:
+            yield from (row.elts[0] for row in rows if isinstance(row, ast.Tuple))
+        case ast.Return(value=value) if isinstance(scope, ast.FunctionDef) and scope.name in RETURNING:
+            first = value.elts[0] if isinstance(value, ast.Tuple) else value
+            if isinstance(first, ast.Constant | ast.JoinedStr) and first is not None:
+                yield first
+
+
+def _templates(expression: ast.expr, known: list[ast.Assign]) -> Iterator[str]:
+    """What an expression may be, with gaps; one for each assignment of a name in the innermost scope that has it."""
+    match expression:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.JoinedStr(values=parts):
+            texts = [""]
+            for part in parts:
+                inside = part.value if isinstance(part, ast.FormattedValue) else part
+                found = list(_templates(inside, known)) or [GAP]
+                texts = [text + more for text in texts for more in found]
+            yield from texts
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            yield from (a + b for a in _templates(left, known) for b in _templates(right, known))
+        case ast.Name(id=name):
+            yield from _assigned(name, known)
+        case _:
+            yield GAP
+
+
+def _assigned(name: str, known: list[ast.Assign]) -> Iterator[str]:
+    """What a name was last set to, if that is text."""
+    values = [node.value for node in known if any(isinstance(t, ast.Name) and t.id == name for t in node.targets)]
+    if values and isinstance(values[-1], ast.Constant | ast.JoinedStr | ast.BinOp):
+        yield from _templates(values[-1], known)
+    else:
+        yield GAP
