@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from e2e import baseline, evidence, images, namespaces, site
+from e2e import baseline, evidence, images, install, namespaces, outcome, site
 from e2e.baseline import Baseline
 from e2e.images import Images
 from e2e.jobs import RECORDS
@@ -31,6 +32,20 @@ def where() -> Site:
 def built() -> Images:
     """The images that were delivered to it."""
     return images.delivered()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed() -> None:
+    """The cluster's part of what admins install. It stays: `e2e/run` and `python -m e2e.install --remove` remove it."""
+    install.ensure()
+
+
+@pytest.fixture(scope="module")
+def cleared(installed: None) -> Iterator[None]:
+    """A cluster without anything of EDL's, for tests that install it themselves; afterwards it is as before."""
+    install.remove()
+    yield
+    install.ensure()
 
 
 @pytest.fixture(scope="session")
@@ -92,8 +107,21 @@ def breakable(request: pytest.FixtureRequest) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that nobody waits for them at the end: the baselines, then whole jobs."""
-    items.sort(key=lambda item: _LONGEST.index(item.path.stem) if item.path.stem in _LONGEST else len(_LONGEST))
+    """The longest first, so that nobody waits for them: baselines, then whole jobs. Those that install come last."""
+
+    def turn(item: pytest.Item) -> int:
+        if item.get_closest_marker("install"):
+            return len(_LONGEST) + 1
+        return _LONGEST.index(item.path.stem) if item.path.stem in _LONGEST else len(_LONGEST)
+
+    items.sort(key=turn)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Note how many scenarios passed, when `e2e/run` asks for it."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if "E2E_OUTCOME" in os.environ and reporter and not hasattr(session.config, "workerinput"):
+        outcome.add({name: len(reporter.stats.get(name, ())) for name in outcome.COUNTED})
 
 
 @pytest.hookimpl(wrapper=True)

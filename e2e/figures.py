@@ -41,6 +41,9 @@ MEASURES = {
     "workers_idle": Measure("the workers' idle time meanwhile"),
     "pods_gone": Measure("job ended: its pods gone after", 10.0),
     "dry_run_client": Measure("light client: edl submit --dry-run=client", 0.6),
+    "install_helm": Measure("`helm install edl` in an empty cluster, with a team, its namespace and its claim"),
+    "install_kustomize": Measure("`kubectl apply -k` of the cluster's part and a team's in an empty cluster"),
+    "upgrade": Measure("`helm upgrade edl` beside a running job"),
 }
 
 
@@ -72,9 +75,14 @@ def table(found: dict[str, Any]) -> str:
     lines = ["| measure | at most | measured |", "|---|---|---|"]
     for name, measure in MEASURES.items():
         allowed = "reported" if measure.at_most is None else f"{measure.at_most:g} s"
-        value = f"{found[name]['seconds']:.2f} s" if name in found else "not measured"
+        value = _told(found[name]) if name in found else "not measured"
         lines.append(f"| {measure.what} | {allowed} | {value} |")
     return "\n".join(lines)
+
+
+def _told(value: dict[str, Any]) -> str:
+    objects = f" ({value['objects']} objects)" if "objects" in value else ""
+    return f"{value['seconds']:.2f} s{objects}"
 
 
 if __name__ == "__main__":

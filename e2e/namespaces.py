@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
+from e2e import install
 from e2e.images import Images
 from e2e.observer import Observer
-from e2e.person import Person, data_scientist
-from e2e.programs import ROOT, ProgramError, apply, call, kubectl
+from e2e.person import Person, data_scientist, forget
+from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import Site
 from e2e.volume import CLAIM, SharedVolume
 
@@ -21,9 +22,8 @@ from edl.kube.connection import connected
 LABELS = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/warn": "restricted",
-    "edl.dev/e2e": "true",
+    **install.LABELS,
 }
-BASE = ROOT / "kustomize" / "base"
 
 
 @dataclass(frozen=True)
@@ -69,26 +69,37 @@ def namespace(
         images: on its nodes.
         folder: of this machine, for what belongs to the scenario; names the namespace too.
         volume: with the shared claim.
-        base: with the accounts, roles and PriorityClasses that admins install.
+        base: with what a team needs: accounts, their rights, and what else admins install.
     """
-    name = f"e2e-{folder.name[:30].replace('_', '-').strip('-')}-{uuid4().hex[:5]}"
-    folder.mkdir(parents=True, exist_ok=True)
+    name = fresh(folder)
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": LABELS}})
     # No pod is accepted before the controller manager has made it: half a minute after the API server was away.
     kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=90s")
-    shared, person = SharedVolume(site, name, images.submitter), Person(name)
+    with opened(site, images, folder, name) as place:
+        if base:
+            install.team(name)
+        if volume:
+            place.volume.make()
+        yield replace(place, person=data_scientist(name)) if base else place
+
+
+def fresh(folder: Path) -> str:
+    """A name for a namespace that nobody has."""
+    return f"e2e-{folder.name[:30].replace('_', '-').strip('-')}-{uuid4().hex[:5]}"
+
+
+@contextmanager
+def opened(site: Site, images: Images, folder: Path, name: str) -> Iterator[Namespace]:
+    """A namespace that is there, whoever made it; it goes when the block ends."""
+    folder.mkdir(parents=True, exist_ok=True)
     api = connected(namespace=name)
     observer = Observer(api, name)
+    shared = SharedVolume(site, name, images.submitter)
     try:
-        if base:
-            kubectl("apply", "-n", name, "-k", str(BASE))
-            person = data_scientist(name)
-        if volume:
-            shared.make()
-        yield Namespace(name, site, images, folder, api, observer, person, shared)
+        yield Namespace(name, site, images, folder, api, observer, Person(name), shared)
     finally:
         observer.close()
-        person.forget()
+        forget(name)
         call("kubectl", "delete", "namespace", name, "--wait=false")
         call("kubectl", "-n", name, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
         shared.remove()

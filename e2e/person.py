@@ -1,6 +1,6 @@
 """Who uses a namespace of these tests: the account ``edl-data-scientist``, with the rights that are shipped for it.
 
-Whatever a user does is done with these rights, so that a right that is missing in ``kustomize/base`` fails a scenario.
+Whatever a user does is done with these rights, so that a right that is missing in what admins install fails a scenario.
 What admins, drains and faults do is done, and what happens is observed, with those of ``KUBECONFIG``.
 """
 
@@ -10,12 +10,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.programs import ROOT, Done, apply, edl, kubectl, must
+from e2e import install
+from e2e.install import Method
+from e2e.programs import ROOT, Done, apply, call, edl, kubectl, must
 
 ACCOUNT = "edl-data-scientist"
 COPY = "edl-data-copy"
 LIFETIME = "4h"
-_KUBECONFIGS = ROOT / "e2e" / ".state" / "people"
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,32 @@ class Person:
         """``kubectl`` in their namespace; its standard output."""
         return must("kubectl", "-n", self.namespace, *arguments, stdin=stdin, env=self._env)
 
-    def forget(self) -> None:
-        """Remove the kubeconfig; the token ends with its account."""
-        if self.kubeconfig is not None:
-            self.kubeconfig.unlink(missing_ok=True)
+    def try_kubectl(self, *arguments: str, stdin: str | None = None) -> Done:
+        """``kubectl`` in their namespace, unless the arguments name another, whatever its exit code."""
+        return call("kubectl", "-n", self.namespace, *arguments, stdin=stdin, env=self._env)
 
 
 def data_scientist(namespace: str) -> Person:
-    """The account of a namespace in which ``kustomize/base`` is installed; it may copy data, too."""
+    """The account of a namespace that has a team's part; it may copy data, too."""
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": COPY}
-    binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": COPY}}
-    apply({**binding, "roleRef": role, "subjects": [subject]}, "-n", namespace)
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": COPY}
+    if install.method() is Method.KUSTOMIZE:  # the chart binds it where a team has `dataCopy`
+        binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": COPY}}
+        apply({**binding, "roleRef": role, "subjects": [subject]}, "-n", namespace)
     token = kubectl("-n", namespace, "create", "token", ACCOUNT, f"--duration={LIFETIME}").strip()
     config = json.loads(kubectl("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))
     config["users"][0]["user"] = {"token": token}
-    _KUBECONFIGS.mkdir(parents=True, exist_ok=True)
-    file = _KUBECONFIGS / f"{namespace}.json"
+    file = _file(namespace)
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.write_text(json.dumps(config))
     return Person(namespace, file)
+
+
+def forget(namespace: str) -> None:
+    """Remove the kubeconfig of a namespace, if there is one; the token ends with its account."""
+    _file(namespace).unlink(missing_ok=True)
+
+
+def _file(namespace: str) -> Path:
+    return ROOT / "e2e" / ".state" / "people" / f"{namespace}.json"

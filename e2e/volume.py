@@ -28,18 +28,22 @@ class SharedVolume:
     namespace: str
     image: str
 
-    def make(self) -> None:
-        """Make claim and reader; the reader is up afterwards."""
-        if self.site.storage_class is None:
-            self._make_static()
-        claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-        names = {"storageClassName": self.site.storage_class or "", **self._volume_name()}
-        apply(_object("v1", "PersistentVolumeClaim", CLAIM, {**claim, **names}), "-n", self.namespace)
+    def make(self, *, claim: bool = True) -> None:
+        """Make claim and reader, or the reader of a claim that is there; the reader is up afterwards."""
+        if claim:
+            self._make_claim()
         volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": CLAIM}}]
         mounts = [{"name": "shared", "mountPath": MOUNT}]
         reader = pod(READER, self.image, "sleep", "infinity", mounts=mounts, volumes=volumes, priorityClassName="high")
         apply(reader, "-n", self.namespace)
         kubectl("-n", self.namespace, "wait", "--for=condition=Ready", f"pod/{READER}", "--timeout=90s")
+
+    def _make_claim(self) -> None:
+        if self.site.storage_class is None:
+            self._make_static()
+        spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+        names = {"storageClassName": self.site.storage_class or "", **self._volume_name()}
+        apply(_object("v1", "PersistentVolumeClaim", CLAIM, {**spec, **names}), "-n", self.namespace)
 
     @property
     def node(self) -> str:

@@ -1,0 +1,184 @@
+"""What admins install, installed as ``INSTALL_METHOD`` says: with Helm (the default) or with Kustomize.
+
+python -m e2e.install             the cluster's part; nothing to do if it is there
+python -m e2e.install --remove    remove it
+
+The cluster's part is there once for all scenarios: its objects have no namespace and their names are fixed. Each
+scenario's namespace gets the part of a team. What is there and was not made by these tests is never touched: it stops
+them, with a message that says what it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from hashlib import sha256
+from shutil import which
+from typing import Any
+
+from e2e.programs import ROOT, ProgramError, apply, kubectl
+from e2e.releases import CHART, Release, objects
+
+from edl.kube.kinds import Manifest
+
+SYSTEM = "edl-system"
+"""Namespace of the release that has the cluster's part."""
+OWN = "edl.dev/e2e"
+"""Label of what these tests make."""
+LABELS = {OWN: "true"}
+CLUSTER_KINDS = (
+    "clusterroles,clusterrolebindings,priorityclasses,validatingadmissionpolicies,validatingadmissionpolicybindings"
+)
+CLUSTER, TEAM = ROOT / "e2e" / "overlay", ROOT / "kustomize" / "base" / "team"
+_INSTALLED = f"{OWN}-installed"
+_LOCK = ROOT / "e2e" / ".state" / "install.lock"
+
+
+class Method(StrEnum):
+    """How admins install."""
+
+    HELM = "helm"
+    KUSTOMIZE = "kustomize"
+
+
+class StrangersError(ProgramError):
+    """Objects of these names are there, and these tests have not made them."""
+
+
+def method() -> Method:
+    """What ``INSTALL_METHOD`` says.
+
+    Raises:
+        ProgramError: it says something else.
+    """
+    said = os.environ.get("INSTALL_METHOD") or Method.HELM
+    if said not in tuple(Method):
+        raise ProgramError(f"INSTALL_METHOD={said}: it is {' or '.join(Method)}")
+    return Method(said)
+
+
+# ---------------------------------------------------------------------- the cluster's part
+
+
+def ensure() -> None:
+    """Install the cluster's part, unless it is there as the files of this checkout have it.
+
+    Raises:
+        StrangersError: something is in its place.
+    """
+    wanted = _fingerprint()
+    with _locked():
+        if _installed() == wanted:
+            return
+        _remove()
+        if found := strangers(rendered()):
+            raise StrangersError(_told(found))
+        apply(_system(wanted))
+        if method() is Method.HELM:
+            Release("edl", SYSTEM).install({"commonLabels": LABELS})
+        else:
+            kubectl("apply", "-k", str(CLUSTER))
+
+
+def remove() -> None:
+    """Remove what ``ensure`` has installed."""
+    with _locked():
+        _remove()
+
+
+def _remove() -> None:
+    if not _installed():
+        return
+    if method() is Method.HELM or which("helm"):
+        Release("edl", SYSTEM).uninstall("--ignore-not-found")
+    kubectl("delete", CLUSTER_KINDS, "-l", OWN, "--ignore-not-found")
+    kubectl("delete", "namespace", SYSTEM)
+
+
+def rendered() -> list[Manifest]:
+    """The objects of the cluster's part."""
+    if method() is Method.HELM:
+        return Release("edl", SYSTEM).template({})
+    return objects(kubectl("kustomize", str(CLUSTER)))
+
+
+def strangers(wanted: list[Manifest]) -> list[str]:
+    """Those objects of the cluster as ``kind/name`` that have the names of wanted ones, and not these tests' label."""
+    names = {(found["kind"], found["metadata"]["name"]) for found in wanted}
+    return [
+        f"{found['kind'].lower()}/{found['metadata']['name']}"
+        for found in json.loads(kubectl("get", CLUSTER_KINDS, "-o", "json"))["items"]
+        if (found["kind"], found["metadata"]["name"]) in names and OWN not in (found["metadata"].get("labels") or {})
+    ]
+
+
+def _told(found: list[str]) -> str:
+    return (
+        "These tests install EDL in the whole cluster and remove it again. Somebody else has installed some of it:\n"
+        f"  {' '.join(found)}\n"
+        "If nobody needs these objects, remove them (`helm uninstall`, or kubectl delete with the names above) and try "
+        f"again. Those that these tests make have the label {OWN}."
+    )
+
+
+def _system(fingerprint: str) -> Manifest:
+    """The namespace, which remembers what is installed."""
+    meta: dict[str, Any] = {"name": SYSTEM, "labels": LABELS, "annotations": {_INSTALLED: fingerprint}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
+
+
+def _installed() -> str:
+    """What ``ensure`` has installed, or was about to install; empty if nothing."""
+    found = kubectl("get", "namespace", SYSTEM, "--ignore-not-found", "-o", "json")
+    return (json.loads(found)["metadata"].get("annotations") or {}).get(_INSTALLED, "") if found else ""
+
+
+def _fingerprint() -> str:
+    """Of the files that are installed."""
+    folder = CHART if method() is Method.HELM else ROOT / "kustomize" / "base"
+    content = sha256(method().encode())
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return content.hexdigest()[:16]
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Scenarios run in several processes; the first one installs."""
+    _LOCK.parent.mkdir(exist_ok=True)
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+# ---------------------------------------------------------------------- a team's part
+
+
+def team(namespace: str) -> None:
+    """Install a team's part in a namespace that exists."""
+    if method() is Method.HELM:
+        teams = [{"namespace": namespace, "dataCopy": True}]
+        Release("edl-team", namespace).install({"cluster": {"create": False}, "teams": teams})
+    else:
+        kubectl("apply", "-n", namespace, "-k", str(TEAM))
+
+
+def main() -> None:
+    """Install or remove the cluster's part."""
+    parser = argparse.ArgumentParser(description="Install the cluster's part of EDL for the end-to-end tests.")
+    parser.add_argument("--remove", action="store_true", help="remove it")
+    options = parser.parse_args()
+    try:
+        remove() if options.remove else ensure()
+    except ProgramError as error:
+        sys.exit(f"e2e: {error}")
+
+
+if __name__ == "__main__":
+    main()

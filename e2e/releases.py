@@ -1,0 +1,81 @@
+"""Helm releases, made as admins make them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.programs import ROOT, Done, ProgramError, call, told
+from ruamel.yaml import YAML
+
+from edl.kube.kinds import Manifest
+
+CHART = ROOT / "helm" / "edl"
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of a chart.
+
+    Attributes:
+        name: of the release.
+        namespace: of the release.
+        chart: its folder.
+    """
+
+    name: str
+    namespace: str
+    chart: Path = CHART
+
+    def try_install(self, values: Manifest, *options: str) -> Done:
+        """``helm install``, whatever its exit code."""
+        return self._call("install", self.name, str(self.chart), "--create-namespace", *options, values=values)
+
+    def install(self, values: Manifest, *options: str) -> None:
+        """``helm install``."""
+        _succeeded(self.try_install(values, *options))
+
+    def try_upgrade(self, values: Manifest, *options: str) -> Done:
+        """``helm upgrade``, whatever its exit code."""
+        return self._call("upgrade", self.name, str(self.chart), *options, values=values)
+
+    def upgrade(self, values: Manifest, *options: str) -> None:
+        """``helm upgrade``."""
+        _succeeded(self.try_upgrade(values, *options))
+
+    def rollback(self) -> None:
+        """``helm rollback``, to what was installed before."""
+        _succeeded(self._call("rollback", self.name))
+
+    def test(self) -> str:
+        """``helm test``; what it and the test pods printed."""
+        return _succeeded(self._call("test", self.name, "--logs", "--timeout=120s"))
+
+    def uninstall(self, *options: str) -> None:
+        """``helm uninstall``; what is deleted is gone afterwards."""
+        _succeeded(self._call("uninstall", self.name, "--wait", *options))
+
+    def template(self, values: Manifest) -> list[Manifest]:
+        """``helm template``: the objects."""
+        return objects(_succeeded(self._call("template", self.name, str(self.chart), values=values)))
+
+    def manifest(self) -> list[Manifest]:
+        """``helm get manifest``: the objects that belong to the release now."""
+        return objects(_succeeded(self._call("get", "manifest", self.name)))
+
+    def _call(self, *command: str, values: Manifest | None = None) -> Done:
+        given = () if values is None else ("--values", "-")
+        stdin = None if values is None else json.dumps(values)
+        return call("helm", *command, "--namespace", self.namespace, *given, stdin=stdin, seconds=180)
+
+
+def objects(text: str) -> list[Manifest]:
+    """The objects of a stream of YAML documents."""
+    return [found for found in YAML(typ="safe").load_all(text) if found]
+
+
+def _succeeded(done: Done) -> str:
+    if done.returncode:
+        raise ProgramError(f"{told(tuple(done.args))}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done.stdout

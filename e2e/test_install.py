@@ -1,0 +1,227 @@
+"""An admin makes the cluster ready and hands a namespace to a team; what is installed changes while a job trains."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from e2e import figures, install, namespaces
+from e2e.images import Images
+from e2e.install import Method
+from e2e.inventory import inventory
+from e2e.jobs import Job, digits
+from e2e.ledger import finished
+from e2e.namespaces import Namespace
+from e2e.person import data_scientist
+from e2e.programs import apply, call, kubectl
+from e2e.releases import CHART, Release
+from e2e.site import Site
+from e2e.volume import CLAIM, MOUNT, READER
+
+from edl.kube.kinds import Manifest
+
+pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared")]
+
+EDL = Release("edl", install.SYSTEM)
+FILE = f"{MOUNT}/precious"
+
+
+def values(place: Namespace, *teams: Manifest, **more: object) -> Manifest:
+    """What an admin writes into a values file."""
+    repository, _, tag = place.images.submitter.rpartition(":")
+    image = {"repository": repository, "tag": tag}
+    return {"commonLabels": install.LABELS, "tests": {"image": image}, "teams": list(teams), **more}
+
+
+def team(place: Namespace) -> Manifest:
+    """An entry of the list of teams: a namespace that is created, with a claim if a storage class can give one."""
+    volume = {"storageClass": place.site.storage_class or "", "size": "1Gi"}
+    return {"namespace": place.name, "create": True, "dataCopy": True, "volume": volume}
+
+
+@pytest.fixture
+def place(where: Site, built: Images, folder: Path) -> Iterator[Namespace]:
+    """A namespace that is to be; with all that tests installed it goes at the end."""
+    with namespaces.opened(where, built, folder, namespaces.fresh(folder)) as found:
+        try:
+            yield found
+        finally:
+            _uninstall_all()
+
+
+def _uninstall_all() -> None:
+    """Whatever a test has left: releases, and cluster-scoped objects."""
+    if install.method() is Method.HELM:
+        for name in ("edl", "edl-again"):
+            Release(name, install.SYSTEM).uninstall("--ignore-not-found")
+    kubectl("delete", install.CLUSTER_KINDS, "-l", install.OWN, "--ignore-not-found")
+    kubectl("delete", "namespace", install.SYSTEM, "--ignore-not-found")
+
+
+def hand_over(place: Namespace, data: Path) -> Namespace:
+    """The namespace is installed: with a reader of its volume, as a data scientist has it, with their data."""
+    chart_made_it = place.site.storage_class and install.method() is Method.HELM
+    place.volume.make(claim=not chart_made_it)
+    handed = replace(place, person=data_scientist(place.name))
+    handed.bring(data, "/mnist")
+    return handed
+
+
+@contextmanager
+def measured(name: str, place: Namespace) -> Iterator[None]:
+    """Measure what the block takes, and count the objects that it makes."""
+    before, began = inventory(install.SYSTEM, place.name), time.monotonic()
+    yield
+    seconds = time.monotonic() - began
+    # Not the admin's: what every namespace has by itself, and Helm's own record.
+    made = {
+        each
+        for each in inventory(install.SYSTEM, place.name) - before
+        if not each.endswith(("serviceaccount/default", "configmap/kube-root-ca.crt")) and "sh.helm" not in each
+    }
+    figures.record(name, seconds, objects=len(made))
+
+
+@pytest.mark.timeout(300)
+def test_a_data_scientist_trains_on_what_was_installed(place: Namespace, data: Path) -> None:
+    """One command of an admin, and the account that it made can submit, watch, scale and delete, and nothing else."""
+    with measured(f"install_{install.method()}", place):
+        _install(place)
+    place = hand_over(place, data)
+    job = Job.write(place, digits("first", image=place.images.zoo, seconds=120, workers=1))
+    job.submit()
+    job.must("wait", "--for", "started", "--timeout", "120s")
+    job.must("scale", "--max", "2")
+    job.must("wait", "--for", "workers=2", "--timeout", "60s")
+    assert "Loss" in job.must("logs")
+    for told in refusals(place):
+        done = place.person.try_kubectl(*told)
+        assert done.returncode, f"kubectl {' '.join(told)} is allowed:\n{done.stdout}"
+        assert "forbidden" in done.stderr.lower(), done.stderr
+    job.must("delete", "--yes")
+    assert job.leftovers() == []
+
+
+def _install(place: Namespace) -> None:
+    if install.method() is Method.HELM:
+        EDL.install(values(place, team(place)))
+        return
+    labels = namespaces.LABELS
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": place.name, "labels": labels}})
+    kubectl("apply", "-k", str(install.CLUSTER))
+    install.team(place.name)
+
+
+def refusals(place: Namespace) -> list[tuple[str, ...]]:
+    """What a data scientist tries in vain."""
+    return [
+        ("get", "secrets"),
+        ("get", "secret", "edl-first-token"),
+        ("get", "pods", "--namespace", "kube-system"),
+        ("create", "configmap", "mine", "--namespace", "default"),
+        ("get", "nodes"),
+        ("get", "priorityclasses"),
+        ("create", "priorityclass", "mine", "--value=2000000"),
+        ("delete", "priorityclass", "low"),
+        ("create", "rolebinding", "mine", "--clusterrole=cluster-admin", "--serviceaccount", f"{place.name}:default"),
+    ]
+
+
+# ---------------------------------------------------------------------- releases
+
+
+@pytest.fixture
+def helm() -> None:
+    """Of Helm alone: Kustomize has no releases."""
+    if install.method() is not Method.HELM:
+        pytest.skip("releases are Helm's")
+
+
+def earlier(folder: Path) -> Path:
+    """An earlier version of the chart.
+
+    None was released yet, so it is made of this one: an older number, no network policies, and an object that is gone.
+    """
+    chart = folder / "edl-0.0.9"
+    shutil.copytree(CHART, chart)
+    file, templates = chart / "Chart.yaml", chart / "templates"
+    file.write_text(file.read_text().replace("\nversion: ", "\nversion: 0.0.9 # ", 1))
+    (templates / "network-policies.yaml").unlink()
+    gone = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "edl-earlier"}}
+    (templates / "earlier.yaml").write_text(f"{gone}\n")
+    return chart
+
+
+@pytest.mark.usefixtures("helm")
+@pytest.mark.timeout(400)
+def test_a_running_job_is_not_disturbed(place: Namespace, data: Path, tmp_path: Path) -> None:
+    """Upgrade, rollback, uninstall, reinstall, a team that leaves the list, another release: its pods stay, it ends."""
+    replace(EDL, chart=earlier(tmp_path)).install(values(place, team(place)))
+    place = hand_over(place, data)
+    place.kubectl("exec", READER, "--", "touch", FILE)
+    job = Job.write(place, digits("steady", image=place.images.zoo, seconds=90, workers=2))
+    job.submit()
+    job.wait_training(workers=2)
+    pods = uids(job)
+
+    _upgrade_and_back(place)
+    assert uids(job) == pods
+    EDL.uninstall()
+    assert inventory() & {"priorityclass/high", "priorityclass/low", "clusterrole/edl-job-master"} == set()
+    kept(place)
+    assert uids(job) == pods
+    EDL.install(values(place, team(place)))
+    job.wait_more_steps()
+    EDL.upgrade(values(place, priorityClasses={"keep": True}))
+    kept(place)
+    assert f"{place.name}/rolebinding/edl-job-master" not in inventory(place.name)
+    EDL.uninstall()
+    assert {"priorityclass/high", "priorityclass/low"} <= inventory()
+    _take_over(place)
+
+    assert uids(job) == pods
+    summary, _ = finished(job)
+    assert summary["records_repeated"] == 0
+    kept(place)
+
+
+def _upgrade_and_back(place: Namespace) -> None:
+    """To this version, and back to the earlier one."""
+    with measured("upgrade", place):
+        EDL.upgrade(values(place, team(place)))
+    assert "edl-earlier" not in str(EDL.manifest())
+    assert any(each["kind"] == "NetworkPolicy" for each in EDL.manifest())
+    EDL.test()
+    EDL.rollback()
+    assert "edl-earlier" in kubectl("-n", install.SYSTEM, "get", "configmaps", "-o", "name")
+    assert "networkpolicy" not in str(inventory(place.name))
+
+
+def _take_over(place: Namespace) -> None:
+    """What a release left is another's only when its admin says so."""
+    again, before = Release("edl-again", install.SYSTEM), inventory(install.SYSTEM, place.name)
+    done = again.try_install(values(place, team(place)))
+    assert done.returncode
+    assert "edl-again" in done.stderr and "meta.helm.sh/release-name" in done.stderr, done.stderr  # noqa: PT018
+    assert inventory(install.SYSTEM, place.name) == before
+    again.install(values(place, team(place)), "--take-ownership")
+
+
+def kept(place: Namespace) -> None:
+    """Namespace, claim and the file on the volume are there."""
+    assert kubectl("get", "namespace", place.name, "-o", "jsonpath={.status.phase}") == "Active"
+    assert place.kubectl("get", "persistentvolumeclaim", CLAIM, "-o", "jsonpath={.status.phase}") == "Bound"
+    assert call("kubectl", "-n", place.name, "exec", READER, "--", "test", "-f", FILE).returncode == 0
+
+
+def uids(job: Job) -> dict[str, tuple[str, int]]:
+    """Uid and restarts of each of its pods."""
+    return {
+        pod["metadata"]["name"]: (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
+        for pod in job.place.observer.pods(job=job.name)
+    }

@@ -1,0 +1,102 @@
+"""What an admin gets wrong: one clear error, and nothing is half-installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from e2e import install, namespaces
+from e2e.install import Method
+from e2e.inventory import inventory
+from e2e.programs import Done, apply, call, kubectl
+from e2e.releases import Release
+
+from edl.kube.kinds import Manifest
+
+pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared", "helm")]
+
+
+@pytest.fixture
+def helm() -> None:
+    """Of Helm alone: with Kustomize nobody checks values."""
+    if install.method() is not Method.HELM:
+        pytest.skip("values are the chart's")
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Installs in two namespaces of their own: that of the release, and that of a team, which is there already."""
+
+    release: Release
+    team: str
+
+    def install(self, values: Manifest, *options: str) -> Done:
+        """``helm install``."""
+        return self.release.try_install({"commonLabels": install.LABELS, **values}, *options)
+
+    def team_of(self, **more: object) -> Manifest:
+        """Values with one team."""
+        return {"teams": [{"namespace": self.team, **more}]}
+
+    def refused(self, values: Manifest, *told: str, options: tuple[str, ...] = ()) -> None:
+        """It fails, says all of this, and everything is as before."""
+        before = inventory(self.release.namespace, self.team)
+        done = self.install(values, *options)
+        assert done.returncode, f"it was installed:\n{done.stdout}"
+        assert [text for text in told if text not in done.stderr] == [], done.stderr
+        assert inventory(self.release.namespace, self.team) == before
+
+
+@pytest.fixture
+def attempts(folder: Path) -> Iterator[Attempts]:
+    """Both namespaces go at the end, with what is in them and what was installed for the cluster."""
+    found = Attempts(Release("edl", namespaces.fresh(folder)), namespaces.fresh(folder))
+    for name in (found.release.namespace, found.team):
+        apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": namespaces.LABELS}})
+        kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
+    yield found
+    for name in ("edl", "edl-second"):
+        Release(name, found.release.namespace).uninstall("--ignore-not-found")
+    kubectl("delete", install.CLUSTER_KINDS, "-l", install.OWN, "--ignore-not-found")
+    call("kubectl", "delete", "namespace", found.release.namespace, found.team, "--wait=false")
+
+
+def test_values_that_are_wrong(attempts: Attempts) -> None:
+    """A typo, a wrong type: where it is, at render."""
+    attempts.refused(attempts.team_of(clusterViwer=True), "clusterViwer")
+    attempts.refused({"priorityClasses": {"high": {"value": "much"}}}, "/priorityClasses/high/value")
+
+
+def test_a_storage_class_that_does_not_exist(attempts: Attempts) -> None:
+    attempts.refused(attempts.team_of(volume={"storageClass": "no-such-class"}), "no-such-class", attempts.team)
+
+
+def test_a_namespace_that_does_not_exist(attempts: Attempts) -> None:
+    attempts.refused({"teams": [{"namespace": "no-such-team"}]}, "no-such-team", "create: true")
+
+
+def test_a_namespace_of_another_owner(attempts: Attempts) -> None:
+    """It is there and somebody else made it: `create` would make it this release's."""
+    attempts.refused(attempts.team_of(create=True), attempts.team)
+
+
+def test_two_releases_that_claim_the_same_objects(attempts: Attempts) -> None:
+    """The first one's PriorityClasses are not the second one's."""
+    assert attempts.install({}).returncode == 0
+    second = Attempts(Release("edl-second", attempts.release.namespace), attempts.team)
+    second.refused(attempts.team_of(), "PriorityClass", "edl-second")
+
+
+def test_an_install_that_fails_half_way_is_rolled_back(attempts: Attempts) -> None:
+    """The API server refuses an account, when others are made already: they go again, what was there stays."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}}
+    apply({**quota, "spec": {"hard": {"count/serviceaccounts": "1"}}}, "-n", attempts.team)
+    kubectl("-n", attempts.team, "wait", "--for=jsonpath={.status.used}", "resourcequota/full", "--timeout=30s")
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
+    meta = {"name": "fileserver-claim"}
+    apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": claim}, "-n", attempts.team)
+    existing = attempts.team_of(volume={"existing": True})
+    attempts.refused(existing, "exceeded quota", options=("--rollback-on-failure", "--timeout=20s"))
+    kubectl("-n", attempts.team, "get", "persistentvolumeclaim", "fileserver-claim")
