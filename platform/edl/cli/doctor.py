@@ -25,11 +25,15 @@ def doctor(
         list[str] | None,
         typer.Option("--image", metavar="IMAGE", help="Also pull this image, in a short pod; repeatable."),
     ] = None,
+    high: Annotated[str, typer.Option("--high", metavar="NAME", help="PriorityClass of services.")] = "high",
+    low: Annotated[
+        str, typer.Option("--low", metavar="NAME", help="PriorityClass of workers, and of that pod.")
+    ] = "low",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Check a cluster and a namespace: rights, accounts, priorities, volumes, Pod Security, images.
+    """Check a cluster and a namespace: rights, accounts, admission, priorities, volumes, Pod Security, images.
 
     Exit codes: 0 jobs can run, 1 something that they need is missing, 2 there is no cluster.
     """
@@ -37,7 +41,7 @@ def doctor(
     levels: Counter[str] = Counter()
     if not as_json:
         print(f"{api.host}, namespace {api.namespace}", flush=True)
-    for found in _examined(api, images or []):
+    for found in _examined(api, images or [], high, low):
         levels[found.level.value] += 1
         print(_line(found, as_json=as_json), flush=True)
     if not as_json:
@@ -45,16 +49,17 @@ def doctor(
     raise typer.Exit(1 if levels["FAIL"] else 0)
 
 
-def _examined(api: Api, images: list[str]) -> Iterator[Checkup]:
+def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Checkup]:
     from edl.cli.cluster.ticker import Ticker
     from edl.cli.copying.volume import submitter_image
-    from edl.kube.doctor.checkup import Checkup, Level
+    from edl.kube.doctor.checkup import Checkup, Classes, Level
     from edl.kube.doctor.doctor import examine, pull
 
-    yield from examine(api)
+    classes = Classes(high, low)
+    yield from examine(api, classes)
     for image in images:
         with Ticker() as ticker:
-            found = pull(api, image, ticker.say)
+            found = pull(api, image, classes, ticker.say)
         yield found
     if not images:
         remedy = f"`edl doctor --image {submitter_image()}` pulls it; `edl data` and submissions from a pod use it."

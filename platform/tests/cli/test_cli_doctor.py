@@ -10,7 +10,7 @@ from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 
 from edl.kube.api import Api
-from edl.kube.doctor.checkup import Checkup, Level
+from edl.kube.doctor.checkup import Checkup, Classes, Level
 
 FINE = Checkup(Level.OK, "server", "Kubernetes v1.34.1")
 ODD = Checkup(Level.WARN, "claims", "there is none", "Create one.")
@@ -20,13 +20,14 @@ BAD = Checkup(Level.FAIL, "accounts", "there is no ServiceAccount edl-none", "Ap
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     monkeypatch.setattr(
-        "edl.kube.doctor.doctor.pull", lambda api, image, tell: Checkup(Level.OK, "images", f"{image} pulled")
+        "edl.kube.doctor.doctor.pull",
+        lambda api, image, classes, tell: Checkup(Level.OK, "images", f"{image} pulled as {classes.low}"),
     )
     return jobs_desk(monkeypatch, capsys)
 
 
 def found(monkeypatch: pytest.MonkeyPatch, *checkups: Checkup) -> None:
-    def examine(api: Api) -> Iterator[Checkup]:
+    def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
         yield from checkups
 
     monkeypatch.setattr("edl.kube.doctor.doctor.examine", examine)
@@ -42,7 +43,7 @@ def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.M
         "                  -> Create one.",
         "FAIL  accounts    there is no ServiceAccount edl-none",
         "                  -> Apply the base.",
-        "OK    images      img:1 pulled",
+        "OK    images      img:1 pulled as low",
         "1 thing that jobs need is missing; 1 thing is worth a look.",
     ]
 
@@ -64,3 +65,9 @@ def test_a_healthy_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     assert desk.edl("doctor") == 0
     assert "edl doctor --image edl/submitter:" in desk.out
     assert desk.out.endswith("Jobs can run here.\n")
+
+
+def test_the_pod_has_the_class_that_workers_have(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(monkeypatch, FINE)
+    assert desk.edl("doctor", "--image", "img:1", "--low", "batch") == 0
+    assert "img:1 pulled as batch" in desk.out

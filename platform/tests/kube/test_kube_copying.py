@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from kube.restricted import violations
 from small_cluster import SmallCluster
 
+from edl.core.cluster import Role
 from edl.core.errors import BadInputError
+from edl.kube import names
 from edl.kube.copying import copying
 from edl.kube.copying.copying import Place, Visit, place, visited
 from edl.kube.errors import PodSecurityError, translate
@@ -46,8 +51,23 @@ def test_the_pod_passes_restricted_and_ends_by_itself() -> None:
     assert violations(pod["spec"]) == []
     spec = pod["spec"]
     assert (spec["activeDeadlineSeconds"], spec["automountServiceAccountToken"]) == (600, False)
+    assert spec["serviceAccountName"] == names.POD_ACCOUNT
     assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsGroup"]) == (4711, 4712)
     assert spec["containers"][0]["volumeMounts"] == [{"name": "claim", "mountPath": "/claim", "readOnly": True}]
+
+
+@pytest.mark.parametrize(("priority", "field"), [(None, {}), ("low", {"priorityClassName": "low"})])
+def test_the_pod_has_the_priority_that_is_asked_for(priority: str | None, field: Manifest) -> None:
+    spec = copying.pod(replace(VISIT, priority=priority), "edl-data-1")["spec"]
+    assert {name: value for name, value in spec.items() if "priority" in name} == field
+
+
+def test_the_policies_know_the_pod_by_its_name_and_no_pod_of_a_job() -> None:
+    policy = re.compile(r"edl-data-[0-9a-f]{8}")  # in helm/edl/templates/admission-data-scientist.yaml
+    assert policy.fullmatch(copying.pod_name())
+    for job in ("data", "data-0123", "data-01234567"):
+        of_job = [names.master(job) + "-x7k2p", names.pod(job, Role.WORKER, 12345678), names.pod(job, Role.PS, 0)]
+        assert not any(map(policy.fullmatch, of_job))
 
 
 def test_the_pod_is_there_for_the_block(cluster: SmallCluster) -> None:
@@ -101,7 +121,7 @@ def test_who_may_not_exec_hears_of_the_role(cluster: SmallCluster, monkeypatch: 
     monkeypatch.setattr(copying, "Execution", refused)
     with pytest.raises(copying.NoRightError) as refusal:
         copying.run(cluster, "edl-data-1")
-    assert "Role edl-data-copy" in (refusal.value.hint or "")
+    assert "ClusterRole edl-data-copy" in (refusal.value.hint or "")
     assert refusal.value.exit_code == 2
 
 

@@ -10,7 +10,7 @@ from small_cluster import SmallCluster
 
 from edl.kube import names
 from edl.kube.api import Answer
-from edl.kube.doctor.checkup import Level, claims, pod_security, priorities, version
+from edl.kube.doctor.checkup import Checkup, Classes, Level, admission, claims, pod_security, priorities, version
 from edl.kube.doctor.doctor import examine, pull
 from edl.kube.errors import NoRightError
 from edl.kube.kinds import NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
@@ -58,7 +58,7 @@ def patient() -> Patient:
 
 
 def found(cluster: SmallCluster, level: Level) -> list[str]:
-    return [each.text for each in examine(cluster) if each.level is level]
+    return [each.text for each in examine(cluster, Classes()) if each.level is level]
 
 
 def test_a_healthy_cluster(patient: Patient) -> None:
@@ -68,7 +68,7 @@ def test_a_healthy_cluster(patient: Patient) -> None:
 
 def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient) -> None:
     patient.forbidden = {"create pods", "create secrets", "list nodes", "get pods/exec", "create pods/exec"}
-    bad = [each for each in examine(patient) if each.level is not Level.OK]
+    bad = [each for each in examine(patient, Classes()) if each.level is not Level.OK]
     assert [(each.level, each.text) for each in bad] == [
         (Level.FAIL, "you may not create secrets, create pods in namespace team, needed for edl submit"),
         (Level.WARN, "you may not list nodes in all namespaces; missing then: what edl submit says about free room"),
@@ -79,7 +79,7 @@ def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient)
 
 def test_a_master_without_its_rights_can_run_no_job(patient: Patient) -> None:
     patient.master_lacks = {"create pods", "watch pods"}
-    (bad,) = [each for each in examine(patient) if each.level is not Level.OK]
+    (bad,) = [each for each in examine(patient, Classes()) if each.level is not Level.OK]
     assert (bad.level, bad.text) == (
         Level.FAIL,
         "the account of jobs' masters, edl-job-master, may not create pods, watch pods in namespace team: "
@@ -101,17 +101,17 @@ def test_who_may_not_ask_about_others_reads_the_bindings(
     patient: Patient, subject: dict[str, str], level: Level
 ) -> None:
     patient.may_review = False
-    role = {"kind": "Role", "name": "edl-job-master"}
+    role = {"kind": "ClusterRole", "name": "edl-job-master"}
     binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "b"}}
     patient.put({**binding, "roleRef": role, "subjects": [subject]})
-    (one,) = [each for each in examine(patient) if "masters" in each.text]
+    (one,) = [each for each in examine(patient, Classes()) if "masters" in each.text]
     assert one.level is level
 
 
 def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(patient: Patient) -> None:
     patient.may_review = False
     patient.deny("list", ROLE_BINDINGS)
-    (one,) = [each for each in examine(patient) if each.level is not Level.OK]
+    (one,) = [each for each in examine(patient, Classes()) if each.level is not Level.OK]
     assert (one.level, one.text) == (
         Level.WARN,
         "whether the account of jobs' masters, edl-job-master, has its rights is not known: you may not ask",
@@ -120,7 +120,7 @@ def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(patient: Patient) ->
 
 def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) -> None:
     patient.deny("get", PRIORITY_CLASSES, NAMESPACES)
-    hidden = [each for each in examine(patient) if each.level is Level.WARN]
+    hidden = [each for each in examine(patient, Classes()) if each.level is Level.WARN]
     assert [each.about for each in hidden] == ["namespace", "priorities"]
     assert all("ClusterRole edl-cluster-viewer" in each.remedy for each in hidden)
 
@@ -128,12 +128,14 @@ def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) ->
 def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None:
     for plural, place, name in [("serviceaccounts", "team", names.POD_ACCOUNT), ("priorityclasses", "", "low")]:
         del patient.objects[plural, place, name]
-    bad = [each for each in examine(patient) if each.level is Level.FAIL]
+    bad = [each for each in examine(patient, Classes()) if each.level is Level.FAIL]
     assert [each.text for each in bad] == [
         "there is no ServiceAccount edl-none in namespace team",
         "there is no PriorityClass low",
     ]
-    assert all("kustomize/base" in each.remedy for each in bad)
+    assert all(
+        "helm install edl helm/edl" in each.remedy and "kubectl apply -k kustomize/base" in each.remedy for each in bad
+    )
 
 
 def test_what_may_not_be_looked_at_is_not_a_failure(patient: Patient) -> None:
@@ -195,7 +197,7 @@ def test_no_claim_at_all_costs_the_checkpoints() -> None:
 
 @pytest.mark.parametrize(("high", "low", "level"), [(2, 1, Level.OK), (1, 1, Level.FAIL), (1, 2, Level.FAIL)])
 def test_services_must_be_above_workers(high: int, low: int, level: Level) -> None:
-    assert priorities(high, low).level is level
+    assert priorities(Classes(), high, low).level is level
 
 
 @pytest.mark.parametrize(
@@ -210,14 +212,14 @@ def test_services_must_be_above_workers(high: int, low: int, level: Level) -> No
 )
 def test_an_image_is_pulled_and_nothing_stays(patient: Patient, status: Manifest, level: Level) -> None:
     patient.admissions.append(lambda thing: thing.update(status=status))
-    assert pull(patient, "img:1", print).level is level
+    assert pull(patient, "img:1", Classes(), print).level is level
     assert not [key for key in patient.objects if key[0] == "pods"]
 
 
 def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(patient: Patient) -> None:
     waiting = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
     patient.admissions.append(lambda thing: thing.update(status=waiting))
-    one = pull(patient, "img:1", print)
+    one = pull(patient, "img:1", Classes(), print)
     assert one.text.startswith("img:1: The pod that tries the image cannot start: its image cannot be pulled")
     assert "registry" in one.remedy
     assert "job file" not in one.remedy
@@ -226,6 +228,47 @@ def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(patient: Pa
 
 def test_a_refused_pod_is_a_failure(patient: Patient) -> None:
     patient.admissions.append(lambda thing: "exceeded quota: team")
-    one = pull(patient, "img:1", print)
+    one = pull(patient, "img:1", Classes(), print)
     assert one.level is Level.FAIL
     assert "exceeded quota" in one.text
+
+
+def test_the_pulled_image_has_the_priority_of_workers(patient: Patient) -> None:
+    created: list[str] = []
+    patient.admissions.append(lambda thing: created.append(thing["spec"]["priorityClassName"]))
+    patient.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
+    pull(patient, "img:1", Classes(low="batch"), print)
+    assert created == ["batch"]
+
+
+def test_other_names_of_the_priority_classes(patient: Patient) -> None:
+    bad = [each.text for each in examine(patient, Classes("services", "batch")) if each.level is Level.FAIL]
+    assert bad == ["there is no PriorityClass services", "there is no PriorityClass batch"]
+
+
+def looked_at(patient: Patient) -> Checkup:
+    (one,) = [each for each in examine(patient, Classes()) if each.about == "admission"]
+    return one
+
+
+def test_whether_pods_may_use_foreign_secrets_is_tried_without_creating_one(patient: Patient) -> None:
+    patient.forbidden = {"get secrets"}
+    assert looked_at(patient).level is Level.WARN
+    assert "helm install" in looked_at(patient).remedy
+    refusal = "pods \"edl-data-1\" is forbidden: ValidatingAdmissionPolicy 'edl-data-scientist-pods' denied request: no"
+    patient.admissions.append(lambda thing: refusal if "foreign" in str(thing) else None)
+    assert looked_at(patient).level is Level.OK
+    assert patient.created == []
+
+
+def test_a_refusal_for_another_reason_vouches_for_nothing(patient: Patient) -> None:
+    patient.forbidden = {"get secrets"}
+    patient.admissions.append(lambda thing: "exceeded quota: team")
+    one = looked_at(patient)
+    assert (one.level, "is not known" in one.text) == (Level.WARN, True)
+    assert admission("team", "exceeded quota").level is Level.WARN
+
+
+def test_who_may_read_secrets_is_not_held_to_the_policies(patient: Patient) -> None:
+    assert looked_at(patient).level is Level.OK
+    assert patient.dry_runs == []

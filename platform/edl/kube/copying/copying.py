@@ -1,7 +1,7 @@
 """A pod that lives for one copy: it mounts a claim, and its container's only use is that programs run in it.
 
-Nothing but the claim, no API token, no more rights than ``restricted`` allows; it ends by itself when whoever made it
-does not come back.
+Nothing but the claim, the account that has no rights, no token, no more than ``restricted`` allows; it ends by itself
+when whoever made it does not come back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edl.spec.placement import RunAs
 
 MOUNT = "/claim"
 ROLE = "edl-data-copy"
-"""The Role that allows pods/exec, and nothing that jobs need."""
+"""The ClusterRole that allows pods/exec, and nothing that jobs need."""
 READY_SECONDS = 180.0
 CPU, MEMORY = "100m", "64Mi"
 """What the pod asks for."""
@@ -65,6 +65,7 @@ class Visit:
         task: what the pod is there for, as in "the pod that copies".
         remedy: what the user can do when there is something wrong with the image.
         pull_secrets: names of Secrets to pull the image with.
+        priority: name of its PriorityClass; None leaves it to the cluster.
     """
 
     claim: str | None
@@ -75,6 +76,12 @@ class Visit:
     task: str = "copies"
     remedy: str = "Check the name of the image, and that the nodes reach its registry."
     pull_secrets: tuple[str, ...] = ()
+    priority: str | None = None
+
+
+def pod_name() -> str:
+    """A new name for a pod; the admission policies know these pods, and no others of EDL, by such names."""
+    return f"edl-data-{secrets.token_hex(4)}"
 
 
 class ImageError(BadInputError):
@@ -97,20 +104,21 @@ def pod(visit: Visit, name: str) -> Manifest:
         "resources": {"requests": {"cpu": CPU, "memory": MEMORY}, "limits": {"memory": "256Mi"}},
         "securityContext": security.of_container(),
     }
-    volumes = {}
+    optional: Manifest = {} if visit.priority is None else {"priorityClassName": visit.priority}
     if visit.claim is not None:
         container["volumeMounts"] = [{"name": "claim", "mountPath": MOUNT, "readOnly": visit.read_only}]
-        volumes = {"volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": visit.claim}}]}
+        optional["volumes"] = [{"name": "claim", "persistentVolumeClaim": {"claimName": visit.claim}}]
     spec: Manifest = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": visit.seconds,
         "terminationGracePeriodSeconds": 1,
+        "serviceAccountName": names.POD_ACCOUNT,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": security.of_pod(visit.run_as),
         "containers": [container],
         "imagePullSecrets": [{"name": name} for name in visit.pull_secrets],
-        **volumes,
+        **optional,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
 
@@ -133,7 +141,7 @@ def visited(api: Api, visit: Visit, tell: Callable[[str], None]) -> Iterator[str
     if visit.claim is not None:
         _require_exec(api)
         _require(api, visit.claim)
-    name = f"edl-data-{secrets.token_hex(4)}"
+    name = pod_name()
     try:
         api.create(pod(visit, name))
         _await(api, name, visit, tell)
@@ -147,7 +155,7 @@ def run(api: Api, name: str) -> Execution:
     """The program in the pod that serves its files.
 
     Raises:
-        NoRightError: pods/exec is not allowed; the message names the Role.
+        NoRightError: pods/exec is not allowed; the message names the ClusterRole.
         ApiError: the pod is gone; AwayError when there is no answer.
     """
     try:
@@ -172,8 +180,8 @@ def _require_exec(api: Api) -> None:
 
 def _granted_by(api: Api) -> str:
     return (
-        f"Files are copied through pods/exec, which the Role {ROLE} allows: "
-        f"have an admin of namespace {api.namespace} bind it to you."
+        f"Files are copied through pods/exec, which the ClusterRole {ROLE} allows: "
+        f"have an admin bind it to you in namespace {api.namespace}."
     )
 
 

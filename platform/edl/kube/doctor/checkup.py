@@ -14,8 +14,9 @@ from edl.kube.kinds import Manifest
 
 OLDEST = (1, 29)
 """The first Kubernetes with podReplacementPolicy for Jobs switched on; nothing else that EDL uses is newer."""
-BASE = "`kubectl apply -k kustomize/base` by an admin creates it."
+BASE = "An admin installs it: `helm install edl helm/edl`, or `kubectl apply -k kustomize/base`."
 _ENFORCE = "pod-security.kubernetes.io/enforce"
+_POLICY = "ValidatingAdmissionPolicy 'edl-data-scientist-pods'"
 _MASTERS = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
 
 
@@ -80,14 +81,13 @@ def rights(namespace: str, missing: Sequence[Right], less: Sequence[Right]) -> I
             Level.FAIL,
             "rights",
             f"you may not {said} in namespace {namespace}, needed for {needed_for}",
-            f"An admin of the namespace can bind the Role {role} to you.",
+            f"An admin can bind the ClusterRole {role} to you in that namespace.",
         )
     if not missing:
         yield Checkup(Level.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}")
     for needed_for, role, said in _together(less):
-        yield Checkup(
-            Level.WARN, "rights", f"you may not {said}; missing then: {needed_for}", f"An admin can bind {role} to you."
-        )
+        text = f"you may not {said}; missing then: {needed_for}"
+        yield Checkup(Level.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
 
 
 def masters_rights(namespace: str, missing: Sequence[Right]) -> Checkup:
@@ -96,7 +96,8 @@ def masters_rights(namespace: str, missing: Sequence[Right]) -> Checkup:
         return Checkup(Level.OK, "rights", f"{_MASTERS} may do its work in namespace {namespace}")
     lacking = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     text = f"{_MASTERS} may not {lacking} in namespace {namespace}: no job can run"
-    return Checkup(Level.FAIL, "rights", text, f"The Role {names.MASTER_ACCOUNT} or its RoleBinding is missing. {BASE}")
+    remedy = f"The ClusterRole {names.MASTER_ACCOUNT} or its RoleBinding is missing. {BASE}"
+    return Checkup(Level.FAIL, "rights", text, remedy)
 
 
 def masters_bindings(namespace: str, bindings: Iterable[Manifest]) -> Checkup:
@@ -123,6 +124,23 @@ def masters_unknown() -> Checkup:
     return Checkup(Level.WARN, "rights", f"whether {_MASTERS} has its rights is not known: you may not ask", remedy)
 
 
+def admission(namespace: str, refusal: str | None) -> Checkup:
+    """Whether a pod with a Secret that is not its job's was refused.
+
+    Args:
+        refusal: what the server says; None: it would take the pod.
+    """
+    if refusal is None:
+        text = f"pods of yours may use every Secret of namespace {namespace}: nothing refuses them"
+        return Checkup(Level.WARN, "admission", text, f"Admission policies refuse them. {BASE}")
+    if _POLICY in refusal:
+        return Checkup(
+            Level.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"
+        )
+    text = f"whether pods of yours may use every Secret of namespace {namespace} is not known: {refusal}"
+    return Checkup(Level.WARN, "admission", text)
+
+
 def _together(lacking: Iterable[Right]) -> list[tuple[str, str, str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for right in lacking:
@@ -131,14 +149,23 @@ def _together(lacking: Iterable[Right]) -> list[tuple[str, str, str]]:
     return [(needed_for, role, ", ".join(said)) for (needed_for, role), said in found.items()]
 
 
-def priorities(high: int, low: int) -> Checkup:
-    """Whether services can take room from workers."""
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Names of the PriorityClasses of services and of workers."""
+
+    high: str = "high"
+    low: str = "low"
+
+
+def priorities(classes: Classes, high: int, low: int) -> Checkup:
+    """Whether services can take room from workers, by the values of their classes."""
     if high > low:
-        return Checkup(Level.OK, "priorities", f"PriorityClasses high ({high:,}) and low ({low:,})")
+        text = f"PriorityClasses {classes.high} ({high:,}) and {classes.low} ({low:,})"
+        return Checkup(Level.OK, "priorities", text)
     return Checkup(
         Level.FAIL,
         "priorities",
-        f"PriorityClass high ({high:,}) is not above low ({low:,}): nothing would be preempted",
+        f"PriorityClass {classes.high} ({high:,}) is not above {classes.low} ({low:,}): nothing would be preempted",
         "An admin must delete one and create it anew: values cannot be changed.",
     )
 

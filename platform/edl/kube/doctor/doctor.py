@@ -7,15 +7,18 @@ instead of failing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from edl.core.errors import EdlError, RetryableError
 from edl.kube import names
 from edl.kube.api import Api
-from edl.kube.copying.copying import Visit, visited
+from edl.kube.copying.copying import Visit, pod, pod_name, visited
 from edl.kube.doctor.checkup import (
     BASE,
     Checkup,
+    Classes,
     Level,
+    admission,
     claims,
     masters_bindings,
     masters_rights,
@@ -25,18 +28,23 @@ from edl.kube.doctor.checkup import (
     rights,
     version,
 )
-from edl.kube.doctor.rights import MASTERS, NEEDED, WANTED, master_may, may
+from edl.kube.doctor.rights import MASTERS, NEEDED, READ_SECRETS, WANTED, master_may, may
 from edl.kube.errors import ApiError, ForbiddenError, NotFoundError
 from edl.kube.kinds import CLAIMS, NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS
 from edl.spec.placement import RunAs
 
-HIGH, LOW = "high", "low"
+NO_IMAGE = "registry.invalid/none"
+"""Of a pod that is only asked about."""
 
 Check = Callable[[Api], Iterable[Checkup]]
 
 
-def examine(api: Api) -> Iterator[Checkup]:
+def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
     """All findings about a cluster and a namespace of it, as they come.
+
+    Args:
+        api: the cluster and namespace.
+        classes: the PriorityClasses that jobs use.
 
     Raises:
         ApiError: the API server cannot be reached at all.
@@ -47,7 +55,8 @@ def examine(api: Api) -> Iterator[Checkup]:
         ("rights", _rights),
         ("accounts", _accounts),
         ("rights", _masters),
-        ("priorities", _priorities),
+        ("admission", _admission),
+        ("priorities", partial(_priorities, classes=classes)),
         ("claims", _claims),
     )
     for about, check in checks:
@@ -96,24 +105,39 @@ def _masters(api: Api) -> Iterator[Checkup]:
             yield masters_unknown()
 
 
-def _priorities(api: Api) -> Iterator[Checkup]:
+def _admission(api: Api) -> Iterator[Checkup]:
+    """Asked by a dry run: what is not installed cannot be looked up by people without rights of the whole cluster."""
+    if may(api, READ_SECRETS):
+        yield Checkup(Level.OK, "admission", f"you may read the Secrets of namespace {api.namespace} anyway")
+        return
+    asked = pod(Visit(None, NO_IMAGE, RunAs()), pod_name())
+    asked["spec"]["volumes"] = [{"name": "foreign", "secret": {"secretName": "foreign"}}]
+    try:
+        api.create(asked, dry_run=True)
+    except ForbiddenError as error:
+        yield admission(api.namespace, error.message)
+    else:
+        yield admission(api.namespace, None)
+
+
+def _priorities(api: Api, classes: Classes) -> Iterator[Checkup]:
     found = {}
-    for name in (HIGH, LOW):
+    for name in (classes.high, classes.low):
         try:
             found[name] = int(api.get(PRIORITY_CLASSES, name).get("value", 0))
         except NotFoundError:
             yield Checkup(Level.FAIL, "priorities", f"there is no PriorityClass {name}", BASE)
     if len(found) == 2:
-        yield priorities(found[HIGH], found[LOW])
+        yield priorities(classes, found[classes.high], found[classes.low])
 
 
 def _claims(api: Api) -> Iterator[Checkup]:
     yield from claims(api.list(CLAIMS).items, api.namespace)
 
 
-def pull(api: Api, image: str, tell: Callable[[str], None]) -> Checkup:
-    """Whether the nodes can have an image: a pod of it is started, and deleted at once."""
-    visit = Visit(None, image, RunAs(), seconds=600, task="tries the image")
+def pull(api: Api, image: str, classes: Classes, tell: Callable[[str], None]) -> Checkup:
+    """Whether the nodes can have an image: a pod of it, with a worker's priority, is started and deleted at once."""
+    visit = Visit(None, image, RunAs(), seconds=600, task="tries the image", priority=classes.low)
     try:
         with visited(api, visit, tell):
             return Checkup(Level.OK, "images", f"{image} was pulled, and its container started")

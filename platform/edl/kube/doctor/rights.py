@@ -18,7 +18,7 @@ class Right:
         resource: plural, with its subresource: ``pods/exec``.
         group: API group; empty for the core group.
         needed_for: what does not work without it.
-        role: who has it, by the name of the Role.
+        role: who has it, by the name of the ClusterRole.
         namespaced: asked about the namespace, not about the whole cluster.
     """
 
@@ -78,7 +78,10 @@ MASTERS = (
     *(Right(verb, "leases", "coordination.k8s.io", _MASTER) for verb in ("create", "get", "update", "patch")),
     Right("create", "events", "", _MASTER),
 )
-"""What the Role edl-job-master grants."""
+"""What the ClusterRole edl-job-master grants."""
+
+READ_SECRETS = Right("get", "secrets", "", "nothing")
+"""Who has it is not held to the admission policies."""
 
 
 def may(api: Api, right: Right) -> bool:
