@@ -79,7 +79,7 @@ def ensure() -> None:
         _remove()
         if found := strangers(rendered()):
             raise StrangersError(_told(found))
-        apply(_system(wanted))
+        apply(system({_INSTALLED: wanted}))
         if method() is Method.HELM:
             Release("edl", SYSTEM).install({"commonLabels": LABELS})
         else:
@@ -93,12 +93,16 @@ def remove() -> None:
 
 
 def _remove() -> None:
-    if not _installed():
-        return
-    if method() is Method.HELM or which("helm"):
-        Release("edl", SYSTEM).uninstall("--ignore-not-found")
+    if _installed() is not None:
+        clear("edl")
+
+
+def clear(*releases: str) -> None:
+    """Remove releases from the namespace of the cluster's part, what is left of that, and the namespace."""
+    for name in releases if which("helm") else ():
+        Release(name, SYSTEM).uninstall("--ignore-not-found")
     kubectl("delete", CLUSTER_KINDS, "-l", OWN, "--ignore-not-found")
-    kubectl("delete", "namespace", SYSTEM)
+    kubectl("delete", "namespace", SYSTEM, "--ignore-not-found")
 
 
 def rendered() -> list[Manifest]:
@@ -109,11 +113,12 @@ def rendered() -> list[Manifest]:
 
 
 def strangers(wanted: list[Manifest]) -> list[str]:
-    """Those objects of the cluster as ``kind/name`` that have the names of wanted ones, and not these tests' label."""
-    names = {(found["kind"], found["metadata"]["name"]) for found in wanted}
+    """The objects of the cluster, as ``kind/name``, that have the names of wanted ones and not these tests' label."""
+    names = {(found["kind"], found["metadata"]["name"]) for found in [*wanted, system()]}
+    there = json.loads(kubectl("get", f"{CLUSTER_KINDS},namespaces", "-o", "json"))["items"]
     return [
         f"{found['kind'].lower()}/{found['metadata']['name']}"
-        for found in json.loads(kubectl("get", CLUSTER_KINDS, "-o", "json"))["items"]
+        for found in there
         if (found["kind"], found["metadata"]["name"]) in names and OWN not in (found["metadata"].get("labels") or {})
     ]
 
@@ -127,16 +132,19 @@ def _told(found: list[str]) -> str:
     )
 
 
-def _system(fingerprint: str) -> Manifest:
-    """The namespace, which remembers what is installed."""
-    meta: dict[str, Any] = {"name": SYSTEM, "labels": LABELS, "annotations": {_INSTALLED: fingerprint}}
+def system(annotations: dict[str, str] | None = None) -> Manifest:
+    """The namespace of the cluster's part; it remembers what is installed."""
+    meta: dict[str, Any] = {"name": SYSTEM, "labels": LABELS, "annotations": annotations or {}}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
 
 
-def _installed() -> str:
-    """What ``ensure`` has installed, or was about to install; empty if nothing."""
-    found = kubectl("get", "namespace", SYSTEM, "--ignore-not-found", "-o", "json")
-    return (json.loads(found)["metadata"].get("annotations") or {}).get(_INSTALLED, "") if found else ""
+def _installed() -> str | None:
+    """What ``ensure`` has installed, or was about to; empty if a test has; None if nothing is there of these tests."""
+    found = json.loads(kubectl("get", "namespace", SYSTEM, "--ignore-not-found", "-o", "json") or "{}")
+    meta = found.get("metadata") or {}
+    if OWN not in (meta.get("labels") or {}):
+        return None
+    return str((meta.get("annotations") or {}).get(_INSTALLED, ""))
 
 
 def _fingerprint() -> str:

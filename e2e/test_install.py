@@ -47,20 +47,12 @@ def team(place: Namespace) -> Manifest:
 @pytest.fixture
 def place(where: Site, built: Images, folder: Path) -> Iterator[Namespace]:
     """A namespace that is to be; with all that tests installed it goes at the end."""
+    apply(install.system())
     with namespaces.opened(where, built, folder, namespaces.fresh(folder)) as found:
         try:
             yield found
         finally:
-            _uninstall_all()
-
-
-def _uninstall_all() -> None:
-    """Whatever a test has left: releases, and cluster-scoped objects."""
-    if install.method() is Method.HELM:
-        for name in ("edl", "edl-again"):
-            Release(name, install.SYSTEM).uninstall("--ignore-not-found")
-    kubectl("delete", install.CLUSTER_KINDS, "-l", install.OWN, "--ignore-not-found")
-    kubectl("delete", "namespace", install.SYSTEM, "--ignore-not-found")
+            install.clear("edl", "edl-again")
 
 
 def hand_over(place: Namespace, data: Path) -> Namespace:
