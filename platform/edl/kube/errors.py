@@ -16,7 +16,7 @@ from edl.core.errors import BadInputError, EdlError, RefusedError, RetryableErro
 from edl.kube import names
 
 _GRANTS = (
-    "Rights in a namespace are granted by its admin, who binds the Role edl-data-scientist; "
+    "Rights in a namespace are granted by its admin, who binds the ClusterRole edl-data-scientist; "
     "`edl doctor` lists what is missing."
 )
 _GRANTS_TO_ALL = (
@@ -24,8 +24,8 @@ _GRANTS_TO_ALL = (
     "`edl doctor` lists what is missing."
 )
 _GRANTS_TO_MASTERS = (
-    f"This is the account of jobs' masters: an admin of the namespace binds it to the Role {names.MASTER_ACCOUNT} "
-    "(`kubectl apply -k kustomize/base`); `edl doctor` looks at that."
+    f"This is the account of jobs' masters: an admin binds it to the ClusterRole {names.MASTER_ACCOUNT} "
+    "(`helm install edl helm/edl`, or `kubectl apply -k kustomize/base`); `edl doctor` looks at that."
 )
 _MASTER_ASKS = re.compile(rf'User "system:serviceaccount:[^":]+:{names.MASTER_ACCOUNT}" cannot ')
 _NO_ROOM = re.compile(

@@ -124,7 +124,7 @@ def test_who_may_not_exec_starts_no_pod(desk: Desk) -> None:
     desk.cluster.denied.add(("get", "pods/exec"))
     assert desk.edl("data", "cp", "mnist", "files:/data") == 2
     assert "You may not get pods/exec in namespace team; nothing was created" in desk.err
-    assert "the Role edl-data-copy" in desk.err
+    assert "the ClusterRole edl-data-copy" in desk.err
     assert desk.cluster.created == []
 
 

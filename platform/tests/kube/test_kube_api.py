@@ -119,13 +119,13 @@ def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: ty
 @pytest.mark.parametrize(
     ("user", "what", "role"),
     [
-        ("ann", 'resource "pods" in API group "" in the namespace "team"', "the Role edl-data-scientist"),
+        ("ann", 'resource "pods" in API group "" in the namespace "team"', "the ClusterRole edl-data-scientist"),
         ("ann", 'resource "nodes" in API group "" at the cluster scope', "the ClusterRole edl-cluster-viewer"),
         ("ann", 'resource "namespaces" in API group "" in the namespace "team"', "the ClusterRole edl-cluster-viewer"),
         (
             "system:serviceaccount:team:edl-job-master",
             'resource "pods" in API group "" in the namespace "team"',
-            "the Role edl-job-master",
+            "the ClusterRole edl-job-master",
         ),
     ],
 )

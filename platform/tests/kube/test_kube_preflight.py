@@ -149,7 +149,7 @@ def test_a_missing_right_is_named_with_verb_resource_namespace_and_who_grants_it
     cluster.deny("create", JOBS)
     text = refused(cluster)
     assert 'User "ann" cannot create resource "jobs" in API group "batch" in the namespace "team"' in text
-    assert "its admin, who binds the Role edl-data-scientist" in text
+    assert "its admin, who binds the ClusterRole edl-data-scientist" in text
 
 
 def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
