@@ -1,13 +1,14 @@
 """What MkDocs does to the pages beyond Markdown: links to files beside ``docs/``, and figures that follow the colours.
 
 Pages are read in the repository, too, where a link to ``../helm/edl/README.md`` is right. The site does not hold that
-file: with a ``repo_url`` the link leads there, without one it is the file's path as text. A link to a file that does not exist
-is a warning, which ``--strict`` makes an error, as MkDocs does for links between pages.
+file: with a ``repo_url`` the link leads there, without one it is the file's path as text. A link to a file that does
+not exist is a warning, which ``--strict`` makes an error, as MkDocs does for links between pages.
 """
 
 from __future__ import annotations
 
 import logging
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -26,17 +27,16 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     return "".join(part if part.startswith("```") else site.led(part, here) for part in parts)
 
 
-def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
     """Put SVG figures into the page, so that they take its colours."""
-    here = Path(page.file.abs_src_path).parent
 
     def inlined(match: re.Match[str]) -> str:
-        # With directory URLs a page lies one folder deeper than its source, and MkDocs has rewritten the path.
-        file = here / Path(match["source"]).name
+        file = Path(config["docs_dir"], posixpath.normpath(posixpath.join(page.url, match["source"])))
         if not file.is_file():
             _LOG.warning("%s: the figure %s does not exist", page.file.src_uri, match["source"])
             return match[0]
-        return f'<figure role="img" aria-label="{match["alt"]}">{file.read_text().partition("?>")[2]}</figure>'
+        svg = file.read_text(encoding="utf-8").partition("?>")[2]
+        return f'<figure role="img" aria-label="{match["alt"]}">{svg}</figure>'
 
     return _FIGURE.sub(inlined, html)
 
