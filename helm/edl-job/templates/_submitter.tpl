@@ -28,7 +28,7 @@ jobs of earlier times still mount the ConfigMap.
 {{ .Release.Name }}-submit
 {{- else -}}
 {{- $spec := include "edl-job.jobSpec" (dict "root" . "config" "") | fromYaml | toJson -}}
-{{ .Release.Name }}-submit-{{ printf "%s %s %s" (include "edl-job.job" .) $spec .Values.submitter.rerun | sha256sum | trunc 8 }}
+{{ .Release.Name }}-submit-{{ printf "%s %s %s" (include "edl-job.job" .) $spec (toString .Values.submitter.rerun) | sha256sum | trunc 8 }}
 {{- end -}}
 {{- end -}}
 
