@@ -84,7 +84,7 @@ PriorityClasses and ClusterRoles. Takes the root context.
 {{- define "edl.checks.clusterPart" -}}
 {{- if and (not .Values.cluster.create) (not (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "edl-job-master")) }}
 There is no ClusterRole edl-job-master: cluster.create is false, so another release of this chart must be installed first.
-{{- end }}
+{{- else }}
 {{- range $key := list "high" "low" }}
 {{- $class := get $.Values.priorityClasses $key }}
 {{- $found := lookup "scheduling.k8s.io/v1" "PriorityClass" "" $class.name }}
@@ -97,6 +97,7 @@ There is no PriorityClass {{ $class.name }}, and this release does not create it
 The cluster has a PriorityClass {{ $class.name }} with the value {{ int64 $found.value }}, which cannot be changed: use it with priorityClasses.{{ $key }}.create=false and priorityClasses.{{ $key }}.value={{ int64 $found.value }}, or choose another priorityClasses.{{ $key }}.name.
 {{- else if ne $found.preemptionPolicy ($class.preemptionPolicy | default "PreemptLowerPriority") }}
 The cluster has a PriorityClass {{ $class.name }} with preemptionPolicy {{ $found.preemptionPolicy }}, which cannot be changed: use it with priorityClasses.{{ $key }}.create=false, or choose another priorityClasses.{{ $key }}.name.
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
