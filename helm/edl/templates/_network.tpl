@@ -26,26 +26,6 @@ One requirement of a selector: a role of the list. Takes a list of roles.
 {{- end }}
 
 {{/*
-Ports of a rule. Takes a dict: protocols, ports.
-*/}}
-{{- define "edl.network.ports" -}}
-{{- range $port := .ports }}
-{{- range $protocol := $.protocols }}
-- {protocol: {{ $protocol }}, port: {{ $port }}}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{/*
-Blocks of addresses as peers of a rule. Takes a list of CIDRs.
-*/}}
-{{- define "edl.network.blocks" -}}
-{{- range . }}
-- ipBlock: {cidr: {{ . | quote }}}
-{{- end }}
-{{- end }}
-
-{{/*
 Head of a policy. Takes a dict: root, team, name.
 */}}
 {{- define "edl.network.head" -}}

@@ -26,8 +26,7 @@ def of_chart(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def of_component() -> list[dict[str, Any]]:
-    found = policies(built(KUSTOMIZE / "overlays" / "kind"))
-    return [{**one, "metadata": {**one["metadata"], "namespace": TEAM}} for one in found]
+    return policies(built(KUSTOMIZE / "overlays" / "kind"))
 
 
 def policies(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
