@@ -15,7 +15,8 @@ WORKERS ?= 2
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test check lint types layers unit jobs faults images e2e e2e-all bench proto schema constraints clean
+.PHONY: help setup demo test check lint types layers unit charts jobs faults images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
+  schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -34,7 +35,7 @@ demo: $(STAMP) ## train MNIST-format digits on this machine while a worker is ki
 	@$(BIN)/python -m edl.testing.faults worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
-check: lint types layers unit jobs faults
+check: lint types layers unit charts jobs faults
 
 lint: $(STAMP) ## formatting and lint (ruff)
 	$(BIN)/ruff format --check .
@@ -47,7 +48,10 @@ layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
 unit: $(STAMP) ## tests but for those of whole jobs
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install" $(ONCE_MORE)
+
+charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
+	$(BIN)/pytest -q -rs -m install
 
 jobs: $(STAMP) ## whole jobs on real processes: every feature that a user sees
 	$(BIN)/pytest -q -n 2 --dist loadfile -m jobs $(ONCE_MORE)
@@ -69,6 +73,20 @@ bench: $(STAMP) ## measure; results go to bench/results and docs/benchmarks.md
 
 proto: $(STAMP) ## generate the messages' code from edl.proto
 	$(BIN)/python -m grpc_tools.protoc -Iplatform --python_out=platform --pyi_out=platform --grpc_python_out=platform platform/edl/rpc/edl.proto
+
+generate: reference chart-schema chart-docs kustomize ## write all that is generated from something else; `make charts` checks it
+
+reference: $(STAMP) ## write the reference pages of docs/ from schema and commands
+	$(BIN)/python docs/generate
+
+chart-schema: $(STAMP) ## write the values schema of helm/edl-job from the JobSpec's
+	$(BIN)/python helm/schema.py
+
+chart-docs: ## write the charts' READMEs from their values (wants helm-docs)
+	helm-docs --chart-search-root helm --sort-values-order file
+
+kustomize: $(STAMP) ## write the manifests of kustomize/ from helm/edl (wants helm)
+	$(BIN)/python kustomize/generate.py
 
 schema: $(STAMP) ## print the JobSpec's JSON Schema
 	@$(BIN)/edl schema
