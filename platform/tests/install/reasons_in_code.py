@@ -1,4 +1,4 @@
-"""Every reason that the code can give, read off its source: what ``edl why``, ``submit`` and ``doctor`` complain of.
+"""Every reason that the code can give, read off its source: what ``edl why``, ``submit`` and ``doctor`` say.
 
 A reason is a template: ``there is no PersistentVolumeClaim …``, where ``…`` stands for what is known only at run time.
 Those of a master - why a job fails, what it warns of - are found in the core, as arguments of ``end`` and ``tell``.
@@ -24,6 +24,7 @@ SOURCES = (
     "kube/doctor/checkup.py",
     "kube/doctor/doctor.py",
     "kube/copying/copying.py",
+    "kube/release/decision.py",
     "cli/doctor.py",
     "cli/local/follow.py",
     "master/process.py",
@@ -89,7 +90,9 @@ def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:
             yield text
         case ast.Call(func=ast.Attribute(attr="tell"), args=[ast.Constant(value="warning")], keywords=[message]):
             yield message.value
-        case ast.Call(func=ast.Name(id="Decision"), args=[ast.Constant(value=None), text]) if scope.name == "after":
+        case ast.Call(func=ast.Name(id="Decision"), args=[ast.Constant(value=None), text]):
+            yield text
+        case ast.Call(func=ast.Name(id="Decision"), args=[ast.Attribute(value=ast.Name(id="Step")), text, *_]):
             yield text
         case ast.Assign(targets=[ast.Name(id=name)], value=ast.Dict(values=rows)) if name in TABLES:
             yield from (row.elts[0] for row in rows if isinstance(row, ast.Tuple))
@@ -116,14 +119,15 @@ def _templates(expression: ast.expr, known: list[ast.Assign]) -> Iterator[str]:
         case ast.BinOp(op=ast.Add(), left=left, right=right):
             yield from (a + b for a in _templates(left, known) for b in _templates(right, known))
         case ast.Name(id=name):
-            yield from _assigned(name, known)
+            yield from _assigned(name, [node for node in known if node.lineno <= expression.lineno])
         case _:
             yield GAP
 
 
 def _assigned(name: str, known: list[ast.Assign]) -> Iterator[str]:
-    """What a name was last set to, if that is text."""
-    values = [node.value for node in known if any(isinstance(t, ast.Name) and t.id == name for t in node.targets)]
+    """What a name was last set to before its use, if that is text."""
+    by_line = sorted(known, key=lambda node: node.lineno)
+    values = [node.value for node in by_line if any(isinstance(t, ast.Name) and t.id == name for t in node.targets)]
     if values and isinstance(values[-1], ast.Constant | ast.JoinedStr | ast.BinOp):
         yield from _templates(values[-1], known)
     else:
