@@ -22,11 +22,13 @@ class Release:
         name: of the release.
         namespace: of the release.
         chart: its folder.
+        seconds: that a command may take; more than what Helm waits.
     """
 
     name: str
     namespace: str
     chart: Path = CHART
+    seconds: float = 180.0
 
     def try_install(self, values: Manifest, *options: str) -> Done:
         """``helm install``, whatever its exit code."""
@@ -67,7 +69,7 @@ class Release:
     def _call(self, *command: str, values: Manifest | None = None) -> Done:
         given = () if values is None else ("--values", "-")
         stdin = None if values is None else json.dumps(values)
-        return call("helm", *command, "--namespace", self.namespace, *given, stdin=stdin, seconds=180)
+        return call("helm", *command, "--namespace", self.namespace, *given, stdin=stdin, seconds=self.seconds)
 
 
 def objects(text: str) -> list[Manifest]:

@@ -1,0 +1,271 @@
+"""One job as one release of the chart ``edl-job``: Helm sees how it ends, and what removes the release removes the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from e2e.jobs import END_SECONDS, START_SECONDS, Job, digits, in_container
+from e2e.namespaces import Namespace
+from e2e.observer import ADDED, DELETED, Change, condition, container, phase
+from e2e.programs import ROOT, Done
+from e2e.releases import Release
+from e2e.volume import MOUNT
+
+from edl.kube import names
+from edl.kube.kinds import JOBS, Manifest
+
+CHART = ROOT / "helm" / "edl-job"
+HELM_SECONDS = 420
+"""As long as Helm waits for a job's end here."""
+WAIT = ("--wait", "--wait-for-jobs", f"--timeout={HELM_SECONDS}s")
+INSTANCE = "app.kubernetes.io/instance"
+KINDS = "cronjobs,jobs,pods,configmaps,services,secrets,leases"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A release that trains.
+
+    Attributes:
+        job: as its file says.
+        release: of the chart.
+    """
+
+    job: Job
+    release: Release
+
+    @classmethod
+    def write(cls, place: Namespace, release: str, spec: Manifest) -> Training:
+        """A release that is to be, and its job file."""
+        return cls(Job.write(place, spec), Release(release, place.name, CHART, seconds=HELM_SECONDS + 30))
+
+    @property
+    def place(self) -> Namespace:
+        """The namespace."""
+        return self.job.place
+
+    def values(self, **more: Any) -> Manifest:
+        """The chart's own values: the submitter's image is the one under test."""
+        repository, _, tag = self.place.images.submitter.rpartition(":")
+        return {"submitter": {"image": {"repository": repository, "tag": tag}}, **more}
+
+    def install(self, *options: str, **more: Any) -> Done:
+        """``helm install -f job.json``; its end is told in ``commands.txt``, whatever it is."""
+        return self._noted(self.release.try_install(self.values(**more), "-f", str(self.job.file), *options))
+
+    def upgrade(self, *options: str, **more: Any) -> Done:
+        """``helm upgrade`` with the job file as it is now."""
+        return self._noted(self.release.try_upgrade(self.values(**more), "-f", str(self.job.file), *options))
+
+    @contextmanager
+    def installing(self, *options: str) -> Iterator[Future[Done]]:
+        """``helm install``, while the block runs beside it."""
+        with ThreadPoolExecutor(1) as pool:
+            yield pool.submit(self.install, *options)
+
+    def submitters(self) -> list[Manifest]:
+        """The submitter's pods, those that ended too."""
+        return [pod for pod in self.place.observer.pods(role="submitter") if self._own(pod)]
+
+    def submitter(self, *, other_than: str = "") -> Manifest:
+        """The submitter's pod that runs, when there is one."""
+        found = lambda: next(  # noqa: E731
+            (
+                pod
+                for pod in self.submitters()
+                if phase(pod) == "Running" and pod["metadata"]["uid"] != other_than and container(pod).get("ready")
+            ),
+            None,
+        )
+        return self.job.wait("a submitter runs", found)
+
+    def ended(self) -> str:
+        """Waits until the submitter's Job has ended: ``Complete`` or ``Failed``."""
+
+        def end() -> str | None:
+            jobs = [change.object for change in self.place.observer.changes(JOBS) if self._submits(change)]
+            return next((kind for kind in ("Complete", "Failed") for job in jobs if condition(job, kind)), None)
+
+        return self.job.wait("the submitter's Job has ended", end, 30)
+
+    def left(self) -> list[str]:
+        """All that this release and its job have in the namespace."""
+        listed = lambda selector: self.place.kubectl("get", KINDS, "-l", selector, "-o", "name").split()  # noqa: E731
+        return listed(f"{INSTANCE}={self.release.name}") + listed(names.JOB)
+
+    def wait_left(self) -> None:
+        """Wait until nothing is left of it."""
+        self.job.wait("nothing is left", lambda: not self.left() or None, 90)
+
+    def _own(self, found: Manifest) -> bool:
+        return (found["metadata"].get("labels") or {}).get(INSTANCE) == self.release.name
+
+    def _submits(self, change: Change) -> bool:
+        return self._own(change.object) and change.labels.get(names.ROLE) == "submitter"
+
+    def _noted(self, done: Done) -> Done:
+        with (self.place.folder / "commands.txt").open("a") as log:
+            log.write(f"$ {' '.join(done.args)}\n{done.stdout}{done.stderr}(exit {done.returncode})\n\n")
+        return done
+
+
+def small(place: Namespace, name: str, *, seconds: float, **fields: Any) -> Manifest:
+    """A job of 64 steps by one worker, which take about ``seconds``."""
+    spec = digits(name, image=place.images.zoo, seconds=10 * seconds, workers=1, **fields)
+    spec["train"]["epochs"] = 1
+    return spec
+
+
+def masters(training: Training) -> list[Manifest]:
+    """Every master Job that there ever was, by uid."""
+    made = (change for change in training.place.observer.changes(JOBS) if change.type == ADDED)
+    found = {change.uid: change.object for change in made if change.labels.get(names.ROLE) == "master"}
+    return list(found.values())
+
+
+def test_a_release_runs_a_job_to_its_end(place: Namespace) -> None:
+    """`helm install --wait --wait-for-jobs` ends when the job is done; the job belongs to the release."""
+    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=5))
+    done = training.install(*WAIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert training.job.wait_end(10) == "Complete"
+    assert training.ended() == "Complete"
+    (master,) = masters(training)
+    assert master["metadata"]["labels"][INSTANCE] == "train-mnist"
+    (owner,) = master["metadata"]["ownerReferences"]
+    assert owner["name"].startswith("train-mnist-submit-")
+    again = training.upgrade(*WAIT)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(masters(training)) == 1, "an upgrade without a change runs nothing"
+    training.release.uninstall()
+    training.wait_left()
+
+
+def test_a_job_that_fails_fails_its_release(place: Namespace) -> None:
+    """The model crashes: Helm ends with an error, and the Job is Failed for whoever looks at it."""
+    spec = small(place, "crashing", seconds=2)
+    spec["model"]["definition"] = "crashing.custom_model"
+    spec["pod"]["env"]["E2E_CRASH_STEP"] = "1"
+    training = Training.write(place, "train-crashing", spec)
+    done = training.install(*WAIT)
+    assert done.returncode != 0, done.stdout
+    assert training.ended() == "Failed"
+    assert len(masters(training)) == 1, "a job that failed is not submitted again"
+    (said,) = {container(pod)["state"]["terminated"]["exitCode"] for pod in training.submitters()}
+    assert said == 1
+    training.release.uninstall()
+    training.wait_left()
+
+
+def test_a_job_that_is_refused_fails_its_release(place: Namespace) -> None:
+    """A claim that nobody has: the reason stands in the status of the submitter's pod, and no master is left."""
+    spec = small(place, "lost", seconds=2) | {"volumes": [{"claim": "nobodys", "mount": MOUNT}]}
+    training = Training.write(place, "train-lost", spec)
+    done = training.install(*WAIT)
+    assert done.returncode != 0, done.stdout
+    assert training.ended() == "Failed"
+    (pod,) = training.submitters()
+    end = container(pod)["state"]["terminated"]
+    assert end["exitCode"] == 2
+    assert "nobodys" in end["message"]
+    assert training.job.leftovers() == []
+    training.release.uninstall()
+    training.wait_left()
+
+
+def test_an_upgrade_replaces_the_job(place: Namespace) -> None:
+    """The old job's pods are gone before the new master starts; the old submitter does nothing to the new job."""
+    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=300))
+    training.install()
+    training.job.wait_training(workers=1)
+    (old,) = masters(training)
+    training.job.file.write_text(json.dumps(small(place, "mnist", seconds=5)))
+    done = training.upgrade(*WAIT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert training.ended() == "Complete"
+    first, second = masters(training)
+    assert first["metadata"]["uid"] == old["metadata"]["uid"]
+    assert training.job.uid == second["metadata"]["uid"], "nobody touched the new one"
+    assert training.job.wait_end(10) == "Complete"
+    changes = [change for change in place.observer.changes() if change.labels.get(names.JOB) == "mnist"]
+    started = next(at for at, change in enumerate(changes) if of(second, change))
+    before = {change.uid for change in changes[:started]}
+    gone = {change.uid for change in changes[:started] if change.type == DELETED}
+    assert before == gone, "a pod of the old job was there when the new master came"
+    training.release.uninstall()
+    training.wait_left()
+
+
+def of(master: Manifest, change: Change) -> bool:
+    """Whether a pod is that of a master Job."""
+    return change.labels.get(names.CONTROLLER_UID) == master["metadata"]["uid"]
+
+
+def test_a_schedule_starts_a_job(place: Namespace) -> None:
+    """Every minute: a job under a name of its own, which goes with its Job when the history has no room for it."""
+    training = Training.write(place, "nightly", small(place, "nightly", seconds=2))
+    done = training.install(schedule="* * * * *", successfulJobsHistoryLimit=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = training.job.wait("the first job", lambda: masters(training) or None, 60 + START_SECONDS)
+    name = seen[0]["metadata"]["labels"][names.JOB]
+    assert name.startswith("nightly-")
+    assert name.removeprefix("nightly-").isdecimal()
+    complete = lambda: any(  # noqa: E731
+        condition(change.object, "Complete") for change in place.observer.changes(JOBS) if change.uid == uid
+    )
+    uid = seen[0]["metadata"]["uid"]
+    training.job.wait("it is done", lambda: complete() or None, END_SECONDS)
+    first = Job(place, name, training.job.file)
+    first.wait_removed(90)
+    training.release.uninstall()
+    training.wait_left()
+
+
+def test_uninstall_in_the_middle_leaves_nothing(place: Namespace) -> None:
+    """Pods, Jobs, ConfigMaps, Services, Secrets, Leases: all that came with the release goes with it."""
+    before = set(place.kubectl("get", KINDS, "-o", "name").split())
+    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=300))
+    training.install()
+    training.job.wait_training(workers=1)
+    training.release.uninstall()
+    training.wait_left()
+    assert set(place.kubectl("get", KINDS, "-o", "name").split()) == before
+
+
+def test_a_submitter_that_is_killed_changes_nothing(place: Namespace) -> None:
+    """Its pod is deleted, its container ends, its pod is forced away, while Helm waits: one job, to its end."""
+    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=60))
+    with training.installing(*WAIT) as helm:
+        training.job.wait_training(workers=1)
+        uid = training.job.uid
+        pod = training.submitter()
+        place.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+        pod = training.submitter(other_than=pod["metadata"]["uid"])
+        in_container(place, pod["metadata"]["name"], "python3", "-c", "import os; os.kill(1, 15)")
+        pod = training.submitter(other_than=pod["metadata"]["uid"])
+        place.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
+        done = helm.result()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert training.ended() == "Complete"
+    (master,) = masters(training)
+    assert master["metadata"]["uid"] == uid == training.job.uid
+    assert training.job.wait_end(10) == "Complete"
+
+
+def test_what_cannot_be_submitted_installs_nothing(place: Namespace) -> None:
+    """No job at all, and an account that the namespace does not have: one sentence each, before anything is made."""
+    release = Release("train-nothing", place.name, CHART)
+    nothing = release.try_install({})
+    assert nothing.returncode != 0
+    assert nothing.stderr.count("no job is given: the values of this chart are a job file") == 1
+    training = Training.write(place, "train-nobody", small(place, "mnist", seconds=2))
+    nobody = training.install("--set", "submitter.serviceAccount=nobody")
+    assert nobody.returncode != 0
+    assert f'the namespace "{place.name}" has no ServiceAccount "nobody"' in nobody.stderr
+    assert training.left() == []
+    assert "sh.helm.release" not in place.kubectl("get", "secrets", "-o", "name")
