@@ -26,6 +26,13 @@ One requirement of a selector: a role of the list. Takes a list of roles.
 {{- end }}
 
 {{/*
+What is wrong when a value is taken away with null: an empty list of a rule means all. Takes the value's name.
+*/}}
+{{- define "edl.network.open" -}}
+networkPolicies.{{ . }} is not set: without it a rule would allow everything
+{{- end }}
+
+{{/*
 Head of a policy. Takes a dict: root, team, name.
 */}}
 {{- define "edl.network.head" -}}
