@@ -170,6 +170,8 @@ class SmallCluster(Api):
             _refuse(404, f'{kind.plural} "{name}" not found')
         assert thing is not None
         if method == "PATCH":
+            if body.get("metadata", {}).get("uid", thing["metadata"]["uid"]) != thing["metadata"]["uid"]:
+                _refuse(422, "metadata.uid: field is immutable")
             suspended = thing.get("spec", {}).get("suspend")
             _merge(thing, body)
             if suspended and not thing["spec"].get("suspend"):

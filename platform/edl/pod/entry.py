@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from edl.pod.init import Init, Say
 
@@ -16,7 +17,8 @@ ROLES = ("master", "ps", "worker")
 USAGE = """usage: edl-role master|ps|worker|submit SPEC
 
 What a container of a job runs: SPEC is the JobSpec, mounted by the pod. master, ps and worker are started in pods that
-edl submit and the master make; submit calls edl submit SPEC --yes --watch.
+edl submit and the master make. submit does what edl submit SPEC --yes --watch does, or what the submitter of a release
+of the chart edl-job does.
 """
 BAD_INPUT = 2
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     role, spec = given
     if role == "submit":
-        return _submit(spec)
+        _submit(spec)
     return Init(lambda say: _become(role, spec, say)).run()
 
 
@@ -45,12 +47,8 @@ def _problem(given: Sequence[str]) -> str | None:
     return None
 
 
-def _submit(spec: str) -> int:
-    try:
-        os.execvp("edl", ["edl", "submit", spec, "--yes", "--watch"])  # noqa: S606
-    except OSError as error:
-        print(f"edl-role: edl cannot be started: {error.strerror}", file=sys.stderr)
-        return 1
+def _submit(spec: str) -> NoReturn:
+    os.execv(sys.executable, [sys.executable, "-m", "edl.cli.submitter", spec])  # noqa: S606
 
 
 def _become(role: str, spec: str, say: Say) -> None:

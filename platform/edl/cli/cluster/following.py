@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 NEVER_SAID = "the master ended without a last word; see `edl why` and `edl logs`"
 DELETED = "the job was deleted"
+Check = Callable[["JobSeen | None"], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,15 @@ class Following:
         return decide(JobEnded(time.time(), phase, reason, summary), Failure(detail=self._told.detail), None)
 
 
-def follow(api: Api, watched: Watched, uid: str, *, as_json: bool) -> int:
+def follow(api: Api, watched: Watched, uid: str, *, as_json: bool, check: Check = lambda _: None) -> int:
     """Show a job until its end; returns the exit code that ``edl run`` would have.
+
+    Args:
+        api: of the job's namespace.
+        watched: the job.
+        uid: of its Job.
+        as_json: for programs.
+        check: hears of each look, before it is shown; what it raises ends the watch.
 
     Raises:
         RetryableError: the API server is away for too long; the job goes on.
@@ -94,7 +102,7 @@ def follow(api: Api, watched: Watched, uid: str, *, as_json: bool) -> int:
     with choose(as_json=as_json) as face:
         face.planned(watched)
         following = Following(face)
-        ends = (following.see(seen) for seen in polled(lambda: _look(api, watched.job, uid)))
+        ends = (following.see(seen) for seen in polled(lambda: _look(api, watched.job, uid, check)))
         outcome = next(end for end in ends if end is not None)
     face.ended(watched, outcome)
     return outcome.exit_code
@@ -108,11 +116,15 @@ def fresh(known: Sequence[Event], events: Sequence[Event]) -> Sequence[Event]:
     return events
 
 
-def _look(api: Api, job: str, uid: str) -> JobSeen | None:
+def _look(api: Api, job: str, uid: str, check: Check) -> JobSeen | None:
     from edl.kube.inspection import jobs
 
+    seen: JobSeen | None
     try:
         seen = jobs.find(api, job)
     except jobs.UnknownJobError:
-        return None
-    return seen if seen.uid == uid else None
+        seen = None
+    if seen is not None and seen.uid != uid:
+        seen = None
+    check(seen)
+    return seen

@@ -68,6 +68,11 @@ def client_plan(spec: JobSpec, options: Options) -> KubePlan:
     )
 
 
+def new_token() -> str:
+    """The secret of a job."""
+    return secrets.token_hex(_TOKEN_BYTES)
+
+
 def submitted(spec: JobSpec, options: Options, voice: Voice, *, dry_run: bool) -> int:
     """Submit the job; returns the exit code of the command.
 
@@ -77,9 +82,8 @@ def submitted(spec: JobSpec, options: Options, voice: Voice, *, dry_run: bool) -
         ApiError: the cluster refuses; everything was removed.
     """
     api = api_of(options.context, options.namespace)
-    token = secrets.token_hex(_TOKEN_BYTES)
-    request = request_of(spec, namespace=api.namespace, token=token, run=options.resume)
-    plan = _plan(api, spec, options, request)
+    request = request_of(spec, namespace=api.namespace, token=new_token(), run=options.resume)
+    plan = planned(api, spec, options, request)
     voice.planned(plan)
     if dry_run:
         voice.note("The cluster would accept all of it. Nothing was created.")
@@ -92,7 +96,13 @@ def submitted(spec: JobSpec, options: Options, voice: Voice, *, dry_run: bool) -
     return _carry_out(api, options, request, plan, voice)
 
 
-def _plan(api: Api, spec: JobSpec, options: Options, request: Request) -> KubePlan:
+def planned(api: Api, spec: JobSpec, options: Options, request: Request) -> KubePlan:
+    """The plan, after the cluster was asked whether it would take the job.
+
+    Raises:
+        PreflightError: it would not.
+        BadInputError: the run cannot be gone on with.
+    """
     from edl.kube.submission.existing import existing
     from edl.kube.submission.preflight import survey
 

@@ -22,7 +22,7 @@ Submitter Jobs carry the labels ``edl.dev/role=submitter`` and ``app.kubernetes.
 CronJob from its jobTemplate), their pods too, and the annotation ``edl.dev/revision=<number of the release>`` in the
 Job's metadata, not in the template. They must not carry ``edl.dev/job``. The newer of two is the one that was created
 later (a rollback brings back an old revision number; Argo always has 1); the revision decides within one second.
-The submitter itself writes the annotation ``edl.dev/submitted=<job>`` on its Job.
+The submitter itself writes the annotation ``edl.dev/submitted=<uid of the master Job>`` on its Job.
 
 The master Job gets ``app.kubernetes.io/instance=<release>`` and an ownerReference to the submitter Job. Of a scheduled
 release it is named ``<name>-<minutes>``, where the minutes are what the CronJob controller put at the end of the Job's

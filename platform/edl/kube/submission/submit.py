@@ -1,7 +1,8 @@
 """Creates the objects of a job so that nothing is ever left half-made.
 
-The Job comes first, suspended; what it needs is owned by it; then it may start. Whatever fails on the way, the Job is
-deleted again and everything with it.
+The Job comes first, suspended; what it needs is owned by it; then it may start. Whatever fails on the way of
+``create``, the Job is deleted again and everything with it. Its steps, ``reserve``, ``furnish`` and ``begin``, can each
+be done twice, also from two places at once.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any
 
 from edl.core.errors import EdlError
 from edl.kube.api import Api
-from edl.kube.errors import ApiError, ConflictError, NotFoundError
+from edl.kube.errors import ApiError, ConflictError, NoRightError, NotFoundError
 from edl.kube.kinds import JOBS, Manifest, kind_of
 from edl.kube.manifests.render import owner
 
 SUBMISSION = "edl.dev/submission"
 """Annotation of the Job: which call of ``edl submit`` made it. Tells a request that arrived twice from a taken name."""
+BEGUN = "edl.dev/begun"
+"""Annotation of a Job that was whole and allowed to start: if it is suspended now, somebody wanted that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +53,66 @@ def create(
     """
     *parts, rendered = manifests
     try:
-        made = _create_job(api, _suspended(rendered, submission), submission)
-        uid, name = made["metadata"]["uid"], made["metadata"]["name"]
-        told(made)
-        for part in parts:
-            told(_create_part(api, _owned(part, owner(job, uid)), uid))
-        api.patch(JOBS, name, {"spec": {"suspend": False}})
+        made = reserve(api, job, rendered, submission, told)
+        furnish(api, made, parts, told)
+        begin(api, made)
     except BaseException as error:
         _withdraw(api, rendered["metadata"]["name"], submission, error)
         raise
-    return Submitted(job, name, uid, str(made["metadata"].get("namespace") or api.namespace))
+    return made
+
+
+def reserve(
+    api: Api, job: str, rendered: Manifest, submission: str, told: Callable[[Manifest], Any] = lambda _: None
+) -> Submitted:
+    """Create the Job of a job, suspended.
+
+    Raises:
+        ConflictError: a Job of another submission has its name.
+    """
+    made = _create_job(api, _suspended(rendered, submission), submission)
+    told(made)
+    meta = made["metadata"]
+    return Submitted(job, meta["name"], meta["uid"], str(meta.get("namespace") or api.namespace))
+
+
+def furnish(
+    api: Api, made: Submitted, parts: Sequence[Manifest], told: Callable[[Manifest], Any] = lambda _: None
+) -> None:
+    """Create what is missing of the rest of a job."""
+    for part in parts:
+        told(_create_part(api, _owned(part, owner(made.name, made.uid)), made.uid))
+
+
+def begin(api: Api, made: Submitted) -> None:
+    """Let a built job start.
+
+    Raises:
+        NotFoundError: the Job was deleted.
+        ApiError: another Job has its name by now.
+    """
+    # the server refuses a patch with a uid for any other object
+    meta = {"uid": made.uid, "annotations": {BEGUN: "true"}}
+    api.patch(JOBS, made.job_name, {"metadata": meta, "spec": {"suspend": False}})
+
+
+def withdraw(api: Api, name: str, submission: str) -> None:
+    """Delete the Job of a submission, if it is there and was not begun; what it owns goes with it.
+
+    Args:
+        name: of the Job.
+    """
+    try:
+        there = api.get(JOBS, name)
+        if _is_of(there, submission) and not is_begun(there):
+            api.delete(JOBS, name, uid=there["metadata"]["uid"])
+    except (NotFoundError, ConflictError):
+        return
+
+
+def is_begun(job: Manifest) -> bool:
+    """Whether a Job was allowed to start."""
+    return not job["spec"].get("suspend") or BEGUN in (job["metadata"].get("annotations") or {})
 
 
 def _suspended(job: Manifest, submission: str) -> Manifest:
@@ -86,7 +139,10 @@ def _create_part(api: Api, part: Manifest, uid: str) -> Manifest:
     try:
         return api.create(part)
     except ConflictError:
-        there = api.get(kind_of(part), part["metadata"]["name"])
+        try:
+            there = api.get(kind_of(part), part["metadata"]["name"])
+        except NoRightError:  # Secrets; the name was free when the cluster was asked, and the Job is ours since then
+            return part
         if not any(reference.get("uid") == uid for reference in there["metadata"].get("ownerReferences") or ()):
             raise
         return there

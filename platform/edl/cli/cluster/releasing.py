@@ -1,0 +1,184 @@
+"""A submitter at work: looks, decides, takes one step, and looks again, until its job has ended.
+
+Every step may be broken off, or done by two pods at once; see ``edl.kube.release``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edl.cli.cluster.following import Watched, follow
+from edl.cli.cluster.leftovers import remaining
+from edl.cli.cluster.submission import Options, new_token, planned, refusal, said
+from edl.cli.cluster.ticker import Ticker
+from edl.cli.cluster.voice import Words
+from edl.core.errors import EdlError, JobFailedError, RetryableError
+from edl.kube import names
+from edl.kube.errors import ApiError
+from edl.kube.release.belonging import belonging, mark
+from edl.kube.release.clearing import Clearing
+from edl.kube.release.decision import Decision, Master, Step, decide
+from edl.kube.release.identity import Identity
+from edl.kube.release.observation import observe
+from edl.kube.release.patience import Patience, StartPatience
+from edl.kube.removal import Remains, StillThereError, listed
+from edl.kube.submission.preflight import PreflightError
+from edl.kube.submission.request import Request, request_of
+from edl.kube.submission.starting import Lookout
+from edl.kube.submission.submit import Submitted, begin, furnish, reserve, withdraw
+from edl.spec.job import JobSpec
+
+if TYPE_CHECKING:
+    from edl.kube.api import Api
+    from edl.kube.inspection.jobs import JobSeen
+
+POLL_SECONDS = 1.0
+CLEAR_SECONDS = 300.0
+"""How long one pod of a submitter waits until the pods of an earlier job are gone."""
+_FAILED, _REFUSED = 1, 2
+
+
+class VanishedError(JobFailedError):
+    """The job is there no more; whose doing that was is another question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Monotonic seconds, and how to let them pass."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Releasing:
+    """One submitter.
+
+    Args:
+        api: of the release's namespace.
+        me: whose pod this is.
+        spec: the job, under its own name; see ``Identity.job_name``.
+        source: the file that it came from.
+    """
+
+    def __init__(self, api: Api, me: Identity, spec: JobSpec, source: Path, time: Time | None = None) -> None:
+        self._api, self._me, self._spec, self._time = api, me, spec, time or Time()
+        self._options = Options(source, me.resume, namespace=api.namespace, yes=True, watch=True)
+        self._clearing = Clearing(api, spec.name)
+        self._clearing_since: float | None = None
+        self._patience = Patience()
+        self._voice, self._decided, self._progress = Words(), Ticker(sys.stdout), Ticker(sys.stdout)
+
+    def run(self) -> int:
+        """The exit code, once there is one.
+
+        Raises:
+            RetryableError: the API server is away for too long.
+            StillThereError: an earlier job does not go.
+            EdlError: refused, or failed.
+        """
+        while True:
+            try:
+                decision = decide(observe(self._api, self._me))
+                if decision.step is Step.DELETED:
+                    raise JobFailedError(decision.reason, where=f"release {self._me.release}")
+                self._decided.say(f"release {self._me.release}: {decision.reason}")
+                if decision.step is Step.REPLACED:
+                    return 0
+                if decision.step is Step.FOLLOW:
+                    return self._follow(decision.masters[0])
+                self._advance(decision)
+                self._patience.succeeded()
+            except VanishedError:
+                continue  # the next decision says why
+            except (ApiError, PreflightError, RetryableError) as error:
+                self._bear(error)
+
+    def _bear(self, error: EdlError) -> None:
+        """Wait a little before the next look; raises the error when it has lasted."""
+        if self._patience.bears(error, self._time.clock()):
+            self._progress.say(f"{error.message.splitlines()[0]}; trying again")
+            self._time.sleep(POLL_SECONDS)
+            return
+        if not isinstance(error, RetryableError):
+            self._withdraw(error)
+        raise error
+
+    def _withdraw(self, cause: EdlError) -> None:
+        """Remove the Job of a job that cannot be completed."""
+        name = names.master(self._spec.name)
+        try:
+            withdraw(self._api, name, self._me.submission)
+        except ApiError as error:
+            cause.hint = f"The Job {name} may be left, suspended ({error.message}); it goes with the release."
+
+    def _advance(self, decision: Decision) -> None:
+        """One step towards a job that runs."""
+        if decision.step is Step.FINISH:
+            self._finish(decision.masters[0])
+        elif left := self._clearing.round(decision.masters):
+            self._await(left)
+        elif decision.step is Step.SUBMIT:
+            self._submit()
+
+    def _await(self, left: Remains) -> None:
+        now = self._time.clock()
+        if self._clearing_since is None:
+            self._clearing_since = now
+        if now - self._clearing_since >= CLEAR_SECONDS:
+            raise StillThereError(
+                f"After {CLEAR_SECONDS:.0f} s there is still: {listed(left.objects)}",
+                where=f"release {self._me.release}",
+                hint="It is tried again with a new pod. `kubectl describe pod` says what holds an old one.",
+            )
+        self._progress.say(f"an earlier job is {remaining(left)}")
+        self._time.sleep(POLL_SECONDS)
+
+    def _request(self) -> Request:
+        request = request_of(self._spec, namespace=self._api.namespace, token=new_token(), run=self._me.resume)
+        return replace(request, manifests=belonging(request.manifests, self._me), replaces=False)
+
+    def _submit(self) -> None:
+        """Ask whether the cluster would take the job, and take its name; the next look decides about the rest."""
+        request = self._request()
+        plan = planned(self._api, self._spec, self._options, request)
+        self._voice.planned(plan)
+        reserve(self._api, request.job, request.manifests[-1], self._me.submission)
+
+    def _finish(self, own: Master) -> None:
+        *parts, job = self._request().manifests
+        made = Submitted(own.job, job["metadata"]["name"], own.uid, self._api.namespace)
+        furnish(self._api, made, parts)
+        mark(self._api, self._me, own.uid)
+        begin(self._api, made)
+        self._voice.note(f"Job {made.name} submitted to namespace {made.namespace}.")
+
+    def _follow(self, own: Master) -> int:
+        """Until the end of the job; a submitter that goes on with a job shows its newest events again."""
+        release, where = self._me.release, f"-n {self._api.namespace}"
+        again = f"helm upgrade {release} … {where} --set resume=latest"
+        watched = Watched(own.job, self._me.resume or own.uid, again, f"helm uninstall {release} {where}")
+        code = follow(self._api, watched, own.uid, as_json=False, check=self._check(own))
+        return code if code in (0, _REFUSED) else _FAILED
+
+    def _check(self, own: Master) -> Callable[[JobSeen | None], None]:
+        """Ends the watch of a job that is gone, or whose master will not start."""
+        lookout, patience = Lookout(self._api, own.job, own.uid), StartPatience()
+
+        def check(seen: JobSeen | None) -> None:
+            self._patience.succeeded()
+            if seen is None:
+                raise VanishedError(f"the job {own.job} is gone")
+            if seen.status is not None or seen.ended:
+                return
+            sight = lookout.look()
+            self._progress.say(said(sight))
+            if patience.is_over(sight, self._time.clock()):
+                self._clearing.round([own])
+                raise refusal(own.job, sight, "Its objects are being removed.")
+
+        return check

@@ -1,0 +1,65 @@
+"""What a submitter sees of its release: submitter Jobs, and the master Jobs that these own."""
+
+from __future__ import annotations
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.api import Api
+from edl.kube.errors import NotFoundError
+from edl.kube.kinds import JOBS, Manifest
+from edl.kube.moments import created
+from edl.kube.release.decision import Master, Submitter, View
+from edl.kube.release.identity import Identity
+from edl.kube.submission.submit import is_begun
+
+INSTANCE = "app.kubernetes.io/instance"
+SUBMITTER = "submitter"
+"""Value of ``edl.dev/role``."""
+REVISION, SUBMITTED = "edl.dev/revision", "edl.dev/submitted"
+"""Annotations of a submitter Job: the number of its release, by the chart; the master Job it has, by itself."""
+
+
+def observe(api: Api, me: Identity) -> View:
+    """Look once. Submitters first: whoever comes later than this look will look at the masters itself."""
+    found = [submitter_of(job) for job in _jobs(api, me.release, SUBMITTER)]
+    masters = [master for job in _jobs(api, me.release, Role.MASTER) if (master := master_of(job)) is not None]
+    mine = next((each for each in found if each.uid == me.uid), None) or _unlabelled(api, me)
+    return View(mine, [each for each in found if each.uid != me.uid], masters)
+
+
+def submitter_of(job: Manifest) -> Submitter:
+    """A submitter Job."""
+    meta = job["metadata"]
+    notes = meta.get("annotations") or {}
+    revision = str(notes.get(REVISION, ""))
+    return Submitter(
+        meta["name"],
+        meta["uid"],
+        created(job),
+        int(revision) if revision.isdecimal() else 0,
+        "deletionTimestamp" in meta,
+        any(owner["kind"] == "CronJob" for owner in meta.get("ownerReferences") or ()),
+        notes.get(SUBMITTED, ""),
+    )
+
+
+def master_of(job: Manifest) -> Master | None:
+    """A master Job that a submitter owns; None for any other, such as one that ``edl submit`` made by that name."""
+    meta = job["metadata"]
+    owner = next((each["uid"] for each in meta.get("ownerReferences") or () if each["kind"] == JOBS.name), None)
+    if owner is None:
+        return None
+    return Master(meta["labels"][names.JOB], meta["uid"], owner, is_begun(job), "deletionTimestamp" in meta)
+
+
+def _unlabelled(api: Api, me: Identity) -> Submitter | None:
+    """The submitter's own Job must be found, whatever became of its labels: without it all would seem over."""
+    try:
+        job = api.get(JOBS, me.job)
+    except NotFoundError:
+        return None
+    return submitter_of(job) if job["metadata"]["uid"] == me.uid else None
+
+
+def _jobs(api: Api, release: str, role: str) -> tuple[Manifest, ...]:
+    return api.list(JOBS, labels=f"{names.ROLE}={role},{INSTANCE}={release}").items

@@ -1,0 +1,56 @@
+"""How long a submitter puts up with what fails: absences, refusals that may pass, a master that does not start."""
+
+from __future__ import annotations
+
+from edl.core.errors import RetryableError
+from edl.kube.submission.starting import NEVER_CREATED, Sight, Stage
+
+AWAY_SECONDS = 120.0
+"""An absence of the API server that is waited out within one pod."""
+REFUSED_SECONDS = 15.0
+"""A refusal that is looked at again: what goes counts in quotas a little longer, RBAC is late after a restart of the
+server, and claims and accounts of the same installation may come a moment later."""
+START_SECONDS = 30.0
+"""For a master that fails to start: registries and networks have bad moments, and nobody is there to try again."""
+_BAD_INPUT, _KILLED = 2, 128
+"""Exit codes: of a job that cannot run as it is; above this one a signal ended the master."""
+
+
+class Patience:
+    """Counts since the first failure of a row."""
+
+    def __init__(self) -> None:
+        self._since: tuple[bool, float] | None = None
+
+    def succeeded(self) -> None:
+        """Something worked: the row is over."""
+        self._since = None
+
+    def bears(self, error: Exception, now: float) -> bool:
+        """Whether to try again after ``error``; ``now``: monotonic seconds."""
+        away = isinstance(error, RetryableError)
+        if self._since is None or self._since[0] != away:
+            self._since = away, now
+        return now - self._since[1] < (AWAY_SECONDS if away else REFUSED_SECONDS)
+
+
+class StartPatience:
+    """Judges the sights of a master that has published nothing yet."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def is_over(self, sight: Sight, now: float) -> bool:
+        """Whether the master will not start: at once for bad input, never for a pod that was taken from its node."""
+        if sight.stage is not Stage.FAILED or not _is_its_own(sight):
+            return False
+        if self._since is None:
+            self._since = now
+        return sight.exit_code == _BAD_INPUT or now - self._since >= START_SECONDS
+
+
+def _is_its_own(sight: Sight) -> bool:
+    """Whether the failure is the job's; an eviction or a lost node is not."""
+    if sight.exit_code is None:
+        return sight.reason in NEVER_CREATED
+    return sight.exit_code <= _KILLED

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.errors import BadInputError
+from edl.kube.names import LATEST
+from edl.kube.release.identity import Identity, identity_of
+
+ENV = {"EDL_RELEASE": "train", "EDL_SUBMITTER_JOB": "train-submit-1a2b3c4d", "EDL_SUBMITTER_UID": "u-1"}
+SCHEDULED = ENV | {"EDL_SCHEDULED": "true", "EDL_SUBMITTER_JOB": "train-submit-29371680"}
+
+
+def identity(variables: dict[str, str]) -> Identity:
+    found = identity_of(variables)
+    assert found is not None
+    return found
+
+
+def test_without_a_release_there_is_no_submitter() -> None:
+    assert identity_of({}) is None
+    assert identity_of({"EDL_RELEASE": "", "EDL_SUBMITTER_JOB": "x"}) is None
+
+
+def test_the_environment_names_a_submitter() -> None:
+    assert identity_of(ENV) == Identity("train", "train-submit-1a2b3c4d", "u-1")
+    assert identity(ENV | {"EDL_RESUME": LATEST}).resume == LATEST
+    assert identity(ENV | {"EDL_RESUME": ""}).resume is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"EDL_RELEASE": "train"}, "lacks EDL_SUBMITTER_JOB and EDL_SUBMITTER_UID"),
+        (ENV | {"EDL_SUBMITTER_UID": ""}, "lacks EDL_SUBMITTER_UID"),
+        (ENV | {"EDL_SCHEDULED": "yes"}, "not 'yes'"),
+        (SCHEDULED | {"EDL_RESUME": LATEST}, "no earlier run"),
+    ],
+)
+def test_what_is_missing_or_contradicts_itself_is_told(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        identity_of(variables)
+
+
+def test_each_date_of_a_schedule_has_a_job_of_its_own() -> None:
+    assert identity(ENV).job_name("mnist") == "mnist"
+    assert identity(SCHEDULED).job_name("mnist") == "mnist-29371680"
+
+
+@given(st.from_regex(r"\A[a-z]([-a-z0-9.]{0,50}[a-z0-9])?\Z"))
+def test_a_job_made_by_hand_from_a_schedule_has_a_name_that_fits(job: str) -> None:
+    tail = identity(SCHEDULED | {"EDL_SUBMITTER_JOB": job}).job_name("m").removeprefix("m-")
+    assert 1 <= len(tail) <= 8
+    assert tail.isalnum()
+    assert tail == tail.lower()
