@@ -1,4 +1,4 @@
-"""One job as one release of the chart ``edl-job``: Helm sees how it ends, and what removes the release removes the job."""
+"""One job as one release of the chart ``edl-job``: Helm sees how it ends; what removes the release removes the job."""
 
 from __future__ import annotations
 
