@@ -1,0 +1,33 @@
+"""The tutorial *On your laptop*, word for word: its commands, in a home of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from handbook import DOCS, blocks, run, script
+
+PAGE = DOCS / "tutorials" / "on-your-laptop.md"
+SECONDS = 420.0
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(SECONDS + 30), pytest.mark.tensorflow]
+
+
+def test_tutorial_on_your_laptop(tmp_path: Path) -> None:
+    programs = Path(sys.executable).parent
+    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
+
+    printed = run(script(blocks(PAGE)), folder=tmp_path, env=env, seconds=SECONDS)
+
+    runs = tmp_path / "digits" / ".edl" / "local" / "digits"
+    plain, killed = (json.loads((runs / name / "summary.json").read_text()) for name in ("r1", "r2"))
+    assert plain["records_done"] == plain["records_total"] == killed["records_done"], "every record, in both runs"
+    assert killed["workers_lost"] == 1
+    assert killed["records_lost"] == 0
+    assert killed["records_repeated"] <= 64, "the minibatch in flight, at most"
+    assert (runs / "r1" / "export" / "model.keras").is_file()
+    assert any((tmp_path / "digits" / "predictions").iterdir())
+    assert "goes on" in printed, "the interrupted run was resumed"
