@@ -20,10 +20,14 @@ REVISION, SUBMITTED = "edl.dev/revision", "edl.dev/submitted"
 
 
 def observe(api: Api, me: Identity) -> View:
-    """Look once. Submitters first: whoever comes later than this look will look at the masters itself."""
-    found = [submitter_of(job) for job in _jobs(api, me.release, SUBMITTER)]
+    """Look once, in an order that tells the truth though others act meanwhile.
+
+    The mark on this submitter's Job comes before the masters: whoever sets it has created its master before. The other
+    submitters come after: whoever owns a master has been there before it.
+    """
+    mine = _mine(api, me)
     masters = [master for job in _jobs(api, me.release, Role.MASTER) if (master := master_of(job)) is not None]
-    mine = next((each for each in found if each.uid == me.uid), None) or _unlabelled(api, me)
+    found = [submitter_of(job) for job in _jobs(api, me.release, SUBMITTER)]
     return View(mine, [each for each in found if each.uid != me.uid], masters)
 
 
@@ -52,8 +56,7 @@ def master_of(job: Manifest) -> Master | None:
     return Master(meta["labels"][names.JOB], meta["uid"], owner, is_begun(job), "deletionTimestamp" in meta)
 
 
-def _unlabelled(api: Api, me: Identity) -> Submitter | None:
-    """The submitter's own Job must be found, whatever became of its labels: without it all would seem over."""
+def _mine(api: Api, me: Identity) -> Submitter | None:
     try:
         job = api.get(JOBS, me.job)
     except NotFoundError:

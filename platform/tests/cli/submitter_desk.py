@@ -1,0 +1,152 @@
+"""Submitter pods of a release at a cluster in memory: they can be killed, doubled and replaced at any request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.cluster_desk import JOB
+from small_cluster import SmallCluster, when
+
+from edl.cli import submitter
+from edl.cli.cluster import releasing
+from edl.kube import names
+from edl.kube.kinds import JOBS, Manifest
+from edl.spec.event import JobEnded, RoleStarted
+from edl.spec.publication import Failure, Publication
+from edl.spec.status import Status, Summary
+
+RELEASE = "train"
+T = 1_800_000_000.0
+SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0)
+
+
+def ended(phase: str = "Done", reason: str = "every record is done", kind: str = "") -> dict[str, str]:
+    """The pages of a master that has ended its job."""
+    status = Status("mnist", "run", "/data/edl/team/mnist/run", phase, T + 9, records_total=100, records_done=100)
+    events = [RoleStarted(T + 1, "worker", 0, None), JobEnded(T + 9, phase, reason, SUMMARY)]
+    return Publication(status, events, failure=Failure(kind, "why") if kind else None, summary=SUMMARY).to_pages()
+
+
+class Killed(BaseException):
+    """SIGKILL: nothing more happens in that pod."""
+
+
+class VirtualTime:
+    """Seconds that pass when somebody waits; ``agenda`` is done on the way."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.agenda: list[tuple[float, Callable[[], object]]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        while self.agenda and self.agenda[0][0] <= self.now:
+            self.agenda.pop(0)[1]()
+
+    def at(self, seconds: float, do: Callable[[], object]) -> None:
+        self.agenda.append((seconds, do))
+        self.agenda.sort(key=lambda each: each[0])
+
+
+@dataclass
+class SubmitterDesk:
+    cluster: SmallCluster
+    source: Path
+    capsys: pytest.CaptureFixture[str]
+    time: VirtualTime
+    out: str = ""
+    err: str = ""
+    hooks: list[Callable[[str, str], Any]] = field(default_factory=list)
+    """Asked before each request, with method and path; what one returns is called after the request."""
+
+    def install(self, name: str = "a", revision: int = 1, *, after: float = 0.0, **meta: Any) -> Manifest:
+        """A submitter Job, as Helm or the CronJob controller makes it."""
+        content = {
+            "name": f"{RELEASE}-submit-{name}",
+            "uid": f"submitter-{name}",
+            "labels": {names.ROLE: "submitter", "app.kubernetes.io/instance": RELEASE},
+            "annotations": {"edl.dev/revision": str(revision)},
+            "creationTimestamp": when(self.cluster.now + after),
+            **meta,
+        }
+        return self.cluster.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": content, "spec": {}})
+
+    def uninstall(self, name: str = "a") -> None:
+        self.cluster.delete(JOBS, f"{RELEASE}-submit-{name}")
+
+    def pod(self, name: str = "a", **more: str) -> int:
+        """Exit code of a submitter's pod, from its start to its end."""
+        variables = {
+            "EDL_RELEASE": RELEASE,
+            "EDL_SUBMITTER_JOB": f"{RELEASE}-submit-{name}",
+            "EDL_SUBMITTER_UID": f"submitter-{name}",
+        }
+        with pytest.raises(SystemExit) as exit_:
+            submitter.main([str(self.source)], variables | more)
+        self.out, self.err = self.capsys.readouterr()
+        assert isinstance(exit_.value.code, int)
+        return exit_.value.code
+
+    def masters(self) -> list[Manifest]:
+        return [job for job in self.cluster.of(JOBS) if job["metadata"]["labels"].get(names.ROLE) == "master"]
+
+    def made(self) -> list[str]:
+        """The Jobs that were really created, in order."""
+        return [name for kind, name in self.cluster.created if kind == "Job"]
+
+    @contextmanager
+    def at_request(self, number: int, do: Callable[[], Any], *, carried_out: bool) -> Iterator[list[str]]:
+        """Do something once, before or after the request of that number; yields the requests so far."""
+        seen: list[str] = []
+
+        def hook(method: str, path: str) -> Callable[[], Any] | None:
+            seen.append(f"{method} {path}")
+            if len(seen) != number:
+                return None
+            if carried_out:
+                return do
+            do()
+            return None
+
+        self.hooks.append(hook)
+        try:
+            yield seen
+        finally:
+            self.hooks.remove(hook)
+
+
+def submitter_desk_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> SubmitterDesk:
+    cluster, time = SmallCluster(), VirtualTime()
+    cluster.accounts()
+    cluster.claim("files")
+    cluster.published = ended()
+    source = folder / "job.yaml"
+    source.write_text(JOB)
+    desk = SubmitterDesk(cluster, source, capsys, time)
+    answered = cluster.ask
+
+    def ask(method: str, path: str, **how: Any) -> Any:
+        if how.get("query", None) and "dryRun" in how["query"]:
+            return answered(method, path, **how)  # from several threads, and changes nothing
+        after = [call for hook in [*desk.hooks] if (call := hook(method, path)) is not None]
+        answer = answered(method, path, **how)
+        for call in after:
+            call()
+        return answer
+
+    monkeypatch.setattr(cluster, "ask", ask)
+    monkeypatch.setattr("edl.kube.connection.connected", lambda context, namespace: cluster)
+    monkeypatch.setattr(releasing, "Time", lambda: time)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setenv("COLUMNS", "80")
+    return desk

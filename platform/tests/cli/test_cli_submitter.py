@@ -1,0 +1,367 @@
+"""The submitter of a release, from the start of its pod to its exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.submitter_desk import RELEASE, Killed, SubmitterDesk, ended, submitter_desk_at
+from small_cluster import Manifest
+
+from edl.kube import names
+from edl.kube.errors import AwayError, BusyError, QuotaError
+from edl.kube.kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
+
+INSTANCE = "app.kubernetes.io/instance"
+REQUESTS = 60
+"""More than a submitter sends until it follows; a number beyond them is never reached."""
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> SubmitterDesk:
+    return submitter_desk_at(tmp_path, monkeypatch, capsys)
+
+
+def raises(error: BaseException) -> Any:
+    def do() -> None:
+        raise error
+
+    return do
+
+
+def by_hand(desk: SubmitterDesk, job: str = "mnist", **spec: Any) -> Manifest:
+    """A job that ``edl submit`` made; its name may be that of a release."""
+    labels = names.labels(job, None) | {names.ROLE: "master", INSTANCE: RELEASE}
+    meta = {"name": names.master(job), "labels": labels}
+    return desk.cluster.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec})
+
+
+# ---------------------------------------------------------------------- a release
+
+
+def test_a_release_ends_as_its_job(desk: SubmitterDesk) -> None:
+    desk.install()
+    assert desk.pod() == 0
+    (job,) = desk.masters()
+    assert job["metadata"]["labels"][INSTANCE] == RELEASE
+    (owner,) = job["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (
+        "Job",
+        "submitter-a",
+        False,
+        False,
+    )
+    assert not job["spec"]["suspend"]
+    assert "release train: nothing was submitted yet" in desk.out
+    assert "Job mnist submitted to namespace team." in desk.out
+    assert "Done after 8 s: 100 of 100 records" in desk.out
+    assert desk.out.endswith("Its objects stay until: helm uninstall train -n team\n")
+
+
+@pytest.mark.parametrize(
+    ("pages", "code"),
+    [
+        (ended("Failed", "every worker crashed"), 1),
+        (ended("Failed", "no such column", kind="input"), 2),
+        (ended("Interrupted", "edl stop"), 1),
+    ],
+)
+def test_a_failing_job_fails_the_release_and_a_new_pod_does_too(
+    desk: SubmitterDesk, pages: dict[str, str], code: int
+) -> None:
+    desk.install()
+    desk.cluster.published = pages
+    assert desk.pod() == code
+    assert desk.pod() == code
+    assert desk.made() == ["edl-mnist-master"]
+
+
+def test_uninstalling_leaves_nothing_of_the_job(desk: SubmitterDesk) -> None:
+    desk.install()
+    desk.pod()
+    desk.uninstall()
+    assert desk.cluster.labelled() == []
+
+
+def test_a_scientists_rights_are_enough(desk: SubmitterDesk) -> None:
+    for verb in ("get", "list", "patch"):
+        desk.cluster.deny(verb, SECRETS)
+    desk.install()
+    with desk.at_request(2, raises(Killed()), carried_out=True), pytest.raises(Killed):
+        desk.pod()
+    assert desk.pod() == 0
+
+
+def test_a_schedule_has_a_job_for_each_date(desk: SubmitterDesk) -> None:
+    cron = [{"kind": "CronJob", "uid": "c", "name": "train-submit", "controller": True}]
+    for minutes in ("29371680", "29371740"):
+        desk.install(minutes, ownerReferences=cron)
+        assert desk.pod(minutes, EDL_SCHEDULED="true") == 0
+    assert desk.made() == ["edl-mnist-29371680-master", "edl-mnist-29371740-master"]
+    desk.uninstall("29371680")  # as the CronJob's history does
+    (left,) = desk.masters()
+    assert left["metadata"]["name"] == "edl-mnist-29371740-master"
+
+
+def test_a_release_can_go_on_with_a_run(desk: SubmitterDesk) -> None:
+    desk.install()
+    assert desk.pod(EDL_RESUME="latest") == 0
+    assert desk.masters()[0]["metadata"]["annotations"][names.RUN] == "latest"
+
+
+# ---------------------------------------------------------------------- killed and doubled
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_killed_at_any_request_it_submits_once_and_to_the_end(desk: SubmitterDesk, carried_out: bool) -> None:
+    number = 0
+    while True:
+        number += 1
+        desk.cluster.created.clear()
+        desk.install()
+        with desk.at_request(number, raises(Killed()), carried_out=carried_out) as seen:
+            try:
+                assert desk.pod() == 0
+            except Killed:
+                assert desk.pod() == 0, f"killed at {seen[number - 1]}"
+        assert desk.made() == ["edl-mnist-master"], f"killed at {seen[number - 1]}"
+        assert not desk.masters()[0]["spec"]["suspend"]
+        owned = [thing["metadata"]["name"] for kind in (CONFIGMAPS, SECRETS, SERVICES) for thing in desk.cluster.of(kind)]
+        assert len(owned) == 4
+        desk.uninstall()
+        if len(seen) < number:
+            break
+    assert 15 < number < REQUESTS
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_two_pods_of_one_submitter_submit_once(desk: SubmitterDesk, carried_out: bool) -> None:
+    """The second runs from its start to its end while the first waits for an answer."""
+    for number in range(1, REQUESTS):
+        desk.cluster.created.clear()
+        desk.install()
+        codes: list[int] = []
+        with desk.at_request(number, lambda: codes.append(desk.pod()), carried_out=carried_out) as seen:  # noqa: B023
+            codes.append(desk.pod())
+        assert set(codes) == {0}
+        assert desk.made() == ["edl-mnist-master"]
+        assert len(desk.cluster.of(PODS)) == 1
+        desk.uninstall()
+        if len(seen) < number:
+            break
+
+
+def test_what_somebody_deleted_is_not_submitted_again(desk: SubmitterDesk) -> None:
+    desk.install()
+    desk.pod()
+    desk.cluster.delete(JOBS, "edl-mnist-master")
+    assert desk.pod() == 1
+    assert desk.err == "release train: the job was deleted by somebody\n"
+    assert desk.made() == ["edl-mnist-master"]
+
+
+def test_a_job_deleted_while_it_is_followed_fails_the_release(desk: SubmitterDesk) -> None:
+    desk.install()
+    desk.cluster.published = {}
+    desk.hooks.append(_at_first_look(desk, lambda: desk.cluster.delete(JOBS, "edl-mnist-master")))
+    assert desk.pod() == 1
+    assert "deleted by somebody" in desk.err
+
+
+def _at_first_look(desk: SubmitterDesk, do: Any) -> Any:
+    def hook(method: str, path: str) -> None:
+        if method == "GET" and path.endswith("/jobs/edl-mnist-master"):
+            desk.hooks.remove(hook)
+            do()
+
+    return hook
+
+
+def test_a_job_that_somebody_suspended_stays_so(desk: SubmitterDesk) -> None:
+    desk.install()
+    desk.pod()
+    desk.cluster.patch(JOBS, "edl-mnist-master", {"spec": {"suspend": True}})
+    desk.pod()
+    assert desk.masters()[0]["spec"]["suspend"]
+
+
+# ---------------------------------------------------------------------- upgraded and replaced
+
+
+def test_an_upgrade_removes_the_old_job_and_waits_for_its_pods(desk: SubmitterDesk) -> None:
+    desk.install("a")
+    desk.pod("a")
+    (old,) = desk.masters()
+    desk.cluster.held.add("edl-mnist-master-abcde")
+    desk.install("b", 2, after=60)
+    waited: list[bool] = []
+
+    def go() -> None:
+        waited.append(desk.made() == ["edl-mnist-master"])
+        desk.cluster.delete(PODS, "edl-mnist-master-abcde", grace=0)
+
+    desk.time.at(5, go)
+    assert desk.pod("b") == 0
+    assert waited == [True]
+    assert "an earlier job is being removed: 1 Pod (edl-mnist-master-abcde)" in desk.out
+    (new,) = desk.masters()
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    assert new["metadata"]["ownerReferences"][0]["uid"] == "submitter-b"
+
+
+def test_an_upgrade_may_change_the_name_of_the_job(desk: SubmitterDesk) -> None:
+    desk.install("a")
+    desk.pod("a")
+    desk.source.write_text(desk.source.read_text().replace("name: mnist", "name: digits"))
+    desk.install("b", 2, after=60)
+    assert desk.pod("b") == 0
+    assert [job["metadata"]["name"] for job in desk.masters()] == ["edl-digits-master"]
+
+
+def test_helm_may_delete_the_old_submitter_first(desk: SubmitterDesk) -> None:
+    desk.install("a")
+    desk.pod("a")
+    desk.cluster.held.add("edl-mnist-master-abcde")
+    desk.uninstall("a")
+    desk.install("b", 2, after=60)
+    desk.time.at(3, lambda: desk.cluster.delete(PODS, "edl-mnist-master-abcde", grace=0))
+    assert desk.pod("b") == 0
+    assert "an earlier job is being removed" in desk.out
+
+
+def test_a_pod_that_does_not_go_is_a_matter_for_a_new_pod(desk: SubmitterDesk) -> None:
+    desk.install("a")
+    desk.pod("a")
+    desk.cluster.held.add("edl-mnist-master-abcde")
+    desk.install("b", 2, after=60)
+    assert desk.pod("b") == 75
+    assert "Pod edl-mnist-master-abcde" in desk.err
+    assert desk.made() == ["edl-mnist-master"]
+
+
+@pytest.mark.parametrize("carried_out", [False, True])
+def test_replaced_at_any_request_the_new_job_stays_untouched(desk: SubmitterDesk, carried_out: bool) -> None:
+    """A newer submitter appears while the old one waits for an answer, and runs to its end meanwhile."""
+    for number in range(1, REQUESTS):
+        desk.cluster.objects = {key: each for key, each in desk.cluster.objects.items() if key[0] != "jobs"}
+        desk.install("a")
+        codes: list[int] = []
+        after: list[Any] = []
+
+        def replace_it(codes: list[int] = codes, after: list[Any] = after) -> None:
+            desk.install("b", 2, after=60)
+            codes.append(desk.pod("b"))
+            after.append(desk.cluster.labelled())
+
+        with desk.at_request(number, replace_it, carried_out=carried_out) as seen:
+            code = desk.pod("a")
+        where = f"replaced at {seen[min(number, len(seen)) - 1]}"
+        if codes:
+            assert codes == [0], where
+            assert code == 0, where
+            assert [job["metadata"]["ownerReferences"][0]["uid"] for job in desk.masters()] == ["submitter-b"], where
+            assert desk.cluster.labelled() == after[0], where
+            desk.uninstall("b")
+        desk.uninstall("a")
+        assert desk.cluster.labelled() == [], where
+        if not codes:
+            break
+
+
+def test_uninstalled_while_it_follows_it_ends_quietly(desk: SubmitterDesk) -> None:
+    desk.install()
+    desk.cluster.published = {}
+    desk.hooks.append(_at_first_look(desk, desk.uninstall))
+    assert desk.pod() == 0
+    assert "this submitter's Job is gone" in desk.out
+
+
+# ---------------------------------------------------------------------- refused
+
+
+def test_a_refusal_creates_nothing_and_is_final(desk: SubmitterDesk) -> None:
+    desk.install()
+    desk.cluster.delete(CLAIMS, "files")
+    assert desk.pod() == 2
+    assert "there is no PersistentVolumeClaim files" in desk.err
+    assert desk.cluster.created == []
+
+
+def test_a_refusal_that_passes_is_waited_out(desk: SubmitterDesk) -> None:
+    """After an upgrade what goes counts in quotas a little longer."""
+    full = QuotaError("exceeded quota: team")
+    desk.cluster.admissions.append(lambda thing: full.message if desk.time.now < 4 else None)
+    desk.install()
+    assert desk.pod() == 0
+    assert desk.out.count("trying again") == 1
+
+
+def test_a_name_that_is_taken_by_a_job_of_somebody_else(desk: SubmitterDesk) -> None:
+    desk.install()
+    taken = by_hand(desk)
+    assert desk.pod() == 2
+    assert "the name mnist is taken" in desk.err
+    assert desk.masters() == [taken]
+
+
+def test_what_cannot_be_completed_is_withdrawn(desk: SubmitterDesk) -> None:
+    desk.install()
+    real = desk.cluster.create
+
+    def create(manifest: Manifest, **how: Any) -> Manifest:
+        if manifest["kind"] == "Service" and not how.get("dry_run"):
+            raise QuotaError("exceeded quota: services", where="POST")
+        return real(manifest, **how)
+
+    desk.cluster.create = create  # type: ignore[method-assign]
+    assert desk.pod() == 2
+    assert "exceeded quota: services" in desk.err
+    assert desk.cluster.labelled() == []
+
+
+@pytest.mark.parametrize("error", [AwayError("no answer"), BusyError("etcd leader changed")])
+@pytest.mark.parametrize("key", [("GET", "jobs"), ("POST", "jobs"), ("POST", "secrets"), ("PATCH", "jobs")])
+def test_an_absence_is_waited_out_and_a_long_one_is_no_failure(
+    desk: SubmitterDesk, key: tuple[str, str], error: AwayError | BusyError
+) -> None:
+    desk.install()
+    desk.cluster.breaks[key] = error
+    assert desk.pod() == 75
+    assert desk.time.now >= 120
+    desk.time.at(desk.time.now + 30, desk.cluster.breaks.clear)
+    assert desk.pod() == 0
+    assert desk.made() == ["edl-mnist-master"]
+
+
+def test_a_spec_with_a_mistake(desk: SubmitterDesk) -> None:
+    desk.source.write_text("name: mnist\nmodle: {}\n")
+    desk.install()
+    assert desk.pod() == 2
+    assert "modle" in desk.err
+
+
+def test_without_a_cluster_or_a_job_it_says_so(desk: SubmitterDesk) -> None:
+    desk.source.unlink()
+    assert desk.pod() == 2
+    assert str(desk.source) in desk.err
+
+
+# ---------------------------------------------------------------------- a master that does not start
+
+
+def failing(reason: str, code: int | None = None, message: str = "it says why") -> Manifest:
+    if code is None:
+        state: Manifest = {"waiting": {"reason": reason, "message": message}}
+    else:
+        state = {"terminated": {"exitCode": code, "reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "edl", "state": state}]}
+
+
+def test_a_master_that_cannot_run_as_it_is_fails_the_release_at_once(desk: SubmitterDesk) -> None:
+    desk.install()
+    desk.cluster.published = {}
+    desk.cluster.master = failing("Error", 2, "no module mnist.model")
+    assert desk.pod() == 1
+    assert "no module mnist.model" in desk.err
+    assert desk.cluster.labelled() == []
