@@ -50,8 +50,16 @@ def locate(zoo: Path, definition: str) -> ZooModule:
         )
     path = _module_file(zoo.resolve(), parts)
     _require(path, names(path), function)
-    root = zoo.resolve().name
-    return ZooModule(path, ".".join([root, *parts] if root.isidentifier() else parts), function)
+    return ZooModule(path, ".".join([*_package(zoo.resolve()), *parts]), function)
+
+
+def _package(zoo: Path) -> list[str]:
+    """The zoo as a package of its parent folder, where it can be one.
+
+    A module of the zoo that is called like the zoo (``digits/digits.py``) is found before a folder that is no package.
+    """
+    hidden = not (zoo / "__init__.py").exists() and (zoo / f"{zoo.name}.py").exists()
+    return [zoo.name] if zoo.name.isidentifier() and not hidden else []
 
 
 def names(path: Path) -> tuple[str, ...]:

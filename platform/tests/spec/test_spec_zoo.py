@@ -57,6 +57,16 @@ def test_a_zoo_whose_name_is_no_identifier_is_itself_on_the_path(zoo: Path) -> N
     assert locate(zoo, "mnist.cnn.custom_model").name == "mnist.cnn"
 
 
+def test_a_module_called_like_the_zoo_is_found_without_the_zoo_as_package(tmp_path: Path) -> None:
+    """``edl zoo init digits`` writes ``digits/digits.py``."""
+    zoo = tmp_path / "digits"
+    zoo.mkdir()
+    (zoo / "digits.py").write_text("def custom_model(): ...\n")
+    assert locate(zoo, "digits.custom_model").name == "digits"
+    (zoo / "__init__.py").write_text("")
+    assert locate(zoo, "digits.custom_model").name == "digits.digits"
+
+
 def test_a_package_is_a_module_and_a_star_import_may_define_anything(zoo: Path) -> None:
     assert names(zoo / "mnist/__init__.py") == (ANYTHING,)
     assert locate(zoo, "mnist.anything").path == zoo / "mnist/__init__.py"
