@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from install.chart_tools import CHART, KUSTOMIZE, Manifest, attempt, built, program, rendered
+from install.chart_tools import CHART, KUSTOMIZE, Manifest, attempt, built, manifests, program, rendered
 
 pytestmark = pytest.mark.install
 
@@ -49,10 +51,10 @@ CLUSTER_WIDE = {
 }
 
 
-def of_chart(team: dict[str, Any] | None = None) -> list[Manifest]:
-    """What Helm installs, without the pods of its tests."""
-    args = () if team is None else ("--set-json", f"teams={json.dumps([{'namespace': TEAM, **team}])}")
-    found = rendered(CHART, *args, namespace=TEAM)
+def of_chart(team: dict[str, Any] | None = None, *args: str) -> list[Manifest]:
+    """What Helm installs, without the pods of its tests; without a team, in the release's own namespace."""
+    teams = () if team is None else ("--set-json", f"teams={json.dumps([{'namespace': TEAM, **team}])}")
+    found = rendered(CHART, *teams, *args, namespace=TEAM)
     return [one for one in found if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
 
 
@@ -96,10 +98,8 @@ def test_an_overlay_is_the_chart_with_values(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_team_is_what_another_release_adds_to_the_cluster(overlay: str) -> None:
-    values = [{"namespace": TEAM, **OVERLAYS[overlay]}]
-    chart = rendered(CHART, "--set", "cluster.create=false", "--set-json", f"teams={json.dumps(values)}")
-    hookless = [one for one in chart if "helm.sh/hook" not in one["metadata"].get("annotations", {})]
-    assert_same(hookless, built(KUSTOMIZE / "overlays" / overlay / "team"))
+    chart = of_chart(OVERLAYS[overlay], "--set", "cluster.create=false")
+    assert_same(chart, built(KUSTOMIZE / "overlays" / overlay / "team"))
 
 
 def test_base_is_the_chart_without_values_and_leaves_the_namespace_to_kubectl() -> None:
@@ -127,6 +127,28 @@ def test_every_file_is_listed() -> None:
         text = path.read_text()
         beside = {one.name for one in Path(path.parent).glob("*.yaml")} - {path.name}
         assert not [name for name in beside if f"- {name}" not in text], path
+
+
+def overlaid(folder: Path, base: Path, **fields: Any) -> dict[str, Manifest]:
+    """What an admin's own overlay of a directory builds, with more fields in its kustomization.yaml."""
+    content = {"resources": [os.path.relpath(base, folder.resolve())], **fields}
+    (folder / "kustomization.yaml").write_text(json.dumps(content))
+    return by_name(built(folder))
+
+
+def test_the_patch_that_the_readme_shows_narrows_the_api_server(tmp_path: Path) -> None:
+    (fence,) = re.findall(r"```yaml\n(.*?)```", (KUSTOMIZE / "README.md").read_text(), re.DOTALL)
+    (content,) = manifests(fence)
+    found = overlaid(tmp_path, KUSTOMIZE / "overlays" / "kind" / "team", **content)
+    narrowed = {"apiServer": {"cidrs": ["172.18.0.2/32"], "ports": [6443]}}
+    assert_same(of_chart({"networkPolicies": narrowed}, "--set", "cluster.create=false"), list(found.values()))
+
+
+def test_a_priority_class_that_the_cluster_has_can_be_left_out(tmp_path: Path) -> None:
+    patch = json.dumps({"$patch": "delete", "kind": "PriorityClass", "metadata": {"name": "high"}})
+    target = {"kind": "PriorityClass", "name": "high"}
+    left = overlaid(tmp_path, KUSTOMIZE / "overlays" / "kind", patches=[{"target": target, "patch": patch}])
+    assert [name for name in left if name.startswith("PriorityClass")] == ["PriorityClass /low"]
 
 
 def _placed(found: Manifest) -> Manifest:

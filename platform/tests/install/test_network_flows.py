@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from install.chart_tools import CHART, KUSTOMIZE, built, rendered
-from install.flow_table import Table, read
+from install.chart_tools import CHART, KUSTOMIZE, ROOT, built, rendered
+from install.flow_table import Flow, Table, read
 from kube.cluster_jobs import MNIST
 
 from edl.core.cluster import Role
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.install
 
 TABLES = {path.stem: read(path.read_text()) for path in sorted((Path(__file__).parent / "network").glob("*.txt"))}
 TEAM = "team-a"
+PAGE = ROOT / "docs" / "reference" / "network.md"
 
 
 def of_chart(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -76,6 +78,27 @@ def test_the_ports_that_roles_listen_at_are_those_that_are_allowed() -> None:
     of_job = {role.value for role in Role}
     allowed = {flow for flow, verdict in TABLES["defaults"].verdicts.items() if verdict}
     assert {(flow.target, flow.port) for flow in allowed if {flow.source, flow.target} <= of_job} == listening
+
+
+def test_the_page_for_people_says_the_same() -> None:
+    rows = re.findall(r"^\| ([a-z, -]+) \| ([a-z-]+) \| ([0-9, ]+) \|", PAGE.read_text(), re.MULTILINE)
+    said = {(who, to, port) for sources, to, ports in rows for who in words(sources) for port in words(ports)}
+    subjects = {name for who, to, _ in said for name in (who, to)}
+    allowed = {flow for flow, verdict in TABLES["defaults"].verdicts.items() if verdict}
+    assert said == {
+        (flow.source, flow.target, flow.port)
+        for flow in allowed
+        if {flow.source, flow.target} <= subjects and "/" not in flow.port and not _open_by_default(flow)
+    }
+
+
+def words(text: str) -> list[str]:
+    return text.split(", ")
+
+
+def _open_by_default(flow: Flow) -> bool:
+    """Of the API server's rule, as long as nobody has said where it is; the page says so beside its table."""
+    return flow.port in ("443", "6443") and flow.target != "api-server"
 
 
 def test_a_release_without_teams_isolates_nothing() -> None:
