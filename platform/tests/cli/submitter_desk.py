@@ -136,7 +136,7 @@ def submitter_desk_at(
     answered = cluster.ask
 
     def ask(method: str, path: str, **how: Any) -> Any:
-        if how.get("query", None) and "dryRun" in how["query"]:
+        if how.get("query") and "dryRun" in how["query"]:
             return answered(method, path, **how)  # from several threads, and changes nothing
         after = [call for hook in [*desk.hooks] if (call := hook(method, path)) is not None]
         answer = answered(method, path, **how)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.cluster_desk import JOB
 from cli.submitter_desk import RELEASE, Killed, SubmitterDesk, ended, submitter_desk_at
 from small_cluster import Manifest
 
+from edl.cli.cluster import following, polling
 from edl.kube import names
-from edl.kube.errors import AwayError, BusyError, QuotaError
+from edl.kube.errors import AwayError, BusyError, QuotaError, translate
 from edl.kube.kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
 
 INSTANCE = "app.kubernetes.io/instance"
@@ -127,7 +136,9 @@ def test_killed_at_any_request_it_submits_once_and_to_the_end(desk: SubmitterDes
                 assert desk.pod() == 0, f"killed at {seen[number - 1]}"
         assert desk.made() == ["edl-mnist-master"], f"killed at {seen[number - 1]}"
         assert not desk.masters()[0]["spec"]["suspend"]
-        owned = [thing["metadata"]["name"] for kind in (CONFIGMAPS, SECRETS, SERVICES) for thing in desk.cluster.of(kind)]
+        owned = [
+            thing["metadata"]["name"] for kind in (CONFIGMAPS, SECRETS, SERVICES) for thing in desk.cluster.of(kind)
+        ]
         assert len(owned) == 4
         desk.uninstall()
         if len(seen) < number:
@@ -358,10 +369,109 @@ def failing(reason: str, code: int | None = None, message: str = "it says why") 
     return {"phase": "Pending", "containerStatuses": [{"name": "edl", "state": state}]}
 
 
-def test_a_master_that_cannot_run_as_it_is_fails_the_release_at_once(desk: SubmitterDesk) -> None:
+@pytest.fixture
+def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterDesk:
+    """A release whose master has not published anything yet, in virtual time."""
+    patient = partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep)
+    monkeypatch.setattr(following, "polled", patient)
     desk.install()
     desk.cluster.published = {}
-    desk.cluster.master = failing("Error", 2, "no module mnist.model")
-    assert desk.pod() == 1
-    assert "no module mnist.model" in desk.err
-    assert desk.cluster.labelled() == []
+    return desk
+
+
+def test_a_master_that_cannot_run_as_it_is_fails_the_release_at_once(starting: SubmitterDesk) -> None:
+    starting.cluster.master = failing("Error", 2, "no module mnist.model")
+    assert starting.pod() == 1
+    assert "no module mnist.model" in starting.err
+    assert starting.cluster.labelled() == []
+    assert starting.time.now == 0
+
+
+@pytest.mark.parametrize("state", [failing("ErrImagePull"), failing("Error", 1)])
+def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: SubmitterDesk, state: Manifest) -> None:
+    starting.cluster.master = state
+    assert starting.pod() == 1
+    assert "The master did not start" in starting.err
+    assert starting.cluster.labelled() == []
+    assert starting.time.now == 30
+
+
+@pytest.mark.parametrize(
+    "state", [failing("ErrImagePull"), failing("Error", 137), {"phase": "Failed", "reason": "Evicted"}]
+)
+def test_a_bad_moment_at_the_start_is_waited_out(starting: SubmitterDesk, state: Manifest) -> None:
+    starting.cluster.master = state
+
+    def recover() -> None:
+        for page in starting.cluster.of(CONFIGMAPS):
+            if page["metadata"]["name"] == "edl-mnist-status":
+                page["data"] = ended()
+
+    starting.time.at(20, recover)
+    assert starting.pod() == 0
+
+
+def test_an_eviction_never_fails_the_release(starting: SubmitterDesk) -> None:
+    starting.cluster.master = {"phase": "Failed", "reason": "Evicted"}
+    starting.time.at(1000, starting.uninstall)
+    assert starting.pod() == 0
+    assert starting.out.count("master failed") == 1
+
+
+def test_a_right_that_is_lost_for_a_moment_is_missed_only_when_it_stays_away(starting: SubmitterDesk) -> None:
+    """An API server that has just begun may refuse what it allows a moment later."""
+    forbidden = translate(403, b'{"message": "configmaps is forbidden: User \\"u\\" cannot get"}', where="GET")
+    starting.time.at(3, lambda: starting.cluster.breaks.update({("GET", "configmaps"): forbidden}))
+    starting.time.at(9, starting.cluster.breaks.clear)
+    starting.time.at(100, starting.uninstall)
+    assert starting.pod() == 0
+    starting.install()
+    starting.time.at(starting.time.now + 3, lambda: starting.cluster.breaks.update({("GET", "configmaps"): forbidden}))
+    assert starting.pod() == 2
+    assert [job["spec"]["suspend"] for job in starting.masters()] == [False]
+
+
+# ---------------------------------------------------------------------- as a process
+
+
+def process(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "edl.pod", "submit", *arguments]
+    return subprocess.Popen(command, env=clean | variables, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def test_told_to_end_it_ends_at_once_also_while_the_server_is_silent(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{silent.getsockname()[1]}"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        (tmp_path / "config").write_text(json.dumps(config))
+        told = {"EDL_RELEASE": RELEASE, "EDL_SUBMITTER_JOB": "j", "EDL_SUBMITTER_UID": "u"}
+        with process(str(tmp_path / "job.yaml"), **told, KUBECONFIG=str(tmp_path / "config")) as pod:
+            asked, _ = silent.accept()
+            pod.send_signal(signal.SIGTERM)
+            _, said = pod.communicate()
+            asked.close()
+    assert (pod.returncode, said) == (143, "told to end; the job goes on\n")
+
+
+def test_without_a_release_it_is_edl_submit(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    with process(str(tmp_path / "job.yaml"), KUBECONFIG="/nowhere") as pod:
+        _, said = pod.communicate()
+    assert pod.returncode == 2
+    assert "No cluster can be used" in said
+
+
+def test_the_submitter_is_light() -> None:
+    code = (
+        "import sys, edl.cli.submitter, edl.cli.cluster.releasing, edl.kube.connection\n"
+        "print([name for name in ('grpc', 'numpy', 'tensorflow', 'keras') if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"

@@ -74,13 +74,10 @@ def test_a_spec_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
         assert "Traceback" not in ended.stdout
 
 
-def test_a_submitter_calls_edl(tmp_path: Path) -> None:
-    edl = tmp_path / "edl"
-    edl.write_text('#!/bin/sh\necho "$@"; exit 3\n')
-    edl.chmod(0o755)
-    ended = run("submit", "job.json", PATH=f"{tmp_path}:/bin:/usr/bin")
-    assert (ended.returncode, ended.stdout) == (3, "submit job.json --yes --watch\n")
-    assert run("submit", "job.json", PATH="/nowhere").returncode == 1
+def test_a_submitter_takes_a_job_and_needs_a_cluster(tmp_path: Path) -> None:
+    ended = run("submit", str(tmp_path / "nothing.json"))
+    assert ended.returncode == 2
+    assert "nothing.json" in ended.stderr
 
 
 def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, spec: str) -> None:
