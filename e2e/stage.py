@@ -1,0 +1,157 @@
+"""What requests are tried on: two jobs of a team and some things that are nobody's, all of which never run.
+
+Their pods go to a node that there is none of, and their Jobs wait: who may touch them is all that matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from e2e.programs import kubectl
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.api import Api
+from edl.kube.kinds import Manifest
+from edl.kube.manifests import security
+from edl.spec.placement import RunAs
+
+OWN, OTHER = "mine", "other"
+"""The two jobs."""
+MASTER_POD = f"{names.master(OWN)}-x7k2p"
+COPY_POD = "edl-data-0123abcd"
+FOREIGN = "database"
+"""A Secret that is no job's."""
+STRANGER = "stranger"
+"""An account, a ConfigMap and a pod that are no job's."""
+OTHER_CLASS = "system-cluster-critical"
+"""A PriorityClass of every cluster; none of EDL's."""
+_NOWHERE = {"edl.dev/e2e": "nowhere"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A namespace with these objects.
+
+    Attributes:
+        namespace: its name.
+        uids: of the two Jobs, by job.
+    """
+
+    namespace: str
+    uids: dict[str, str]
+
+    def owner(self, job: str) -> Manifest:
+        """The reference to a master's Job."""
+        return {"apiVersion": "batch/v1", "kind": "Job", "name": names.master(job), "uid": self.uids[job]}
+
+    def worker(self, name: str, job: str = OWN, **spec: Any) -> Manifest:
+        """A worker's pod, owned by its job's Job."""
+        found = pod(name, names.labels(job, Role.WORKER, 0), **spec)
+        found["metadata"]["ownerReferences"] = [self.owner(job)]
+        return found
+
+
+def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Manifest:
+    """A pod that never starts."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": pod_spec(**spec),
+    }
+
+
+def pod_spec(**fields: Any) -> Manifest:
+    """The spec of such a pod, under the account without rights."""
+    container = {"name": "edl", "image": "registry.invalid/none", "securityContext": security.of_container()}
+    container |= fields.pop("container", {})
+    return {
+        "serviceAccountName": names.POD_ACCOUNT,
+        "automountServiceAccountToken": False,
+        "securityContext": security.of_pod(RunAs()),
+        "restartPolicy": "Never",
+        "nodeSelector": _NOWHERE,
+        "containers": [container],
+        **fields,
+    }
+
+
+def job(name: str, labels: dict[str, str] | None = None, own: dict[str, str] | None = None, **spec: Any) -> Manifest:
+    """A Job that waits; ``own`` are the labels of the Job itself, where they differ from its pods'."""
+    template = {"metadata": {"labels": labels or {}}, "spec": pod_spec(**spec)}
+    meta = {"name": name, "labels": (labels or {}) if own is None else own}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"suspend": True, "template": template}}
+
+
+def master_job(of: str, **spec: Any) -> Manifest:
+    """The Job of a job's master."""
+    account = {"serviceAccountName": names.MASTER_ACCOUNT, **spec}
+    return job(names.master(of), names.labels(of, Role.MASTER), **account)
+
+
+def secret(name: str, of: str | None, kind: str = "Opaque", **metadata: Any) -> Manifest:
+    """A Secret; with a job's label."""
+    meta = {"name": name, "labels": names.labels(of) if of else {}, **metadata}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": kind,
+        "metadata": meta,
+        **({"stringData": {"token": "s3cret"}} if kind == "Opaque" else {}),
+    }
+
+
+def config(name: str, of: str | None) -> Manifest:
+    """A ConfigMap; with a job's label."""
+    meta = {"name": name, "labels": names.labels(of) if of else {}}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"page": "1"}}
+
+
+def lease(of: str) -> Manifest:
+    """The Lease of a job's master."""
+    meta = {"name": names.master(of), "labels": names.labels(of)}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": meta,
+        "spec": {"holderIdentity": "none"},
+    }
+
+
+def _service(of: str) -> Manifest:
+    meta = {"name": names.master(of), "labels": names.labels(of)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta,
+        "spec": {"ports": [{"name": "control", "port": 7070}]},
+    }
+
+
+def build(api: Api, image: str) -> Stage:
+    """Put the objects into the namespace of ``api``, with the rights of an admin.
+
+    Args:
+        api: of an empty namespace with a team's part.
+        image: of the one pod that runs.
+    """
+    uids = {each: str(_put(api, [master_job(each)])["metadata"]["uid"]) for each in (OWN, OTHER)}
+    found = Stage(api.namespace, uids)
+    for each in (OWN, OTHER):
+        things = [secret(names.token(each), each), config(names.status(each), each), _service(each), lease(each)]
+        _put(api, [*things, found.worker(names.pod(each, Role.WORKER, 0), each)])
+    master = pod(MASTER_POD, names.labels(OWN, Role.MASTER), serviceAccountName=names.MASTER_ACCOUNT)
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": STRANGER}}
+    _put(api, [master, account, secret(FOREIGN, None), config(STRANGER, None), pod(STRANGER)])
+    sleeping = {"image": image, "command": ["sleep", "3600"]}
+    _put(api, [pod(COPY_POD, container=sleeping, nodeSelector={}, terminationGracePeriodSeconds=0)])
+    kubectl("-n", api.namespace, "wait", "--for=condition=Ready", f"pod/{COPY_POD}", "--timeout=90s")
+    return found
+
+
+def _put(api: Api, things: Sequence[Manifest]) -> Manifest:
+    made = [api.create(thing) for thing in things]
+    return made[-1]

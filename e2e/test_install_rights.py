@@ -1,0 +1,201 @@
+"""What each account may do is what docs/reference/rights.md says: every right asked for, every request really tried."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+from e2e import namespaces, rights_page, stage, tries_of_masters, tries_of_people
+from e2e.conftest import ARTIFACTS
+from e2e.images import Images
+from e2e.jobs import Job, digits
+from e2e.namespaces import Namespace
+from e2e.person import ACCOUNT
+from e2e.programs import kubectl, must
+from e2e.site import Site
+from e2e.stage import FOREIGN, MASTER_POD, OWN, Stage
+from e2e.tries import ALLOWED, POLICY, Try, answer, by_hand, merge, operations
+
+from edl.kube import names
+from edl.kube.api import Api
+from edl.kube.errors import ApiError
+from edl.kube.kinds import JOBS, PODS, SECRETS, Manifest, kind_of
+
+pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights")]
+
+_RIGHT = re.compile(r"^(?P<resource>\S+) +\[\] +\[\] +\[(?P<verbs>[a-z ]+)\]$")
+_OF_THE_CLUSTER = ("list nodes", "list PriorityClasses")
+
+
+@pytest.fixture(scope="module")
+def place(where: Site, built: Images) -> Iterator[Namespace]:
+    """A namespace of a team. It enforces no Pod Security level: what is refused is refused by rights and policies."""
+    with namespaces.namespace(where, built, ARTIFACTS / "rights", volume=False) as found:
+        kubectl("label", "namespace", found.name, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
+        yield found
+
+
+@pytest.fixture(scope="module")
+def at(place: Namespace) -> Stage:
+    """Two jobs that never run."""
+    return stage.build(place.api, place.images.submitter)
+
+
+def token(place: Namespace, account: str, *options: str) -> str:
+    """A token of an account."""
+    return place.kubectl("create", "token", account, *options).strip()
+
+
+@pytest.fixture(scope="module")
+def person(place: Namespace) -> Api:
+    """A data scientist."""
+    return by_hand(place.api, token(place, ACCOUNT))
+
+
+@pytest.fixture(scope="module")
+def master(place: Namespace, at: Stage) -> Api:
+    """The master of the job ``mine``."""
+    bound = ("--bound-object-kind", "Pod", "--bound-object-name", MASTER_POD)
+    return by_hand(place.api, token(place, names.MASTER_ACCOUNT, *bound))
+
+
+# ---------------------------------------------------------------------- every right
+
+
+def listed(place: Namespace, account: str, *, namespace: str | None = None) -> dict[str, set[str]]:
+    """What ``kubectl auth can-i --list`` says to an account, by resource."""
+    server = json.loads(kubectl("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))
+    server["users"][0]["user"] = {"token": token(place, account)}
+    file = place.folder / f"{account}.json"
+    file.write_text(json.dumps(server))
+    said = must("kubectl", "auth", "can-i", "--list", "-n", namespace or place.name, env={"KUBECONFIG": str(file)})
+    file.unlink()
+    rows = [_RIGHT.match(line) for line in said.splitlines()[1:] if not line.startswith(" ")]
+    assert None not in rows, said
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        assert row is not None
+        found.setdefault(row["resource"], set()).update(row["verbs"].split())
+    return found
+
+
+def documented(*roles: str) -> dict[str, set[str]]:
+    """What the page grants to whoever has these roles."""
+    found: dict[str, set[str]] = {}
+    for role in (*roles, rights_page.EVERYBODY):
+        for resource, verbs in rights_page.rights()[role].items():
+            found.setdefault(resource, set()).update(verbs)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("account", "roles"),
+    [
+        (ACCOUNT, (ACCOUNT, "edl-data-copy")),
+        (names.MASTER_ACCOUNT, (names.MASTER_ACCOUNT,)),
+        (names.POD_ACCOUNT, ()),
+    ],
+)
+def test_the_rights_are_those_of_the_table_and_no_others(
+    place: Namespace, account: str, roles: tuple[str, ...]
+) -> None:
+    assert listed(place, account) == documented(*roles)
+    assert listed(place, account, namespace="kube-system") == documented()
+
+
+# ---------------------------------------------------------------------- every request
+
+
+def compare(at: Stage, admin: Api, api: Api, tried: dict[str, Try], wanted: dict[str, str]) -> None:
+    """Try all requests; what was created goes at once."""
+    assert sorted(tried) == sorted(wanted), "the page and the tests have different rows"
+    wrong = []
+    for row, request in tried.items():
+        said, found, words = answer(api, request)
+        if said != wanted[row]:
+            wrong.append(f"{row}: {said}, the page says {wanted[row]}. {words}")
+        if said == POLICY:
+            assert re.fullmatch(r".* denied request: [A-Z][^.]*(\.\w[^.]*)*\.", words), f"{row}: {words}"
+        if said == ALLOWED and request.method == "POST" and not request.query:
+            _take_back(admin, found)
+    assert wrong == []
+
+
+def _take_back(admin: Api, found: Manifest) -> None:
+    kind, meta = kind_of(found), found["metadata"]
+    if kind.plural not in ("leases", "events"):
+        admin.delete(kind, meta["name"], uid=meta["uid"], grace=0)
+
+
+def test_a_data_scientist_can_do_what_the_table_says(place: Namespace, at: Stage, person: Api) -> None:
+    compare(at, place.api, person, tries_of_people.tries(at), rights_page.answers("a data scientist"))
+
+
+def test_a_master_can_do_what_the_table_says(place: Namespace, at: Stage, master: Api) -> None:
+    place.kubectl("delete", "lease", names.master(OWN))
+    compare(at, place.api, master, tries_of_masters.tries(at), rights_page.answers("a master"))
+
+
+def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(place: Namespace, at: Stage, person: Api) -> None:
+    strangers = ("--bound-object-kind", "Pod", "--bound-object-name", "imposter")
+    place.api.create(stage.pod("imposter", names.labels(OWN), serviceAccountName=names.MASTER_ACCOUNT))
+    for options in ((), strangers):
+        by = by_hand(place.api, token(place, names.MASTER_ACCOUNT, *options))
+        changes = {row: tried for row, tried in tries_of_masters.tries(at).items() if _would_be_allowed(row)}
+        answers = {row: answer(by, tried)[0] for row, tried in changes.items()}
+        assert answers == dict.fromkeys(changes, POLICY)
+
+
+def _would_be_allowed(row: str) -> bool:
+    """Events say nothing that anybody relies on; no policy is about them."""
+    wanted = rights_page.answers("a master")
+    return wanted[row] == ALLOWED and row not in ("write an event", "delete its worker")
+
+
+# ---------------------------------------------------------------------- what the page warns of
+
+
+def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(place: Namespace, at: Stage, master: Api) -> None:
+    """Kubernetes applies a JSON patch before it asks any policy, and says what is wrong with the result."""
+    path = SECRETS.path(place.name, FOREIGN)
+    with pytest.raises(ApiError) as refused:
+        answer(master, operations(path, ("copy", "/apiVersion", "/data/token")))
+    assert "czNjcmV0" in refused.value.message  # base64 of its content
+
+
+# ---------------------------------------------------------------------- who is not disturbed
+
+
+def test_an_admin_is_held_to_nothing(place: Namespace, at: Stage) -> None:
+    foreign = stage.pod("of-an-admin", serviceAccountName=stage.STRANGER, **tries_of_people.uses(FOREIGN)["volume"])
+    place.api.create(foreign)
+    place.api.delete(PODS, "of-an-admin", grace=0)
+    done = answer(place.api, merge(SECRETS.path(place.name, FOREIGN), {"metadata": {"labels": {"a": "b"}}}))
+    assert done[0] == ALLOWED
+
+
+def test_the_job_controller_is_held_to_nothing(place: Namespace, at: Stage) -> None:
+    """A Job of an admin's, with an account and a Secret that no data scientist could give it, gets its pod."""
+    spec = tries_of_people.uses(FOREIGN)["volume"]
+    job = stage.job("of-an-admin", serviceAccountName=stage.STRANGER, **spec)
+    place.api.create(job | {"spec": job["spec"] | {"suspend": False}})
+    label = "batch.kubernetes.io/job-name=of-an-admin"
+    place.observer.wait("the pod of the Job", lambda: place.api.list(PODS, labels=label).items or None)
+    place.api.delete(JOBS, "of-an-admin")
+
+
+def test_what_edl_submit_asks_beforehand_passes(place: Namespace) -> None:
+    """The dry run of all objects and pods; what it does not pass is refused with the policy's own sentence."""
+    spec = digits("asked", image=place.images.zoo, seconds=10, workers=1) | {"volumes": [], "storage": {}}
+    job = Job.write(place, spec)
+    done = job.edl("submit", "--dry-run", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    env = [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": FOREIGN, "key": "token"}}}]
+    overrides = {"spec": {"containers": [{"name": names.CONTAINER, "env": env}]}}
+    foreign = Job.write(place, spec | {"name": "foreign", "pod": {"overrides": overrides}})
+    refused = foreign.edl("submit", "--yes")
+    assert refused.returncode == 2
+    assert "The environment of a container may come from no Secret but the token of its own job" in refused.stderr
+    assert foreign.leftovers() == []

@@ -1,0 +1,95 @@
+"""Requests tried with somebody's token, and how the API server answers: the words of docs/reference/rights.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import urllib3
+
+from edl.kube.api import Api
+from edl.kube.errors import ApiError, ForbiddenError, InvalidError, NoRightError
+from edl.kube.kinds import Manifest, kind_of
+
+ALLOWED, NO_RIGHT, POLICY = "allowed", "no right", "policy"
+_CERTIFICATES = ("cert_file", "key_file", "key_password")
+
+
+@dataclass(frozen=True)
+class Try:
+    """One request, as a hand with a token would send it."""
+
+    method: str
+    path: str
+    body: Any = None
+    content_type: str = "application/json"
+    query: Mapping[str, str] | None = None
+
+
+def get(path: str) -> Try:
+    """Read an object, or list a collection."""
+    return Try("GET", path)
+
+
+def delete(path: str) -> Try:
+    """Delete an object."""
+    return Try("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def create(namespace: str, manifest: Manifest, *, dry_run: bool = False) -> Try:
+    """Create an object of a kind that EDL knows."""
+    return Try("POST", kind_of(manifest).path(namespace), manifest, query={"dryRun": "All"} if dry_run else None)
+
+
+def post(path: str, api_version: str, kind: str, **content: Any) -> Try:
+    """Create an object of any kind, named ``tried``."""
+    head = {"apiVersion": api_version, "kind": kind, "metadata": {"name": "tried"}}
+    return Try("POST", path, head | content)
+
+
+def merge(path: str, change: Manifest) -> Try:
+    """A merge patch."""
+    return Try("PATCH", path, change, "application/merge-patch+json")
+
+
+def operations(path: str, *each: Sequence[str | Manifest]) -> Try:
+    """A JSON patch: what is done, where, and with what value (of ``copy``: from where)."""
+    named = [{"op": do, "path": where, "from" if do == "copy" else "value": what} for do, where, what in each]
+    return Try("PATCH", path, named, "application/json-patch+json")
+
+
+def by_hand(admin: Api, token: str) -> Api:
+    """The API server, asked with a token and nothing else."""
+    ours = admin.connection
+    told = {key: value for key, value in ours.pool.connection_pool_kw.items() if key not in _CERTIFICATES}
+    proof = {"Authorization": f"Bearer {token}"}
+    return Api(replace(ours, pool=urllib3.PoolManager(**told), headers=lambda: proof))
+
+
+def answer(api: Api, asked: Try) -> tuple[str, Manifest, str]:
+    """What the server says to a request.
+
+    Returns:
+        one of the three answers, the object if it was allowed, and the server's words if not.
+
+    Raises:
+        ApiError: the server refuses it for another reason.
+    """
+    try:
+        found = api.ask(
+            asked.method, asked.path, query=asked.query, body=asked.body, content_type=asked.content_type
+        ).body
+    except ApiError as error:
+        return _meaning(error), {}, error.message
+    return ALLOWED, found, ""
+
+
+def _meaning(error: ApiError) -> str:
+    if isinstance(error, ForbiddenError) and "ValidatingAdmissionPolicy 'edl-" in error.message:
+        return POLICY
+    if isinstance(error, NoRightError):
+        return NO_RIGHT
+    if isinstance(error, InvalidError) and "Upgrade request required" in error.message:
+        return ALLOWED  # exec, attach: past all that decides, and then it is no stream
+    raise error

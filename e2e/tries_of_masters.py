@@ -1,0 +1,132 @@
+"""What is tried with the token of a job's master, by the rows of docs/reference/rights.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from e2e import stage
+from e2e.stage import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
+from e2e.tries import Try, create, delete, get, merge, operations, post
+from e2e.tries_of_people import ANNOTATION, role_binding, run, token_of, token_request, uses
+
+from edl.core.cluster import Role
+from edl.kube import names
+
+_OTHER_JOB = {"metadata": {"labels": {names.JOB: OTHER}}}
+
+
+def tries(at: Stage) -> dict[str, Try]:
+    """Requests by their rows; what deletes a thing comes after what changes it."""
+    return dict([*_without_right(at), *_secrets(at), *_services(at), *_published(at), *_leases(at), *_pods(at)])
+
+
+def _core(at: Stage, plural: str, name: str = "") -> str:
+    return f"/api/v1/namespaces/{at.namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+def _job(at: Stage, job: str) -> str:
+    return f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master(job)}"
+
+
+def _lease(at: Stage, job: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{at.namespace}/leases/{names.master(job)}"
+
+
+def _without_right(at: Stage) -> Iterator[tuple[str, Try]]:
+    token = _core(at, "secrets", names.token(OWN))
+    yield "read the token of its job", get(token)
+    yield "list Secrets", get(_core(at, "secrets"))
+    yield "create a Secret", create(at.namespace, stage.secret(names.token("tried"), OWN))
+    yield "delete the token of its job", delete(token)
+    yield "list ConfigMaps", get(_core(at, "configmaps"))
+    yield "create a ConfigMap", create(at.namespace, stage.config("tried", OWN))
+    yield "create a Job", create(at.namespace, stage.job("tried", names.labels(OWN)))
+    yield "delete its Job", delete(_job(at, OWN))
+    yield "delete its Lease", delete(_lease(at, OWN))
+    yield "create a RoleBinding", role_binding(at)
+    yield "create a token of its account", token_request(at)
+    yield "exec into its worker", run(_core(at, "pods", names.pod(OWN, Role.WORKER, 0)))
+    yield "list nodes", get("/api/v1/nodes")
+    yield "list pods of another namespace", get("/api/v1/namespaces/kube-system/pods")
+
+
+def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
+    owned = {"metadata": {"ownerReferences": [at.owner(OWN)]}}
+    things = {"the token of its job": names.token(OWN), "the token of another job": names.token(OTHER)}
+    things["an unlabelled Secret"] = FOREIGN
+    paths = {row: _core(at, "secrets", name) for row, name in things.items()}
+    for row, path in paths.items():
+        yield f"own {row}", merge(path, owned)
+        yield f"change nothing of {row}", merge(path, {})
+    own = paths["the token of its job"]
+    yield "change the data of the token of its job", merge(own, {"data": {"token": "dHJpZWQ="}})
+    yield "change the labels of the token of its job", merge(own, _OTHER_JOB)
+    yield "make the token of its job outlive it", merge(own, {"metadata": {"finalizers": ["edl.dev/tried"]}})
+
+
+def _services(at: Stage) -> Iterator[tuple[str, Try]]:
+    owned = {"metadata": {"ownerReferences": [at.owner(OWN)]}}
+    own, other = (_core(at, "services", names.master(job)) for job in (OWN, OTHER))
+    yield "own the Service of its job", merge(own, owned)
+    yield "own the Service of another job", merge(other, owned)
+    ports = operations(own, ("replace", "/spec/ports/0/port", 7071))
+    yield "change the ports of the Service of its job", ports
+
+
+def _published(at: Stage) -> Iterator[tuple[str, Try]]:
+    own, other = (_core(at, "configmaps", names.status(job)) for job in (OWN, OTHER))
+    page = {"data": {"page": "2"}}
+    yield "publish in the status of its job", merge(own, page)
+    yield "publish in the status of another job", merge(other, page)
+    yield "change an unlabelled ConfigMap", merge(_core(at, "configmaps", STRANGER), page)
+    yield "give its ConfigMap to another job", merge(own, _OTHER_JOB)
+    yield "annotate its Job", merge(_job(at, OWN), ANNOTATION)
+    yield "annotate the Job of another job", merge(_job(at, OTHER), ANNOTATION)
+    yield (
+        "write an event",
+        post(
+            _core(at, "events"),
+            "v1",
+            "Event",
+            involvedObject={"kind": "Pod", "namespace": at.namespace, "name": stage.MASTER_POD},
+            reason="Tried",
+        ),
+    )
+
+
+def _leases(at: Stage) -> Iterator[tuple[str, Try]]:
+    renewed = {"spec": {"holderIdentity": "tried"}}
+    yield "take its Lease", create(at.namespace, stage.lease(OWN))
+    yield "renew its Lease", merge(_lease(at, OWN), renewed)
+    yield "take the Lease of another job", create(at.namespace, stage.lease("third"))
+    yield "renew the Lease of another job", merge(_lease(at, OTHER), renewed)
+
+
+def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
+    own, other = (_core(at, "pods", names.pod(job, Role.WORKER, 0)) for job in (OWN, OTHER))
+    yield "label its worker", merge(own, {"metadata": {"labels": {names.ELEVATED: "true"}}})
+    yield "give its worker to another job", merge(own, _OTHER_JOB)
+    yield "label the worker of another job", merge(other, {"metadata": {"labels": {names.ELEVATED: "true"}}})
+    yield "delete its worker", delete(own)
+    yield "delete the worker of another job", delete(other)
+    yield "delete an unlabelled pod", delete(_core(at, "pods", STRANGER))
+    yield from _workers(at)
+
+
+def _workers(at: Stage) -> Iterator[tuple[str, Try]]:
+    def one(of: str = OWN, owner: str | None = OWN, **spec: Any) -> Try:
+        made = at.worker(names.pod(of, Role.WORKER, 1), of, **spec)
+        made["metadata"]["ownerReferences"] = [at.owner(owner)] if owner else []
+        return create(at.namespace, made)
+
+    yield "create a worker", one()
+    yield "create a worker of another job", one(OTHER, OTHER)
+    yield "create a worker that nobody owns", one(owner=None)
+    yield "create a worker that another Job owns", one(owner=OTHER)
+    yield "create a worker under its own account", one(serviceAccountName=names.MASTER_ACCOUNT)
+    yield "create a worker of another PriorityClass", one(priorityClassName=OTHER_CLASS)
+    yield "create a worker with the token of its job", one(**token_of(OWN))
+    yield "create a worker with the token of another job", one(**token_of(OTHER))
+    for way, spec in uses(FOREIGN).items():
+        yield f"create a worker with a foreign Secret: {way}", one(**spec)

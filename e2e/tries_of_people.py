@@ -1,0 +1,180 @@
+"""What is tried as a data scientist, by the rows of docs/reference/rights.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from e2e import stage
+from e2e.stage import COPY_POD, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
+from e2e.tries import Try, create, delete, get, merge, post
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.kinds import Manifest
+
+ANNOTATION = {"metadata": {"annotations": {"edl.dev/desired": "{}"}}}
+_ELSEWHERE = "/api/v1/namespaces/kube-system"
+_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+def tries(at: Stage) -> dict[str, Try]:
+    """Requests by their rows; what deletes comes last."""
+    return dict([*_reading(at), *_reaching(at), *_pods(at), *_jobs(at), *_secrets(at)])
+
+
+def uses(secret: str) -> dict[str, Manifest]:
+    """Every way in which a pod can use a Secret, as fields of its spec; ``container`` is one container's."""
+    one, all_of_it = variable(secret), {"envFrom": [{"secretRef": {"name": secret}}]}
+    first = {"name": "first", "image": "registry.invalid/none"}
+    return {
+        "volume": volume({"secret": {"secretName": secret}}),
+        "projected volume": volume({"projected": {"sources": [{"secret": {"name": secret}}]}}),
+        "CSI volume": volume({"csi": {"driver": "tried.edl.dev", "nodePublishSecretRef": {"name": secret}}}),
+        "volume of an old kind": volume({"flexVolume": {"driver": "edl/tried", "secretRef": {"name": secret}}}),
+        "variable": {"container": one},
+        "all variables": {"container": all_of_it},
+        "variable of an init container": {"initContainers": [first | one]},
+        "all variables of an init container": {"initContainers": [first | all_of_it]},
+    }
+
+
+def volume(source: Manifest) -> Manifest:
+    """A pod's spec with a volume."""
+    return {"volumes": [{"name": "tried", **source}]}
+
+
+def variable(secret: str) -> Manifest:
+    """A container with one variable from a Secret."""
+    return {"env": [{"name": "TRIED", "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}]}
+
+
+def token_of(job: str) -> Manifest:
+    """A pod's spec with the token of a job."""
+    return volume({"secret": {"secretName": names.token(job)}})
+
+
+def _reading(at: Stage) -> Iterator[tuple[str, Try]]:
+    core = f"/api/v1/namespaces/{at.namespace}"
+    yield "read a Secret", get(f"{core}/secrets/{FOREIGN}")
+    yield "list Secrets", get(f"{core}/secrets")
+    yield "change a Secret", merge(f"{core}/secrets/{names.token(OWN)}", ANNOTATION)
+    yield "list pods of another namespace", get(f"{_ELSEWHERE}/pods")
+    yield "create a Job in another namespace", create("kube-system", stage.job("tried"))
+    yield "list namespaces", get("/api/v1/namespaces")
+    yield "list nodes", get("/api/v1/nodes")
+    yield "change a node", merge("/api/v1/nodes/any", {"spec": {"unschedulable": True}})
+    yield "list PriorityClasses", get(_CLASSES)
+    yield "create a PriorityClass", post(_CLASSES, "scheduling.k8s.io/v1", "PriorityClass", value=1)
+    yield "change a PriorityClass", merge(f"{_CLASSES}/low", {"description": "tried"})
+    yield "delete a PriorityClass", delete(f"{_CLASSES}/low")
+    policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    yield "delete an admission policy", delete(f"{policies}/edl-data-scientist-pods")
+
+
+def _reaching(at: Stage) -> Iterator[tuple[str, Try]]:
+    core = f"/api/v1/namespaces/{at.namespace}"
+    worker = f"{core}/pods/{names.pod(OWN, Role.WORKER, 0)}"
+    yield "create a RoleBinding", role_binding(at)
+    yield "create a ServiceAccount", post(f"{core}/serviceaccounts", "v1", "ServiceAccount")
+    yield "create a token of an account", token_request(at)
+    yield "create a claim", post(f"{core}/persistentvolumeclaims", "v1", "PersistentVolumeClaim")
+    yield "delete a claim", delete(f"{core}/persistentvolumeclaims/any")
+    yield "create a Deployment", post(f"/apis/apps/v1/namespaces/{at.namespace}/deployments", "apps/v1", "Deployment")
+    yield "create a CronJob", post(f"/apis/batch/v1/namespaces/{at.namespace}/cronjobs", "batch/v1", "CronJob")
+    yield "change a pod", merge(worker, ANNOTATION)
+    yield "evict a pod", post(f"{worker}/eviction", "policy/v1", "Eviction")
+    yield "add a debugging container to a pod", merge(f"{worker}/ephemeralcontainers", {"spec": {}})
+    yield "attach to a worker", Try("POST", f"{worker}/attach")
+    yield "forward a port of a worker", Try("POST", f"{worker}/portforward")
+    yield "exec into a worker", run(worker)
+    yield "exec into a pod of edl data", run(f"{core}/pods/{COPY_POD}")
+
+
+def role_binding(at: Stage) -> Try:
+    """Give rights away."""
+    group = "rbac.authorization.k8s.io"
+    role = {"apiGroup": group, "kind": "ClusterRole", "name": "view"}
+    path = f"/apis/{group}/v1/namespaces/{at.namespace}/rolebindings"
+    return post(path, f"{group}/v1", "RoleBinding", roleRef=role, subjects=[])
+
+
+def token_request(at: Stage) -> Try:
+    """Ask for a token of the masters' account."""
+    path = f"/api/v1/namespaces/{at.namespace}/serviceaccounts/{names.MASTER_ACCOUNT}/token"
+    return Try("POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+
+
+def run(pod: str) -> Try:
+    """Run a program in a pod."""
+    return Try("POST", f"{pod}/exec", query={"command": "true", "stdout": "true", "container": names.CONTAINER})
+
+
+def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
+    def one(name: str = "tried", *, dry_run: bool = False, owned: bool = True, of: str = OWN, **spec: Any) -> Try:
+        made = at.worker(name, of, **spec)
+        if not owned:
+            del made["metadata"]["ownerReferences"]
+        return create(at.namespace, made, dry_run=dry_run)
+
+    yield "a pod of a Job", one()
+    yield "a pod of nobody", one(owned=False)
+    yield "a pod of edl data", one("edl-data-89abcdef", owned=False)
+    yield "a pod of edl data with the token of a job", one("edl-data-89abcdef", owned=False, **token_of(OWN))
+    for row, account in _ACCOUNTS.items():
+        yield f"a pod under {row}", one(serviceAccountName=account)
+    yield "a pod of PriorityClass low", one(priorityClassName="low")
+    yield "a pod of another PriorityClass", one(priorityClassName=OTHER_CLASS)
+    yield "a pod with the token of its job", one(**token_of(OWN))
+    yield "a pod with the token of another job", one(**token_of(OTHER))
+    for way, spec in uses(FOREIGN).items():
+        yield f"a pod with a foreign Secret: {way}", one(**spec)
+    as_master = {"serviceAccountName": names.MASTER_ACCOUNT}
+    yield "dry run of a master's pod", one(dry_run=True, owned=False, **as_master, **token_of(OWN))
+    yield "dry run of a worker's pod", one(dry_run=True, owned=False, **token_of(OWN))
+    yield "dry run of a pod under another account", one(dry_run=True, serviceAccountName=STRANGER)
+    yield "dry run of a pod with a foreign Secret", one(dry_run=True, **uses(FOREIGN)["volume"])
+
+
+_ACCOUNTS = {
+    "no account": "",
+    "the account of masters": names.MASTER_ACCOUNT,
+    "the account of data scientists": "edl-data-scientist",
+    "another account": STRANGER,
+}
+
+
+def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
+    made = _job_maker(at)
+    tried, as_master = names.labels("tried", Role.MASTER), {"serviceAccountName": names.MASTER_ACCOUNT}
+    yield "a Job", made()
+    yield "a Job of a submitter", made(serviceAccountName="edl-data-scientist")
+    yield "a Job of a master", create(at.namespace, stage.master_job("tried", **token_of("tried")))
+    yield "a Job under no account", made(serviceAccountName="")
+    yield "a Job under another account", made(serviceAccountName=STRANGER)
+    yield "a Job under the account of masters that is none", made(**as_master)
+    other = stage.job(names.master("tried"), tried, names.labels(OTHER, Role.MASTER), **as_master)
+    yield "a Job of a master of another job than its label says", create(at.namespace, other)
+    yield "a Job of another PriorityClass", made(priorityClassName=OTHER_CLASS)
+    yield "a Job with the token of its job", made(**token_of(OWN))
+    yield "a Job with the token of another job", made(**token_of(OTHER))
+    for way, spec in uses(FOREIGN).items():
+        yield f"a Job with a foreign Secret: {way}", made(**spec)
+    path = f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master(OWN)}"
+    yield "annotate a master's Job", merge(path, ANNOTATION)
+    yield "label a master's Job with another job", merge(path, {"metadata": {"labels": {names.JOB: OTHER}}})
+
+
+def _job_maker(at: Stage) -> Callable[..., Try]:
+    return lambda **spec: create(at.namespace, stage.job("tried", names.labels(OWN), **spec))
+
+
+def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
+    path = f"/api/v1/namespaces/{at.namespace}/secrets"
+    yield "a token of a job", create(at.namespace, stage.secret(names.token("tried"), "tried"))
+    yield "a Secret of another name", create(at.namespace, stage.secret("tried", "tried"))
+    account = {"annotations": {"kubernetes.io/service-account.name": STRANGER}}
+    disguised = stage.secret(names.token("tried"), "tried", "kubernetes.io/service-account-token", **account)
+    yield "a Secret with the token of an account, named like that of a job", create(at.namespace, disguised)
+    yield "delete the token of a job", delete(f"{path}/{names.token(OTHER)}")
+    yield "delete another Secret", delete(f"{path}/{FOREIGN}")
