@@ -59,13 +59,7 @@ What the cluster lacks, or has otherwise. Nothing when there is no cluster to as
 context.
 */}}
 {{- define "edl.checks.cluster" -}}
-{{- /* With --create-namespace the release's namespace is not there yet; kube-system always is, but a team's admin may not
-       look at it. */}}
-{{- $connected := lookup "v1" "Namespace" "" .Release.Namespace }}
-{{- if and (not $connected) .Values.cluster.create }}
-{{- $connected = lookup "v1" "Namespace" "" "kube-system" }}
-{{- end }}
-{{- if $connected }}
+{{- if lookup "v1" "Namespace" "" "kube-system" }}
 {{- include "edl.checks.clusterPart" . }}
 {{- range (include "edl.teams" . | fromJson).teams }}
 {{- $there := or (eq .namespace $.Release.Namespace) (lookup "v1" "Namespace" "" .namespace) }}
