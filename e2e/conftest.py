@@ -43,7 +43,7 @@ def installed() -> None:
 @pytest.fixture(scope="module")
 def cleared(installed: None) -> Iterator[None]:
     """A cluster without anything of EDL's, for tests that install it themselves; afterwards it is as before."""
-    install.remove()
+    install.clear("edl")
     yield
     install.ensure()
 

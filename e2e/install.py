@@ -76,7 +76,8 @@ def ensure() -> None:
     with _locked():
         if _installed() == wanted:
             return
-        _remove()
+        if _installed() is not None:
+            clear("edl")
         if found := strangers(rendered()):
             raise StrangersError(_told(found))
         apply(system({_INSTALLED: wanted}))
@@ -87,22 +88,19 @@ def ensure() -> None:
 
 
 def remove() -> None:
-    """Remove what ``ensure`` has installed."""
+    """Remove what ``ensure`` has installed, with its namespace."""
     with _locked():
-        _remove()
-
-
-def _remove() -> None:
-    if _installed() is not None:
-        clear("edl")
+        if _installed() is not None:
+            clear("edl")
+            kubectl("delete", "namespace", SYSTEM)
 
 
 def clear(*releases: str) -> None:
-    """Remove releases from the namespace of the cluster's part, what is left of that, and the namespace."""
+    """Remove releases of the cluster's part, and what is left of it but their namespace, which takes long to go."""
     for name in releases if which("helm") else ():
         Release(name, SYSTEM).uninstall("--ignore-not-found")
     kubectl("delete", CLUSTER_KINDS, "-l", OWN, "--ignore-not-found")
-    kubectl("delete", "namespace", SYSTEM, "--ignore-not-found")
+    apply(system())  # it remembers nothing any more
 
 
 def rendered() -> list[Manifest]:

@@ -47,7 +47,6 @@ def team(place: Namespace) -> Manifest:
 @pytest.fixture
 def place(where: Site, built: Images, folder: Path) -> Iterator[Namespace]:
     """A namespace that is to be; with all that tests installed it goes at the end."""
-    apply(install.system())
     with namespaces.opened(where, built, folder, namespaces.fresh(folder)) as found:
         try:
             yield found

@@ -74,7 +74,7 @@ def test_a_storage_class_that_does_not_exist(attempts: Attempts) -> None:
 
 
 def test_a_namespace_that_does_not_exist(attempts: Attempts) -> None:
-    attempts.refused({"teams": [{"namespace": "no-such-team"}]}, "no-such-team", "create: true")
+    attempts.refused({"teams": [{"namespace": "no-such-team"}]}, "no-such-team", "create to true")
 
 
 def test_a_namespace_of_another_owner(attempts: Attempts) -> None:
