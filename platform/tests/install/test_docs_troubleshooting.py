@@ -1,4 +1,4 @@
-"""The page on troubleshooting has every reason that the code can give, and none that it cannot."""
+"""The page on troubleshooting has every reason that code and charts can give, and none that it cannot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from install.reasons_in_code import EDL, reasons
+from install.reasons_in_code import EDL, SOURCES, Reason, reasons
+from install.refusals_in_charts import refusals
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/troubleshooting.md"
 QUOTED = re.compile(r"^> `(.+)`$", re.MULTILINE)
@@ -17,15 +18,20 @@ def page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
-def test_every_reason_of_the_code_is_on_the_page(page):
+@pytest.fixture(scope="module")
+def found() -> list[Reason]:
+    return [*reasons(), *refusals()]
+
+
+def test_every_reason_of_code_and_charts_is_on_the_page(page, found):
     quoted = set(QUOTED.findall(page))
-    found = reasons()
-    assert len(found) > 70
+    assert len(reasons()) > 70
+    assert len(refusals()) > 20
     assert [f"{reason.where}: {reason.text}" for reason in found if reason.text not in quoted] == []
 
 
-def test_the_page_has_no_reason_that_the_code_cannot_give(page):
-    known = {reason.text for reason in reasons()}
+def test_the_page_has_no_reason_that_nothing_can_give(page, found):
+    known = {reason.text for reason in found}
     assert [text for text in QUOTED.findall(page) if text not in known] == []
 
 
@@ -58,8 +64,6 @@ def test_reasons_are_found_however_they_are_made(text, source):
 
 def test_no_module_makes_complaints_unseen():
     """A new module that makes Complaints, Findings or Checkups belongs to the sources."""
-    from install.reasons_in_code import SOURCES
-
     makes = re.compile(r"(?<!class )\b(?:Complaint|Finding|Checkup|Warned|Wait)\(\s*[^)]")
     found = {
         path.relative_to(EDL).as_posix()

@@ -84,6 +84,14 @@ def test_a_master_that_cannot_be_made() -> None:
     assert "edl-job-master" in found.remedy
 
 
+def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
+    """Its sentences name accounts and PriorityClasses, of which there is no lack."""
+    said = (
+        "ValidatingAdmissionPolicy 'edl-job-master-pods' with binding 'edl-job-master-pods' denied request: A pod may "
+    )
+    assert "pod.overrides" in refusal_remedy(f"{said}have no PriorityClass but high, low.")
+
+
 def test_a_master_whose_image_is_not_there(cluster: SmallCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
     (found,) = complaints(seen(Publication(), status={}), [pod])

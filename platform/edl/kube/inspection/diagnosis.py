@@ -163,6 +163,10 @@ def _starved(evidence: Evidence) -> Iterator[Complaint]:
 
 
 _REFUSALS = (
+    (  # first: its sentences speak of accounts and PriorityClasses, too
+        "ValidatingAdmissionPolicy",
+        "Look at pod.overrides, the priorities and security in the job file, or have the cluster's admin allow it.",
+    ),
     ("exceeded quota", "Wait until other jobs of the namespace have ended, ask for less, or have the quota raised."),
     ("violates PodSecurity", "Look at pod.overrides, host_path volumes and security.run_as in the job file."),
     (

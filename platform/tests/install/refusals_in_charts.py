@@ -1,0 +1,34 @@
+"""Every sentence with which the charts refuse values, read off their templates, with gaps as in ``reasons_in_code``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from install.reasons_in_code import EDL, GAP, Reason
+
+HELM = EDL.parents[1] / "helm"
+_CHECKS = HELM / "edl/templates/_checks.tpl"
+"""Its sentences stand there as lines of their own."""
+_ACTION = re.compile(r"\{\{.*?\}\}")
+_COMMENT = re.compile(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", re.DOTALL)
+_FAIL = re.compile(r'fail (?:\(printf )?"((?:[^"\\]|\\.)*)"')
+_VERB = re.compile(r"%[qdsv]")
+
+
+def refusals() -> list[Reason]:
+    """All of them, chart by chart."""
+    text = _COMMENT.sub("", _CHECKS.read_text(encoding="utf-8"))
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("{{")]
+    found = [Reason(_ACTION.sub(GAP, line).replace("`", "'"), "helm/edl/templates/_checks.tpl") for line in lines]
+    for path in sorted(HELM.glob("*/templates/*")):
+        found += [Reason(_VERB.sub(GAP, said), _named(path)) for said in _failures(path)]
+    return found
+
+
+def _failures(path: Path) -> list[str]:
+    return _FAIL.findall(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def _named(path: Path) -> str:
+    return path.relative_to(HELM.parent).as_posix()
