@@ -22,6 +22,8 @@ OWN, OTHER = "mine", "other"
 """The two jobs."""
 MASTER_POD = f"{names.master(OWN)}-x7k2p"
 COPY_POD = "edl-data-0123abcd"
+ENDED = "ended"
+"""A job of which nothing is left but its token."""
 FOREIGN = "database"
 """A Secret that is no job's."""
 STRANGER = "stranger"
@@ -145,7 +147,8 @@ def build(api: Api, image: str) -> Stage:
         _put(api, [*things, found.worker(names.pod(each, Role.WORKER, 0), each)])
     master = pod(MASTER_POD, names.labels(OWN, Role.MASTER), serviceAccountName=names.MASTER_ACCOUNT)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": STRANGER}}
-    _put(api, [master, account, secret(FOREIGN, None), config(STRANGER, None), pod(STRANGER)])
+    tokens = [secret(names.token(ENDED), ENDED), secret(FOREIGN, None)]
+    _put(api, [master, account, *tokens, config(STRANGER, None), pod(STRANGER)])
     sleeping = {"image": image, "command": ["sleep", "3600"]}
     _put(api, [pod(COPY_POD, container=sleeping, nodeSelector={}, terminationGracePeriodSeconds=0)])
     kubectl("-n", api.namespace, "wait", "--for=condition=Ready", f"pod/{COPY_POD}", "--timeout=90s")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from e2e import stage
-from e2e.stage import COPY_POD, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
+from e2e.stage import COPY_POD, ENDED, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
 from e2e.tries import Try, create, delete, get, merge, post
 
 from edl.core.cluster import Role
@@ -176,5 +176,5 @@ def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
     account = {"annotations": {"kubernetes.io/service-account.name": STRANGER}}
     disguised = stage.secret(names.token("tried"), "tried", "kubernetes.io/service-account-token", **account)
     yield "a Secret with the token of an account, named like that of a job", create(at.namespace, disguised)
-    yield "delete the token of a job", delete(f"{path}/{names.token(OTHER)}")
+    yield "delete the token of a job", delete(f"{path}/{names.token(ENDED)}")
     yield "delete another Secret", delete(f"{path}/{FOREIGN}")
