@@ -379,15 +379,7 @@ def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterD
     return desk
 
 
-def test_a_master_that_cannot_run_as_it_is_fails_the_release_at_once(starting: SubmitterDesk) -> None:
-    starting.cluster.master = failing("Error", 2, "no module mnist.model")
-    assert starting.pod() == 1
-    assert "no module mnist.model" in starting.err
-    assert starting.cluster.labelled() == []
-    assert starting.time.now == 0
-
-
-@pytest.mark.parametrize("state", [failing("ErrImagePull"), failing("Error", 1)])
+@pytest.mark.parametrize("state", [failing("ErrImagePull"), failing("Error", 2, "no module")])
 def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: SubmitterDesk, state: Manifest) -> None:
     starting.cluster.master = state
     assert starting.pod() == 1

@@ -11,9 +11,10 @@ REFUSED_SECONDS = 15.0
 """A refusal that is looked at again: what goes counts in quotas a little longer, RBAC is late after a restart of the
 server, and claims and accounts of the same installation may come a moment later."""
 START_SECONDS = 30.0
-"""For a master that fails to start: registries and networks have bad moments, and nobody is there to try again."""
-_BAD_INPUT, _KILLED = 2, 128
-"""Exit codes: of a job that cannot run as it is; above this one a signal ended the master."""
+"""For a master that fails before its first word: registries, networks and RBAC have bad moments, and Kubernetes tries
+again."""
+_KILLED = 128
+"""Above this exit code a signal ended the master."""
 
 
 class Patience:
@@ -41,12 +42,12 @@ class StartPatience:
         self._since: float | None = None
 
     def is_over(self, sight: Sight, now: float) -> bool:
-        """Whether the master will not start: at once for bad input, never for a pod that was taken from its node."""
+        """Whether the master will not start; a pod that was taken from its node says nothing about that."""
         if sight.stage is not Stage.FAILED or not _is_its_own(sight):
             return False
         if self._since is None:
             self._since = now
-        return sight.exit_code == _BAD_INPUT or now - self._since >= START_SECONDS
+        return now - self._since >= START_SECONDS
 
 
 def _is_its_own(sight: Sight) -> bool:
