@@ -1,0 +1,66 @@
+"""The documentation as a site: it builds without a warning, and who reads it asks no other server for anything."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from handbook import ROOT
+
+pytestmark = pytest.mark.install
+
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\ssrc="?(https?:|//)[^>]*>"""
+    r"""|<link\b[^>]*rel="?(?:stylesheet|preconnect|preload|icon)[^>]*href="?(https?:|//)[^>]*>"""
+)
+"""What a browser fetches by itself; links that a reader may follow are not among it."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    beside = Path(sys.executable).with_name("mkdocs")
+    mkdocs = str(beside) if beside.exists() else shutil.which("mkdocs")
+    if mkdocs is None:
+        reason = "mkdocs is not installed; `make docs` does it, or pip install '.[docs]'"
+        if os.environ.get("EDL_REQUIRE_CHART_TOOLS") == "1":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [mkdocs, "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 15
+    for page in pages:
+        html = page.read_text(encoding="utf-8")
+        assert not LOADED.search(html), f"{page.name}: {LOADED.search(html)}"
+        assert 'class="mermaid"' not in html, "the theme would load a program for it from a public server"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"@import|url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+def test_figures_take_the_colours_of_the_page(site: Path) -> None:
+    for page in ("elasticity", "ledger", "strategies", "priorities"):
+        html = (site / "concepts" / page / "index.html").read_text(encoding="utf-8")
+        assert html.count('<svg class="edl-figure"') == 1, page
+        assert "<desc>" in html, f"{page}: a figure says in words what it shows"
+
+
+def test_sources_of_the_site_are_not_published(site: Path) -> None:
+    assert not list(site.rglob("*.py"))
