@@ -1,0 +1,134 @@
+"""NetworkPolicies on real pods: connections that the table of flows allows are made, those that it denies are not.
+
+Whether policies are enforced is the cluster's network's business. Where they are not, this says so and is skipped; on
+kind, which enforces them, that is a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e import namespaces
+from e2e.images import Images
+from e2e.namespaces import Namespace
+from e2e.observer import phase
+from e2e.pods import pod
+from e2e.programs import ROOT, apply, kubectl
+from e2e.site import Delivery, Site
+from install.flow_table import Flow, read
+
+pytestmark = pytest.mark.install
+
+TABLE = read((ROOT / "platform" / "tests" / "install" / "network" / "defaults.txt").read_text())
+POLICIES = ROOT / "kustomize" / "components" / "network-policy" / "network-policies.yaml"
+TEAM, OTHER = "team-a", "team-b"
+PODS = ("master", "ps", "worker", "submitter", "notebook", "stranger")
+PORTS = ("7070", "7071")
+SERVICES = {"dns": ("kube-system", "kube-dns", "53"), "api-server": ("default", "kubernetes", "443")}
+SECONDS = 30.0
+"""Within which policies must have come to every node."""
+
+SERVER = f"""
+import socket, threading
+
+def serve(port):
+    server, taken = socket.create_server(("", port)), []
+    while True:
+        taken.append(server.accept())
+
+for port in {", ".join(PORTS)}:
+    threading.Thread(target=serve, args=(port,)).start()
+"""
+"""Takes connections at the ports of jobs and says nothing."""
+
+PROBE = """
+import json, socket, sys
+from concurrent.futures import ThreadPoolExecutor
+
+def reached(where):
+    try:
+        socket.create_connection(where, 3).close()
+        return True
+    except OSError:
+        return False
+
+tried = json.loads(sys.argv[1])
+with ThreadPoolExecutor(32) as pool:
+    print(json.dumps(list(pool.map(reached, [(host, int(port)) for host, port in tried]))))
+"""
+"""Which of the given addresses can be connected to, all tried at once."""
+
+
+def namespace_of(name: str, team: Namespace, other: Namespace) -> Namespace:
+    return {TEAM: team, OTHER: other}[str(TABLE.endpoints[name].namespace)]
+
+
+def start(place: Namespace, name: str) -> None:
+    labels = dict(TABLE.endpoints[name].labels)
+    apply(pod(name, place.images.submitter, "python3", "-c", SERVER, labels=labels), "-n", place.name)
+
+
+def address(place: Namespace, name: str) -> str:
+    """Of the pod, which runs then."""
+
+    def found() -> str | None:
+        there = place.observer.pod(name)
+        return there["status"].get("podIP") if there is not None and phase(there) == "Running" else None
+
+    return str(place.observer.wait(f"{name} runs", found))
+
+
+def flows() -> list[Flow]:
+    """Those of the table that are tried: among the pods, and from them to the Services."""
+    ports = dict.fromkeys(PODS, PORTS) | {name: (service[2],) for name, service in SERVICES.items()}
+    return [
+        flow
+        for flow in TABLE.all_flows(TEAM)
+        if flow.source in PODS and flow.target in ports and flow.port in ports[flow.target]
+    ]
+
+
+def reached(tried: list[Flow], addresses: dict[str, str], team: Namespace, other: Namespace) -> set[Flow]:
+    """The flows that come through now."""
+    found: set[Flow] = set()
+    for source in PODS:
+        own = [flow for flow in tried if flow.source == source]
+        asked = json.dumps([(addresses[flow.target], flow.port) for flow in own])
+        place = namespace_of(source, team, other)
+        answers = json.loads(place.kubectl("exec", source, "--", "python3", "-c", PROBE, asked))
+        found |= {flow for flow, answer in zip(own, answers, strict=True) if answer}
+    return found
+
+
+@pytest.fixture
+def pair(where: Site, built: Images, folder: Path) -> Iterator[tuple[Namespace, Namespace]]:
+    """The team's namespace and a stranger's; nothing of EDL is needed in either."""
+    with (
+        namespaces.namespace(where, built, folder, volume=False, base=False) as team,
+        namespaces.namespace(where, built, folder.with_name(f"{folder.name}-other"), volume=False, base=False) as other,
+    ):
+        yield team, other
+
+
+def test_pods_reach_what_the_table_says(pair: tuple[Namespace, Namespace], where: Site) -> None:
+    team, other = pair
+    for name in PODS:
+        start(namespace_of(name, team, other), name)
+    addresses = {name: address(namespace_of(name, team, other), name) for name in PODS}
+    for name, (namespace, service, _) in SERVICES.items():
+        addresses[name] = kubectl("-n", namespace, "get", "service", service, "-o", "jsonpath={.spec.clusterIP}")
+    tried = flows()
+    team.observer.wait("every pod reaches every other", lambda: reached(tried, addresses, team, other) == set(tried))
+
+    team.kubectl("apply", "-f", str(POLICIES))
+    expected = {flow for flow in tried if TABLE.verdicts.get(flow, False)}
+    deadline, found = time.monotonic() + SECONDS, set(tried)
+    while found != expected and time.monotonic() < deadline:
+        found = reached(tried, addresses, team, other)
+    if found == set(tried) and where.delivery is not Delivery.KIND:
+        pytest.skip("not enforced: this cluster's network does not enforce NetworkPolicies")
+    assert {str(flow) for flow in found} == {str(flow) for flow in expected}
