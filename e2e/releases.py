@@ -51,8 +51,8 @@ class Release:
         _succeeded(self._call("rollback", self.name))
 
     def test(self) -> str:
-        """``helm test``; what it and the test pods printed."""
-        return _succeeded(self._call("test", self.name, "--logs", "--timeout=120s"))
+        """``helm test``; what it printed, and the logs of pods that failed (``--logs`` looks in one namespace only)."""
+        return _succeeded(self._call("test", self.name, "--timeout=120s"))
 
     def uninstall(self, *options: str) -> None:
         """``helm uninstall``; what is deleted is gone afterwards."""
