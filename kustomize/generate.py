@@ -6,6 +6,7 @@ which ``kubectl apply -n`` or an overlay gives. Patches, overlays and every kust
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -44,28 +45,32 @@ class Part:
     """A directory, and which of the chart's objects are in it.
 
     Attributes:
-        team: values of the one team that the chart is rendered for; None: the chart as it is without values.
+        team: what ``teamDefaults`` say for the one team that the chart is rendered for; None: the chart without values.
     """
 
     directory: str
     belongs: Callable[[Manifest], bool]
-    team: str | None = None
+    team: Manifest | None = None
 
 
 PARTS = (
     Part("base/cluster", lambda found: "namespace" not in found["metadata"]),
     Part("base/team", lambda found: "namespace" in found["metadata"]),
-    Part("components/network-policy", lambda found: found["kind"] == "NetworkPolicy", team="{}"),
+    Part("components/network-policy", lambda found: found["kind"] == "NetworkPolicy", team={}),
     Part(
         "components/volume-nfs",
         lambda found: found["kind"] in _VOLUMES,
-        team='{"volume": {"nfs": {"server": "nfs.example.internal", "path": "/export/edl"}}}',
+        team={"volume": {"nfs": {"server": "nfs.example.internal", "path": "/export/edl"}}},
     ),
     Part(
         "components/volume-filestore",
         lambda found: found["kind"] in _VOLUMES,
-        team='{"volume": {"size": "1Ti", "filestore": {"volumeHandle": "modeInstance/ZONE/INSTANCE/SHARE",'
-        ' "ip": "192.0.2.2", "share": "SHARE"}}}',
+        team={
+            "volume": {
+                "size": "1Ti",
+                "filestore": {"volumeHandle": "modeInstance/ZONE/INSTANCE/SHARE", "ip": "192.0.2.2", "share": "SHARE"},
+            }
+        },
     ),
 )
 
@@ -114,7 +119,10 @@ def _by_source(part: Part) -> dict[str, list[str]]:
 def _rendered(part: Part) -> Iterator[tuple[str, Manifest]]:
     command = ["helm", "template", "edl", str(CHART), "--namespace", NAMESPACE]
     if part.team is not None:
-        command += ["--set-json", f'teams=[{{"namespace": "{NAMESPACE}"}}]', "--set-json", f"teamDefaults={part.team}"]
+        values = {"teams": [{"namespace": NAMESPACE}], "teamDefaults": part.team}
+        command += [
+            argument for key, value in values.items() for argument in ("--set-json", f"{key}={json.dumps(value)}")
+        ]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     for document in re.split(r"^---\n", text, flags=re.MULTILINE):
         if (source := _SOURCE.search(document)) is not None:
