@@ -30,7 +30,6 @@ NODE = "edl-worker"
 
 @pytest.mark.alone
 @pytest.mark.breaks
-@pytest.mark.install
 @pytest.mark.timeout(SECONDS + 60)
 def test_tutorial_on_kind(where: Site, built: Images, folder: Path, installed: None) -> None:
     """Every command does what the page says, or the script ends there."""
