@@ -62,8 +62,11 @@ context.
 {{- if lookup "v1" "Namespace" "" "kube-system" }}
 {{- include "edl.checks.clusterPart" . }}
 {{- range (include "edl.teams" . | fromJson).teams }}
-{{- $there := or (eq .namespace $.Release.Namespace) (lookup "v1" "Namespace" "" .namespace) }}
-{{- if not (or .create $there) }}
+{{- $found := lookup "v1" "Namespace" "" .namespace | default dict }}
+{{- $annotations := ($found.metadata | default dict).annotations | default dict }}
+{{- if and .create $found (not (hasKey $annotations "meta.helm.sh/release-name")) }}
+The namespace {{ .namespace }} exists, and no release made it: set create to false for this team, and it is used as it is.
+{{- else if not (or .create $found (eq .namespace $.Release.Namespace)) }}
 There is no namespace {{ .namespace }}: create it, or set create to true for this team.
 {{- else }}
 {{- include "edl.checks.claim" . }}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+import tarfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,13 +75,12 @@ def test_the_chart_says_what_catalogues_show(chart: Path) -> None:
     about = loaded(chart / "Chart.yaml")
     assert about["icon"] == "data:image/svg+xml;base64," + base64.b64encode((chart / "icon.svg").read_bytes()).decode()
     assert about["kubeVersion"].startswith(">=")
+    assert about["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert {"artifacthub.io/category", "artifacthub.io/changes"} <= about["annotations"].keys()
 
 
 @charts
 def test_a_package_has_what_people_need_and_no_tests_of_the_chart(chart: Path, tmp_path: Path) -> None:
-    import tarfile
-
     output("helm", "package", chart, "--destination", tmp_path)
     with tarfile.open(next(tmp_path.glob("*.tgz"))) as package:
         names = {name.partition("/")[2] for name in package.getnames()}
