@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from edl.master import publishing, reporter, threads
+from edl.master import progress, publishing, reporter, threads
+from edl.master.progress import Progress
 from edl.master.publishing import Publisher
 from edl.master.reporter import Reporter
 from edl.master.shell import Shell
@@ -15,7 +16,7 @@ from edl.spec.status import Status
 
 
 class Accounts:
-    """The status in the run directory and, where there is a board, on the board.
+    """The status in the run directory, its course in the log and, where there is a board, all of it on the board.
 
     Args:
         shell: whose lock is held while the job is looked at.
@@ -31,6 +32,7 @@ class Accounts:
     def start(self) -> None:
         """Begin to tell."""
         self._begin("status", reporter.PERIOD_SECONDS, self._reporter.write_status)
+        self._begin("progress", progress.PERIOD_SECONDS, Progress().tell)
         if (publisher := self._publisher) is not None:
             self._begin("board", publishing.PERIOD_SECONDS, publisher.tell)
             self._begin("timeline", publishing.KEEP_SECONDS, lambda status: publisher.keep())

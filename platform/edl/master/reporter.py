@@ -20,7 +20,7 @@ from edl.core.job import JobState
 from edl.core.staffing import starved
 from edl.core.state import TRAINING
 from edl.core.tasks import Ledger
-from edl.master import threads
+from edl.master import progress, threads
 from edl.master.rate import Rate
 from edl.spec.event import EVENTS, Event
 from edl.spec.status import RoleStatus, Status, Summary
@@ -80,6 +80,7 @@ class Reporter:
     def put(self, event: Event) -> None:
         """Queue an event of the master's own."""
         self._heard(event)
+        progress.hear(event)
         self._lines.put(event.to_json())
 
     def close(self) -> None:

@@ -1,0 +1,49 @@
+"""What a master's log says of the training."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+from published_job import STATUS
+
+from edl.master.progress import Progress, hear
+from edl.spec.event import EvaluationEnded, EvaluationStarted
+
+MIDST = replace(STATUS, loss=0.18684, step=7021, epoch=3, epochs=5, records_done=402112, records_total=600000)
+
+
+@pytest.fixture(autouse=True)
+def _level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "edl.master.progress")
+
+
+def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
+    progress = Progress()
+    for status in (MIDST, MIDST, replace(MIDST, step=7022, loss=0.2)):
+        progress.tell(status)
+    assert caplog.messages == [
+        "Loss 0.1868 at step 7,021, epoch 3/5, 402,112 of 600,000 records",
+        "Loss 0.2 at step 7,022, epoch 3/5, 402,112 of 600,000 records",
+    ]
+
+
+def test_nothing_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    Progress().tell(replace(MIDST, loss=None))
+    assert caplog.messages == []
+
+
+def test_one_epoch_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
+    Progress().tell(replace(MIDST, epoch=1, epochs=1))
+    assert "epoch" not in caplog.text
+
+
+def test_each_evaluation_with_its_measures(caplog: pytest.LogCaptureFixture) -> None:
+    hear(EvaluationStarted(time=1.0, step=7000))
+    hear(EvaluationEnded(time=2.0, step=7000, metrics={"loss": 0.09169, "accuracy": 0.9805}))
+    hear(EvaluationEnded(time=3.0, step=8000, metrics={}))
+    assert caplog.messages == [
+        "Evaluation of step 7,000: loss 0.09169, accuracy 0.9805",
+        "Evaluation of step 8,000: done",
+    ]
