@@ -46,8 +46,8 @@ def test_tutorial_on_kind(where: Site, built: Images, folder: Path, installed: N
             raise
         (folder / "printed.txt").write_text(printed)
     told = _sections(printed)
-    assert "loss" in told["edl logs mnist"]
-    assert "evaluation" in told["edl logs mnist"]
+    assert "Loss" in told["edl logs mnist"]
+    assert "Evaluation" in told["edl logs mnist"]
     assert "edl-elastic-worker-4" in told["kubectl get pods"], "the killed worker's successor"
     assert "cpu" in told["edl why elastic"].lower(), "the scheduler's words"
 
