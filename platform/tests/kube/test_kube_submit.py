@@ -10,7 +10,7 @@ from edl.kube import names
 from edl.kube.errors import AwayError, ConflictError, InvalidError
 from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
 from edl.kube.manifests.render import render_job
-from edl.kube.submission.submit import create
+from edl.kube.submission.submit import begin, create, furnish, is_begun, reserve, withdraw
 from edl.spec.job import Data, JobSpec, Model
 from edl.spec.placement import Volume
 
@@ -115,3 +115,41 @@ def test_an_object_of_somebody_else_stays_and_the_job_goes() -> None:
         create(cluster, "j", manifests(), "s1")
     assert names_of(cluster, SERVICES) == [names.master("j")]
     assert len(cluster.objects) == 1
+
+
+def test_the_steps_of_a_submission_can_be_done_twice_and_by_two() -> None:
+    cluster = SmallCluster()
+    cluster.deny("get", SECRETS)
+    *parts, job = manifests()
+    made = reserve(cluster, "j", job, "s1")
+    assert reserve(cluster, "j", job, "s1") == made
+    for _ in range(2):
+        furnish(cluster, made, parts)
+    assert not is_begun(cluster.of(JOBS)[0])
+    begin(cluster, made)
+    begin(cluster, made)
+    assert is_begun(cluster.of(JOBS)[0])
+    assert (len(cluster.of(JOBS)), len(cluster.of(CONFIGMAPS)), len(cluster.of(SECRETS))) == (1, 2, 1)
+
+
+def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
+    cluster = SmallCluster()
+    *_, job = manifests()
+    withdraw(cluster, names.master("j"), "s1")
+    made = reserve(cluster, "j", job, "s1")
+    withdraw(cluster, names.master("j"), "s2")
+    assert cluster.of(JOBS)
+    begin(cluster, made)
+    withdraw(cluster, names.master("j"), "s1")
+    assert cluster.of(JOBS)
+
+
+def test_another_job_of_that_name_is_not_begun() -> None:
+    cluster = SmallCluster()
+    *_, job = manifests()
+    made = reserve(cluster, "j", job, "s1")
+    withdraw(cluster, names.master("j"), "s1")
+    reserve(cluster, "j", job, "s2")
+    with pytest.raises(InvalidError, match="uid"):
+        begin(cluster, made)
+    assert not is_begun(cluster.of(JOBS)[0])

@@ -130,7 +130,7 @@ def _of_own(own: Master, marked: str) -> Decision:
         return Decision(Step.DELETED, f"an earlier job {own.job} of this submitter was deleted by somebody", (own,))
     if own.begun:
         return Decision(Step.FOLLOW, f"job {own.job} was submitted", (own,))
-    return Decision(Step.FINISH, f"job {own.job} is not complete yet", (own,))
+    return Decision(Step.FINISH, f"the Job of {own.job} is there, what it needs comes next", (own,))
 
 
 def _newer(mine: Submitter, others: Sequence[Submitter]) -> Submitter | None:

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from small_cluster import SmallCluster, when
+
+from edl.core.cluster import Role
+from edl.kube import names
+from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, Manifest
+from edl.kube.release.clearing import Clearing, departing
+from edl.kube.release.decision import Master
+from edl.kube.removal import Remains
+
+OLD = Master("mnist", "old", "submitter-a")
+
+
+def thing(kind: str, name: str, owner: str = "", role: Role | None = None, **meta: Any) -> Manifest:
+    owners = [{"kind": "Job", "name": names.master("mnist"), "uid": owner}] if owner else []
+    version = "batch/v1" if kind == "Job" else "v1"
+    metadata = {"name": name, "labels": names.labels("mnist", role), "ownerReferences": owners, **meta}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {}}
+
+
+def job(uid: str) -> Manifest:
+    return thing("Job", names.master("mnist"), uid=uid)
+
+
+def names_of(found: list[Manifest]) -> set[str]:
+    return {each["metadata"]["name"] for each in found}
+
+
+def test_a_later_job_of_the_same_name_stays_untouched() -> None:
+    cluster = SmallCluster()
+    cluster.put(job("new"))
+    cluster.put(thing("Pod", "new-master", "new", Role.MASTER))
+    cluster.put(thing("ConfigMap", "new-spec", "new"))
+    assert not Clearing(cluster, "mnist").round([OLD])
+    assert names_of(cluster.of(PODS)) == {"new-master"}
+    assert names_of(cluster.of(CONFIGMAPS)) == {"new-spec"}
+    assert len(cluster.of(JOBS)) == 1
+
+
+def test_the_old_master_is_told_to_go_before_its_workers_follow_their_job() -> None:
+    cluster = SmallCluster()
+    for name, role in (("old-master", Role.MASTER), ("old-worker", Role.WORKER)):
+        cluster.put(thing("Pod", name, "old", role))  # the garbage collector has not come yet
+    left = Clearing(cluster, "mnist").round([OLD])
+    assert names_of(left.of(PODS)) == {"old-master", "old-worker"}
+    assert names_of(cluster.of(PODS)) == {"old-worker"}
+
+
+def test_a_pod_that_a_dead_node_holds_is_taken_from_it() -> None:
+    cluster = SmallCluster()
+    cluster.put(thing("Pod", "lost", "old", Role.WORKER, deletionTimestamp=when(cluster.now)))
+    clearing = Clearing(cluster, "mnist")
+    assert clearing.round()
+    assert cluster.of(PODS)
+    cluster.now += 31
+    assert clearing.round()
+    assert not clearing.round()
+
+
+def test_what_was_made_under_another_name_is_waited_for_too() -> None:
+    cluster = SmallCluster()
+    cluster.held.add("old-master")
+    cluster.put(job("old"))
+    cluster.put(thing("Pod", "old-master", "old", Role.MASTER))
+    clearing = Clearing(cluster, "digits")
+    assert clearing.round([OLD])
+    assert clearing.round()
+    cluster.delete(PODS, "old-master", grace=0)
+    assert not clearing.round()
+
+
+UIDS = st.sampled_from(["", "a", "b", "c"])
+
+
+@given(st.sets(st.sampled_from(["a", "b"])), st.lists(st.tuples(UIDS, st.booleans()), max_size=6), st.sets(UIDS))
+def test_what_departs_is_deleted_or_owned_by_nobody_who_stays(
+    jobs: set[str], parts: list[tuple[str, bool]], going: set[str]
+) -> None:
+    objects = [job(uid) for uid in sorted(jobs)]
+    for number, (owner, leaving) in enumerate(parts):
+        gone = {"deletionTimestamp": when(0.0)} if leaving else {}
+        objects.append(thing("ConfigMap", f"part-{number}", owner, uid=f"uid-{number}", **gone))
+    found = departing(Remains(tuple(objects), 0.0), going).objects
+    for each in objects:
+        meta = each["metadata"]
+        owners = {owner["uid"] for owner in meta["ownerReferences"]}
+        stays = meta["uid"] not in going if each["kind"] == "Job" else not owners or bool(owners & (jobs - going))
+        assert (each in found) == ("deletionTimestamp" in meta or not stays)
