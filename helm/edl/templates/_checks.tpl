@@ -12,6 +12,7 @@ priorityClasses.high.value ({{ int64 $classes.high.value }}) must be above prior
 {{- end }}
 {{- $allowed := concat (list $classes.high.name $classes.low.name) .Values.admission.allowedPriorityClasses | uniq }}
 {{- $seen := dict }}
+{{- $volumes := dict }}
 {{- range (include "edl.teams" . | fromJson).teams }}
 {{- if hasKey $seen .namespace }}
 Two teams have the namespace {{ .namespace }}: give each its own, or make them one.
@@ -27,6 +28,13 @@ The quota of namespace {{ $team.namespace }} names the PriorityClass {{ $class }
 {{- end }}
 {{- end }}
 {{- include "edl.checks.volume" . }}
+{{- if include "edl.volumeSource" .volume }}
+{{- $volume := include "edl.volumeName" . }}
+{{- with get $volumes $volume }}
+The PersistentVolume of namespace {{ $team.namespace }} would be {{ $volume }}, like that of {{ . }}: choose another volume.claim for one of them.
+{{- end }}
+{{- $_ := set $volumes $volume .namespace }}
+{{- end }}
 {{- end }}
 {{- end }}
 
