@@ -43,9 +43,8 @@ def installed() -> None:
 @pytest.fixture(scope="module")
 def cleared(installed: None) -> Iterator[None]:
     """A cluster without anything of EDL's, for tests that install it themselves; afterwards it is as before."""
-    install.clear("edl")
-    yield
-    install.ensure()
+    with install.cleared():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -64,11 +63,17 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return path
 
 
+@pytest.fixture
+def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
+    """Whether this test has failed: what a fixture asks at its end."""
+    return lambda: request.node.stash.get(_FAILED, False)
+
+
 Places = Callable[..., Namespace]
 
 
 @pytest.fixture
-def places(request: pytest.FixtureRequest, where: Site, built: Images, data: Path, folder: Path) -> Iterator[Places]:
+def places(where: Site, built: Images, data: Path, folder: Path, failed: Callable[[], bool]) -> Iterator[Places]:
     """Makes namespaces, with the data on their claims."""
     made: list[Namespace] = []
     with ExitStack() as stack:
@@ -82,7 +87,7 @@ def places(request: pytest.FixtureRequest, where: Site, built: Images, data: Pat
             return place
 
         yield make
-        if request.node.stash.get(_FAILED, False):
+        if failed():
             for place in made:
                 evidence.collect(place)
 

@@ -72,19 +72,34 @@ def ensure() -> None:
     Raises:
         StrangersError: something is in its place.
     """
-    wanted = _fingerprint()
     with _locked():
-        if _installed() == wanted:
-            return
-        if _installed() is not None:
-            clear("edl")
-        if found := strangers(rendered()):
-            raise StrangersError(_told(found))
-        apply(system({_INSTALLED: wanted}))
-        if method() is Method.HELM:
-            Release("edl", SYSTEM).install({"commonLabels": LABELS})
-        else:
-            kubectl("apply", "-k", str(CLUSTER))
+        _ensure()
+
+
+def _ensure() -> None:
+    wanted, there = _fingerprint(), _installed()
+    if there == wanted:
+        return
+    if there is not None:
+        clear("edl")
+    if found := strangers(rendered()):
+        raise StrangersError(_told(found))
+    apply(system({_INSTALLED: wanted}))
+    if method() is Method.HELM:
+        Release("edl", SYSTEM).install({"commonLabels": LABELS})
+    else:
+        kubectl("apply", "-k", str(CLUSTER))
+
+
+@contextmanager
+def cleared() -> Iterator[None]:
+    """Nothing is installed when the block begins, and all is again when it ends; ``ensure`` waits that long."""
+    with _locked():
+        clear("edl")
+        try:
+            yield
+        finally:
+            _ensure()
 
 
 def remove() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e import figures, install, namespaces
+from e2e import evidence, figures, install, namespaces
 from e2e.images import Images
 from e2e.install import Method
 from e2e.inventory import inventory
@@ -45,12 +45,14 @@ def team(place: Namespace) -> Manifest:
 
 
 @pytest.fixture
-def place(where: Site, built: Images, folder: Path) -> Iterator[Namespace]:
+def place(where: Site, built: Images, folder: Path, failed: Callable[[], bool]) -> Iterator[Namespace]:
     """A namespace that is to be; with all that tests installed it goes at the end."""
     with namespaces.opened(where, built, folder, namespaces.fresh(folder)) as found:
         try:
             yield found
         finally:
+            if failed():
+                evidence.collect(found)
             install.clear("edl", "edl-again")
 
 
@@ -89,7 +91,7 @@ def test_a_data_scientist_trains_on_what_was_installed(place: Namespace, data: P
     job.must("wait", "--for", "started", "--timeout", "120s")
     job.must("scale", "--max", "2")
     job.must("wait", "--for", "workers=2", "--timeout", "60s")
-    assert "Loss" in job.must("logs")
+    job.wait("it says that it trains", lambda: "'Training'" in job.must("logs") or None, 30)
     for told in refusals(place):
         done = place.person.try_kubectl(*told)
         assert done.returncode, f"kubectl {' '.join(told)} is allowed:\n{done.stdout}"
