@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from e2e import namespaces, rights_page, stage, tries_of_masters, tries_of_people
+import rights_page
+from e2e import namespaces, stage, tries_of_masters, tries_of_people
 from e2e.conftest import ARTIFACTS
 from e2e.images import Images
 from e2e.jobs import Job, digits
@@ -26,7 +27,6 @@ from edl.kube.kinds import JOBS, PODS, SECRETS, Manifest, kind_of
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights")]
 
 _RIGHT = re.compile(r"^(?P<resource>\S+) +\[\] +\[\] +\[(?P<verbs>[a-z ]+)\]$")
-_OF_THE_CLUSTER = ("list nodes", "list PriorityClasses")
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +198,16 @@ def test_what_edl_submit_asks_beforehand_passes(place: Namespace) -> None:
     assert refused.returncode == 2
     assert "The environment of a container may come from no Secret but the token of its own job" in refused.stderr
     assert foreign.leftovers() == []
+
+
+def test_the_doctor_finds_the_policies_and_pulls_with_the_priority_of_workers(place: Namespace) -> None:
+    """What `helm test` runs."""
+    done = place.person.edl("doctor", "--image", place.images.submitter, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [each["level"] for each in found if each["about"] == "admission"] == ["OK"]
+    assert [each["text"] for each in found if each["about"] == "images"] == [
+        f"{place.images.submitter} was pulled, and its container started"
+    ]
+    low = lambda change: change.object["spec"].get("priorityClassName") == "low"  # noqa: E731
+    assert place.observer.first(lambda change: change.name.startswith("edl-data-") and low(change)) is not None

@@ -1,54 +1,22 @@
-"""kustomize/base: who may do what, against a table; least rights stay least."""
+"""kustomize/base: who may do what, against the table of the docs; least rights stay least."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import rights_page
 from ruamel.yaml import YAML
 
 from edl.kube import names
 from edl.kube.copying.copying import ROLE as COPY_ROLE
 from edl.kube.doctor.rights import MASTERS, NEEDED
+from edl.kube.errors import ForbiddenError, translate
 
 BASE = Path(__file__).parents[3] / "kustomize" / "base"
-
-RIGHTS = {
-    "edl-job-master": {
-        "pods": "create get list watch patch delete",
-        "configmaps": "get watch patch",
-        "services": "patch",
-        "secrets": "patch",
-        "jobs.batch": "get list watch patch",
-        "leases.coordination.k8s.io": "create get update patch",
-        "events": "create",
-        "jobs.edl.dev": "coordinate",
-    },
-    "edl-data-scientist": {
-        "jobs.batch": "create get list watch patch delete",
-        "configmaps": "create get list watch patch delete",
-        "services": "create get list watch patch delete",
-        "secrets": "create delete",
-        "pods": "create get list watch delete",
-        "pods/log": "get",
-        "events": "get list watch",
-        "leases.coordination.k8s.io": "get list",
-        "persistentvolumeclaims": "get list",
-        "resourcequotas": "get list",
-        "limitranges": "get list",
-        "serviceaccounts": "get list",
-        "pods.metrics.k8s.io": "get list",
-        "jobs.edl.dev": "submit",
-    },
-    "edl-data-copy": {"pods/exec": "create get"},
-    "edl-cluster-viewer": {
-        "nodes": "get list",
-        "pods": "get list",
-        "namespaces": "get",
-        "priorityclasses.scheduling.k8s.io": "get list",
-    },
-}
 
 
 def objects() -> list[dict[str, Any]]:
@@ -75,14 +43,41 @@ def rights(role: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_rights_are_those_of_the_table() -> None:
-    assert {name: rights(role) for name, role in of("ClusterRole").items()} == RIGHTS
+    page = rights_page.rights()
+    page.pop(rights_page.EVERYBODY)
+    granted = {name: rights(role) for name, role in of("ClusterRole").items()}
+    assert {
+        name: {resource: set(verbs.split()) for resource, verbs in resources.items()}
+        for name, resources in granted.items()
+    } == page
 
 
 def test_nobody_gets_or_lists_secrets_and_nothing_is_a_wildcard() -> None:
-    """Not that nobody sees one: a patch answers with the object, and a pod may mount it (kustomize/README.md)."""
-    for granted in RIGHTS.values():
-        assert not {"get", "list", "watch"} & set(granted.get("secrets", "").split())
-        assert "*" not in " ".join((*granted, *granted.values()))
+    """Not that nobody sees one: who may patch a Secret can read it (docs/reference/rights.md)."""
+    for resources in rights_page.rights().values():
+        assert not {"get", "list", "watch", "update"} & resources.get("secrets", set())
+        assert "*" not in {*resources, *(verb for verbs in resources.values() for verb in verbs)}
+
+
+def test_every_policy_of_the_page_is_there_and_in_force() -> None:
+    policies = of("ValidatingAdmissionPolicy")
+    assert set(policies) == {row[0] for row in rights_page.table("What admission policies refuse beyond that")[1:]}
+    assert all(policy["spec"]["failurePolicy"] == "Fail" for policy in policies.values())
+    bindings = of("ValidatingAdmissionPolicyBinding")
+    assert {name: found["spec"] for name, found in bindings.items()} == {
+        name: {"policyName": name, "validationActions": ["Deny"]} for name in policies
+    }
+
+
+def test_every_refusal_is_one_sentence_that_the_errors_take_for_what_it_is() -> None:
+    """403, and not in the words of RBAC (``edl.kube.errors``); messages longer than 1 KiB would be cut."""
+    for policy in of("ValidatingAdmissionPolicy").values():
+        for validation in policy["spec"]["validations"]:
+            message = validation["message"]
+            assert validation["reason"] == "Forbidden"
+            assert re.fullmatch(r"[A-Z][^\n]*[^.]\.", message), message
+            assert not re.search(r"\. [A-Z]| cannot ", message), message
+            assert type(translate(403, json.dumps({"message": message}).encode(), where="pods")) is ForbiddenError
 
 
 def test_what_the_commands_need_is_granted() -> None:
