@@ -1,8 +1,8 @@
 """What an API server refuses, translated once: each error says what, where, and who can do something about it.
 
-Retryable are those that pass without anybody changing the request: the server is away or busy. A 403 has three
+Retryable are those that pass without anybody changing the request: the server is away or busy. A 403 has four
 meanings that a user must be able to tell apart: no right to ask (RBAC), no room by quota, a pod that the namespace's
-Pod Security level forbids. Only its text tells them apart.
+Pod Security level forbids, and what EDL's own policies refuse. Only its text tells them apart.
 """
 
 from __future__ import annotations
@@ -112,6 +112,10 @@ class PodSecurityError(ForbiddenError):
     """The pod violates the namespace's Pod Security level."""
 
 
+class PolicyError(ForbiddenError):
+    """One of EDL's own admission policies refuses it; the message ends with what is allowed."""
+
+
 _BY_CODE: Mapping[int, type[ApiError]] = {
     400: InvalidError,
     404: NotFoundError,
@@ -165,6 +169,8 @@ def _kind(code: int, message: str) -> type[ApiError]:
 def _forbidden(message: str) -> type[ForbiddenError]:
     if "violates PodSecurity" in message:
         return PodSecurityError
+    if "ValidatingAdmissionPolicy 'edl-" in message:
+        return PolicyError
     if _NO_ROOM.search(message):
         return QuotaError
     if " cannot " in message:
@@ -185,5 +191,7 @@ _HINTS: Mapping[type[ApiError], str] = {
     QuotaError: "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota.",
     PodSecurityError: "EDL's own pods pass `restricted`: "
     "look at pod.overrides, host_path volumes and security.run_as in the job file.",
+    PolicyError: "An admin of the cluster can allow further Secrets, PriorityClasses and accounts: "
+    "`admission` in the values of helm/edl.",
     ForbiddenError: "An admission rule of the cluster refuses it; its admin knows which.",
 }

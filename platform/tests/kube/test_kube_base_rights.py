@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from edl.kube import names
 from edl.kube.copying.copying import ROLE as COPY_ROLE
 from edl.kube.doctor.rights import MASTERS, NEEDED
-from edl.kube.errors import ForbiddenError, translate
+from edl.kube.errors import PolicyError, translate
 
 BASE = Path(__file__).parents[3] / "kustomize" / "base"
 
@@ -70,14 +70,15 @@ def test_every_policy_of_the_page_is_there_and_in_force() -> None:
 
 
 def test_every_refusal_is_one_sentence_that_the_errors_take_for_what_it_is() -> None:
-    """403, and not in the words of RBAC (``edl.kube.errors``); messages longer than 1 KiB would be cut."""
-    for policy in of("ValidatingAdmissionPolicy").values():
+    """403, and not in the words of RBAC or of quotas (``edl.kube.errors``)."""
+    for name, policy in of("ValidatingAdmissionPolicy").items():
         for validation in policy["spec"]["validations"]:
             message = validation["message"]
             assert validation["reason"] == "Forbidden"
             assert re.fullmatch(r"[A-Z][^\n]*[^.]\.", message), message
-            assert not re.search(r"\. [A-Z]| cannot ", message), message
-            assert type(translate(403, json.dumps({"message": message}).encode(), where="pods")) is ForbiddenError
+            assert not re.search(r"\. [A-Z]", message), message
+            said = {"message": f"ValidatingAdmissionPolicy '{name}' with binding '{name}' denied request: {message}"}
+            assert type(translate(403, json.dumps(said).encode(), where="pods")) is PolicyError
 
 
 def test_what_the_commands_need_is_granted() -> None:

@@ -10,7 +10,7 @@ from small_cluster import SmallCluster
 
 from edl.kube import names
 from edl.kube.api import Answer
-from edl.kube.doctor.checkup import Checkup, Classes, Level, admission, claims, pod_security, priorities, version
+from edl.kube.doctor.checkup import Checkup, Classes, Level, claims, pod_security, priorities, version
 from edl.kube.doctor.doctor import examine, pull
 from edl.kube.errors import NoRightError
 from edl.kube.kinds import NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
@@ -266,7 +266,6 @@ def test_a_refusal_for_another_reason_vouches_for_nothing(patient: Patient) -> N
     patient.admissions.append(lambda thing: "exceeded quota: team")
     one = looked_at(patient)
     assert (one.level, "is not known" in one.text) == (Level.WARN, True)
-    assert admission("team", "exceeded quota").level is Level.WARN
 
 
 def test_who_may_read_secrets_is_not_held_to_the_policies(patient: Patient) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 from edl.kube import names
 from edl.kube.doctor.rights import Right
+from edl.kube.errors import ForbiddenError, PolicyError
 from edl.kube.kinds import Manifest
 
 OLDEST = (1, 29)
 """The first Kubernetes with podReplacementPolicy for Jobs switched on; nothing else that EDL uses is newer."""
 BASE = "An admin installs it: `helm install edl helm/edl`, or `kubectl apply -k kustomize/base`."
 _ENFORCE = "pod-security.kubernetes.io/enforce"
-_POLICY = "ValidatingAdmissionPolicy 'edl-data-scientist-pods'"
 _MASTERS = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
 
 
@@ -124,20 +124,21 @@ def masters_unknown() -> Checkup:
     return Checkup(Level.WARN, "rights", f"whether {_MASTERS} has its rights is not known: you may not ask", remedy)
 
 
-def admission(namespace: str, refusal: str | None) -> Checkup:
+def admission(namespace: str, refusal: ForbiddenError | None) -> Checkup:
     """Whether a pod with a Secret that is not its job's was refused.
 
     Args:
+        namespace: of the pod.
         refusal: what the server says; None: it would take the pod.
     """
     if refusal is None:
         text = f"pods of yours may use every Secret of namespace {namespace}: nothing refuses them"
         return Checkup(Level.WARN, "admission", text, f"Admission policies refuse them. {BASE}")
-    if _POLICY in refusal:
+    if isinstance(refusal, PolicyError):
         return Checkup(
             Level.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"
         )
-    text = f"whether pods of yours may use every Secret of namespace {namespace} is not known: {refusal}"
+    text = f"whether pods of yours may use every Secret of namespace {namespace} is not known: {refusal.message}"
     return Checkup(Level.WARN, "admission", text)
 
 

@@ -115,7 +115,7 @@ def _admission(api: Api) -> Iterator[Checkup]:
     try:
         api.create(asked, dry_run=True)
     except ForbiddenError as error:
-        yield admission(api.namespace, error.message)
+        yield admission(api.namespace, error)
     else:
         yield admission(api.namespace, None)
 
