@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def merge(path: str, change: Manifest) -> Try:
     return Try("PATCH", path, change, "application/merge-patch+json")
 
 
-def operations(path: str, *each: Sequence[str | Manifest]) -> Try:
+def operations(path: str, *each: tuple[str, str, Any]) -> Try:
     """A JSON patch: what is done, where, and with what value (of ``copy``: from where)."""
     named = [{"op": do, "path": where, "from" if do == "copy" else "value": what} for do, where, what in each]
     return Try("PATCH", path, named, "application/json-patch+json")
