@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from e2e.volume import MOUNT
 
 from edl.kube import names
 from edl.kube.kinds import JOBS, Manifest
+from edl.spec.load import loads
 
 CHART = ROOT / "helm" / "edl-job"
 HELM_SECONDS = 420
@@ -224,6 +225,20 @@ def test_a_schedule_starts_a_job(place: Namespace) -> None:
     first.wait_removed(90)
     training.release.uninstall()
     training.wait_left()
+
+
+def test_values_that_are_kept_keep_their_nulls(places: Callable[..., Namespace]) -> None:
+    """`--reset-then-reuse-values` changes one field; Helm's `--reuse-values` would lose the nulls at the top."""
+    place = places(volume=False)
+    training = Training.write(place, "nightly", small(place, "nightly", seconds=2) | {"checkpoint": None})
+    training.install(schedule="@yearly", suspend=True)
+    done = training.release.try_upgrade({"train": {"epochs": 7}}, "--reset-then-reuse-values")
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = lambda: place.observer.pages("nightly-submit").get(names.SPEC_KEY)  # noqa: E731
+    kept = training.job.wait("the change", lambda: text if '"epochs":7' in (text := pages() or "") else None, 10)
+    spec = loads(kept, "the ConfigMap")
+    assert (spec.checkpoint, spec.export, spec.train.epochs) == (None, None, 7)
+    assert spec.train.minibatch_size == training.job.spec["train"]["minibatch_size"]
 
 
 def test_uninstall_in_the_middle_leaves_nothing(place: Namespace) -> None:
