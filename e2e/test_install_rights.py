@@ -17,7 +17,7 @@ from e2e.person import ACCOUNT
 from e2e.programs import kubectl, must
 from e2e.site import Site
 from e2e.stage import FOREIGN, MASTER_POD, OWN, Stage
-from e2e.tries import ALLOWED, POLICY, Try, answer, by_hand, merge, operations
+from e2e.tries import ALLOWED, POLICY, Try, acting_as, answer, by_hand, merge, operations
 
 from edl.kube import names
 from edl.kube.api import Api
@@ -164,7 +164,18 @@ def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(place: Namespa
     assert "czNjcmV0" in refused.value.message  # base64 of its content
 
 
-# ---------------------------------------------------------------------- who is not disturbed
+# ---------------------------------------------------------------------- who is held, and who is not
+
+
+def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(place: Namespace, at: Stage) -> None:
+    """Policies go by rights: no list of names has to be kept."""
+    ada, foreign = acting_as(place.api, "ada"), tries_of_people.tries(at)["a pod with a foreign Secret: volume"]
+    said = lambda wanted: lambda: answer(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
+    place.kubectl("create", "rolebinding", "ada", f"--clusterrole={ACCOUNT}", "--user=ada")
+    place.observer.wait("ada is held", said(POLICY), 20)
+    place.kubectl("create", "rolebinding", "ada-edits", "--clusterrole=edit", "--user=ada")
+    place.observer.wait("ada is held no more", said(ALLOWED), 20)
+    place.api.delete(PODS, "tried", grace=0)
 
 
 def test_an_admin_is_held_to_nothing(place: Namespace, at: Stage) -> None:

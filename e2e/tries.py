@@ -67,6 +67,13 @@ def by_hand(admin: Api, token: str) -> Api:
     return Api(replace(ours, pool=urllib3.PoolManager(**told), headers=lambda: proof))
 
 
+def acting_as(admin: Api, user: str) -> Api:
+    """The API server, asked by an admin in the name of a user without any group."""
+    ours = admin.connection
+    who = {"Impersonate-User": user, "Impersonate-Group": "system:authenticated"}
+    return Api(replace(ours, headers=lambda: {**ours.headers(), **who}))
+
+
 def answer(api: Api, asked: Try) -> tuple[str, Manifest, str]:
     """What the server says to a request.
 
