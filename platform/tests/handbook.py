@@ -101,9 +101,7 @@ def _called(words: Sequence[str]) -> list[list[str]]:
 
 def exported(page: Path) -> set[str]:
     """Names of the variables that a page sets."""
-    return {
-        name for block in blocks(page) for name in re.findall(r"^export (.*)$", block.text) for name in _names(name)
-    }
+    return {name for block in blocks(page) for name in re.findall(r"^export (.*)", block.text) for name in _names(name)}
 
 
 def _names(assignments: str) -> list[str]:
