@@ -22,7 +22,7 @@ def values_schema() -> dict[str, Any]:
     """The schema of the chart's values.
 
     No field of the job is required here: a template says that there is no job in one sentence, and `name` may be the
-    release's.
+    release's. The chart's own are: they have defaults in values.yaml, and who takes one away with null is told.
     """
     job, own = job_schema(), json.loads(OWN.read_text(encoding="utf-8"))
     clash = job["properties"].keys() & own["properties"].keys()
@@ -32,6 +32,7 @@ def values_schema() -> dict[str, Any]:
         "title": f"Values of the chart edl-job: a JobSpec {API_VERSION}, and how it is submitted",
         "type": "object",
         "additionalProperties": False,
+        "required": own["required"],
         "properties": {**job["properties"], **own["properties"]},
         "$defs": own["$defs"],
     }

@@ -274,6 +274,15 @@ def test_a_mistake_is_told_when_it_is_rendered(change: str, said: str) -> None:
     assert said in refused("-f", MINIMAL, "--set", change)
 
 
+@pytest.mark.parametrize(
+    "field", ["concurrencyPolicy", "successfulJobsHistoryLimit", "submitter", "submitter.image", "submitter.runAs.user"]
+)
+def test_a_default_of_the_chart_cannot_be_taken_away(field: str) -> None:
+    """Kubernetes would put its own in the place, such as Allow for Forbid."""
+    said = refused("-f", MINIMAL, "--set", f"schedule=@daily,{field}=null")
+    assert f"missing property '{field.rpartition('.')[2]}'" in said
+
+
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_what_a_job_dumps_is_taken_too(file: Path, tmp_path: Path) -> None:
     """All defaults written out, as `edl submit` stores them."""
