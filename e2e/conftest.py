@@ -47,6 +47,13 @@ def cleared(installed: None) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def helm() -> None:
+    """Of Helm alone: Kustomize has no releases, and checks no values."""
+    if install.method() is not install.Method.HELM:
+        pytest.skip("releases and values are Helm's")
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Digits in MNIST's format, on this machine."""

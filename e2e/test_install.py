@@ -66,8 +66,8 @@ def hand_over(place: Namespace, data: Path) -> Namespace:
 
 
 @contextmanager
-def measured(name: str, place: Namespace) -> Iterator[None]:
-    """Measure what the block takes, and count the objects that it makes."""
+def measured(place: Namespace) -> Iterator[None]:
+    """Measure how long the block installs, and count the objects that it makes."""
     before, began = inventory(install.SYSTEM, place.name), time.monotonic()
     yield
     seconds = time.monotonic() - began
@@ -77,13 +77,13 @@ def measured(name: str, place: Namespace) -> Iterator[None]:
         for each in inventory(install.SYSTEM, place.name) - before
         if not each.endswith(("serviceaccount/default", "configmap/kube-root-ca.crt")) and "sh.helm" not in each
     }
-    figures.record(name, seconds, objects=len(made))
+    figures.record(f"install_{install.method()}", seconds, objects=len(made))
 
 
 @pytest.mark.timeout(300)
 def test_a_data_scientist_trains_on_what_was_installed(place: Namespace, data: Path) -> None:
     """One command of an admin, and the account that it made can submit, watch, scale and delete, and nothing else."""
-    with measured(f"install_{install.method()}", place):
+    with measured(place):
         _install(place)
     place = hand_over(place, data)
     job = Job.write(place, digits("first", image=place.images.zoo, seconds=120, workers=1))
@@ -128,13 +128,6 @@ def refusals(place: Namespace) -> list[tuple[str, ...]]:
 # ---------------------------------------------------------------------- releases
 
 
-@pytest.fixture
-def helm() -> None:
-    """Of Helm alone: Kustomize has no releases."""
-    if install.method() is not Method.HELM:
-        pytest.skip("releases are Helm's")
-
-
 def earlier(folder: Path) -> Path:
     """An earlier version of the chart.
 
@@ -157,7 +150,7 @@ def test_a_running_job_is_not_disturbed(place: Namespace, data: Path, tmp_path: 
     replace(EDL, chart=earlier(tmp_path)).install(values(place, team(place)))
     place = hand_over(place, data)
     place.kubectl("exec", READER, "--", "touch", FILE)
-    job = Job.write(place, digits("steady", image=place.images.zoo, seconds=90, workers=2))
+    job = Job.write(place, digits("steady", image=place.images.zoo, seconds=60, workers=2))
     job.submit()
     job.wait_training(workers=2)
     pods = uids(job)
@@ -185,8 +178,9 @@ def test_a_running_job_is_not_disturbed(place: Namespace, data: Path, tmp_path: 
 
 def _upgrade_and_back(place: Namespace) -> None:
     """To this version, and back to the earlier one."""
-    with measured("upgrade", place):
-        EDL.upgrade(values(place, team(place)))
+    began = time.monotonic()
+    EDL.upgrade(values(place, team(place)))
+    figures.record("upgrade", time.monotonic() - began)
     assert "edl-earlier" not in str(EDL.manifest())
     assert any(each["kind"] == "NetworkPolicy" for each in EDL.manifest())
     EDL.test()
@@ -202,7 +196,20 @@ def _take_over(place: Namespace) -> None:
     assert done.returncode
     assert "edl-again" in done.stderr and "meta.helm.sh/release-name" in done.stderr, done.stderr  # noqa: PT018
     assert inventory(install.SYSTEM, place.name) == before
+    _fail_half_way(again, place)
+    kept(place)
     again.install(values(place, team(place)), "--take-ownership")
+
+
+def _fail_half_way(release: Release, place: Namespace) -> None:
+    """There is room for no more accounts: the release is rolled back when namespace and claim are its own already."""
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}}
+    apply({**quota, "spec": {"hard": {"count/serviceaccounts": "1"}}}, "-n", place.name)
+    place.kubectl("wait", "--for=jsonpath={.status.used}", "resourcequota/full", "--timeout=30s")
+    done = release.try_install(values(place, team(place)), "--take-ownership", "--rollback-on-failure", "--timeout=30s")
+    assert done.returncode
+    assert "exceeded quota" in done.stderr, done.stderr
+    place.kubectl("delete", "resourcequota", "full")
 
 
 def kept(place: Namespace) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from e2e import install, namespaces
-from e2e.install import Method
 from e2e.inventory import inventory
 from e2e.programs import Done, apply, call, kubectl
 from e2e.releases import Release
@@ -16,13 +15,6 @@ from e2e.releases import Release
 from edl.kube.kinds import Manifest
 
 pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared", "helm")]
-
-
-@pytest.fixture
-def helm() -> None:
-    """Of Helm alone: with Kustomize nobody checks values."""
-    if install.method() is not Method.HELM:
-        pytest.skip("values are the chart's")
 
 
 @dataclass(frozen=True)
