@@ -16,7 +16,7 @@ WORKERS ?= 2
 ONCE_MORE ?= --reruns 1 -rR
 
 .PHONY: help setup demo test check lint types layers unit charts jobs faults images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
-  schema constraints clean
+  docs schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "EDL needs Python 3.11, 3.12 or 3.13 (as python3, python3.11 ...), and none was found."; exit 2; }
 	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB, this takes a few minutes once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev,docs]'
 	@touch $(STAMP)
 
 setup: $(STAMP) ## make the virtual environment (the other targets do it themselves)
@@ -87,6 +87,9 @@ chart-docs: ## write the charts' READMEs from their values (wants helm-docs)
 
 kustomize: $(STAMP) ## write the manifests of kustomize/ from helm/edl (wants helm)
 	$(BIN)/python kustomize/generate.py
+
+docs: $(STAMP) ## build the documentation as a site in build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 schema: $(STAMP) ## print the JobSpec's JSON Schema
 	@$(BIN)/edl schema
