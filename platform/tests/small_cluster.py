@@ -180,6 +180,8 @@ class SmallCluster(Api):
             if body.get("preconditions", {}).get("uid", thing["metadata"]["uid"]) != thing["metadata"]["uid"]:
                 _refuse(409, "Precondition failed: UID in precondition")
             assert body["propagationPolicy"] == "Background"
+            if body.get("dryRun"):
+                return thing
             self._delete(kind, thing, body.get("gracePeriodSeconds"))
         return thing
 

@@ -32,11 +32,11 @@ def delete(
     Pods that a dead node holds are removed too. Exit codes: 0 gone, 1 something is left or you declined, 2 no such job.
     """
     from edl.kube.inspection import jobs
-    from edl.kube.removal import Removal, remains
+    from edl.kube.removal import Removal, remains, token_is_left
 
     api = api_of(context, namespace)
     there = remains(api, job)
-    if not there:
+    if not there and not token_is_left(api, job):
         jobs.find(api, job)  # says which there are
     typer.echo("\n".join(outline(job, there)))
     if not agreed("Delete all of it?", yes=yes, command="edl delete"):
@@ -52,7 +52,7 @@ def delete(
 
 
 def outline(job: str, there: Remains) -> list[str]:
-    """What there is of the job."""
+    """What there is of the job; nothing that can be seen: its token."""
     from edl.kube.removal import counted
     from edl.kube.submission.existing import existing, since
 
@@ -61,7 +61,7 @@ def outline(job: str, there: Remains) -> list[str]:
         head = f"{job}: the Job itself is gone; this is left:"
     else:
         head = f"{job}: {known.phase}, submitted {since(known)}"
-    lines = [head, f"  {counted(there.objects)}"]
+    lines = [head, f"  {counted(there.objects) or '1 Secret'}"]
     if known is not None and known.status is not None and not known.ended and known.phase != "Deleting":
         lines.append("  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.")
     return lines

@@ -12,7 +12,7 @@ from edl.core.cluster import Role
 from edl.core.errors import EdlError
 from edl.kube import names
 from edl.kube.api import Api
-from edl.kube.errors import ApiError, ConflictError, NoRightError, NotFoundError
+from edl.kube.errors import ApiError, ConflictError, ForbiddenError, NoRightError, NotFoundError
 from edl.kube.kinds import CONFIGMAPS, JOBS, LEASES, NODES, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
 
 REMOVAL_SECONDS = 300.0
@@ -120,6 +120,15 @@ def _evicted(pod: Manifest) -> bool:
         condition["type"] == "DisruptionTarget" and condition.get("reason") in _NODE_LOST
         for condition in pod.get("status", {}).get("conditions") or ()
     )
+
+
+def token_is_left(api: Api, job: str) -> bool:
+    """Whether the token of a job is there, for somebody who may delete it but not look: a deletion that is not done."""
+    try:
+        api.delete(SECRETS, names.token(job), dry_run=True)
+    except (NotFoundError, ForbiddenError):
+        return False
+    return True
 
 
 class Removal:

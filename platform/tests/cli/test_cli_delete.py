@@ -9,7 +9,7 @@ from small_cluster import Manifest
 from edl.cli.cluster import options as cluster_options
 from edl.core.cluster import Role
 from edl.kube import names, removal
-from edl.kube.kinds import JOBS
+from edl.kube.kinds import JOBS, SECRETS
 from edl.spec.publication import Publication
 from edl.spec.status import Status
 
@@ -56,6 +56,21 @@ def test_what_is_left_of_a_job_that_is_gone_is_removed(desk: Desk) -> None:
     assert desk.edl("delete", "mnist", "--yes") == 0
     assert desk.out.startswith("mnist: the Job itself is gone; this is left:\n  1 Pod\n")
     assert desk.cluster.labelled() == []
+
+
+def test_a_token_that_is_left_is_removed_by_somebody_who_may_not_look(desk: Desk) -> None:
+    """What is left of `edl render | kubectl create` after `kubectl delete job`."""
+    (token,) = desk.cluster.of(SECRETS)
+    assert desk.edl("delete", "mnist", "--yes") == 0
+    desk.cluster.put({**token, "metadata": {"name": token["metadata"]["name"], "labels": names.labels("mnist")}})
+    desk.cluster.deny("list", SECRETS)
+    desk.cluster.deny("get", SECRETS)
+    assert desk.edl("delete", "mnist") == 2, "not without being asked"
+    assert desk.cluster.labelled() == ["Secret edl-mnist-token"]
+    assert desk.edl("delete", "mnist", "--yes") == 0
+    assert desk.out.startswith("mnist: the Job itself is gone; this is left:\n  1 Secret\n")
+    assert desk.cluster.labelled() == []
+    assert desk.edl("delete", "mnist", "--yes") == 2
 
 
 def test_a_job_that_is_not_there_is_bad_input(desk: Desk) -> None:

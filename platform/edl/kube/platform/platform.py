@@ -147,7 +147,7 @@ class Platform:
 
     def _adopt(self) -> None:
         try:
-            adopt(self._api, self._place.job, self._place.job_uid)
+            adopt(self._api, self._place.job, self._place.job_uid, self._place.token_secret)
         except Exception:  # training does not depend on it
             log.exception("the objects of the job were not made the Job's own")
 

@@ -159,5 +159,6 @@ def of_refusal(error: ApiError, crowd: Crowd | None, classes: Sequence[str]) -> 
     if account := _NO_ACCOUNT.search(message):
         return _no_account(account[1], about)
     if isinstance(error, ConflictError):
-        return Finding(f"{message}, and it is not this job's", "Choose another name: --set name=…")
+        hint = "Choose another name, --set name=…; or remove what an earlier job of this name has left: edl delete JOB"
+        return Finding(f"{message}, and it is not this job's", hint)
     return Finding(message, error.hint or "", about)

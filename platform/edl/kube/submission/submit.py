@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.core.errors import EdlError
+from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.errors import ApiError, ConflictError, NoRightError, NotFoundError
 from edl.kube.kinds import JOBS, Manifest, kind_of
 from edl.kube.manifests.render import owner
 
-SUBMISSION = "edl.dev/submission"
-"""Annotation of the Job: which call of ``edl submit`` made it. Tells a request that arrived twice from a taken name."""
 BEGUN = "edl.dev/begun"
 """Annotation of a Job that was whole and allowed to start: if it is suspended now, somebody wanted that."""
 
@@ -117,7 +116,7 @@ def is_begun(job: Manifest) -> bool:
 
 def _suspended(job: Manifest, submission: str) -> Manifest:
     meta = job["metadata"]
-    marked = {**meta, "annotations": {**(meta.get("annotations") or {}), SUBMISSION: submission}}
+    marked = {**meta, "annotations": {**(meta.get("annotations") or {}), names.SUBMISSION: submission}}
     return {**job, "metadata": marked, "spec": {**job["spec"], "suspend": True}}
 
 
@@ -162,4 +161,4 @@ def _withdraw(api: Api, name: str, submission: str, cause: BaseException) -> Non
 
 
 def _is_of(job: Manifest, submission: str) -> bool:
-    return (job["metadata"].get("annotations") or {}).get(SUBMISSION) == submission
+    return (job["metadata"].get("annotations") or {}).get(names.SUBMISSION) == submission
