@@ -187,11 +187,13 @@ class Reporter:
 
 
 def records_total(state: JobState) -> int:
-    """Records that the job is to work through."""
+    """Records that the job is to work through; what is done counts, also when a resumed run is to end before that."""
     main, limit = state.main, state.settings.max_steps
     if main is None:
         return 0
-    return main.total if limit is None or state.settings.predict else min(main.total, limit * main.minibatch)
+    if limit is None or state.settings.predict:
+        return main.total
+    return min(main.total, max(limit * main.minibatch, main.done_records))
 
 
 def epoch_of(ledger: Ledger) -> int:

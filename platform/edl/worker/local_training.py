@@ -126,7 +126,7 @@ class LocalTraining:
         epochs = self._spec.train.epochs
         total = self._all = epochs * sum(source.records for source in sources)
         if (limit := self._spec.train.max_steps) is not None:
-            total = min(total, limit * self._spec.train.minibatch_size)
+            total = min(total, max(limit * self._spec.train.minibatch_size, self._done))  # resumed: more may be done
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
         self._train(sources)
         self._watcher.end()

@@ -31,7 +31,7 @@ from edl.core.events import (
     Tick,
 )
 from edl.master.rate import WINDOW_SECONDS, Rate
-from edl.master.reporter import Reporter, began, rate_since
+from edl.master.reporter import Reporter, began, rate_since, records_total
 from edl.spec.event import EVENTS, RoleStarted, parse
 from edl.spec.status import Status
 from edl.store.rundir import RunDir, append_line, read_json
@@ -163,6 +163,17 @@ def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
     assert (summary.records_total, summary.records_done, summary.records_lost) == (8, 2, 0)
     stage.reporter.write_status(status)
     assert read_json(stage.run.status) == status.to_json()
+
+
+def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(stage: Stage) -> None:
+    lease = stage.train()
+    stage.shell.handle(Progressed("worker-0", 1, (Steps(lease.lease, 1, 3.0, 2),)))
+    state = stage.shell.state
+    for limit, total in ((1, 2), (2, 4), (100, 8)):
+        state.settings = replace(state.settings, max_steps=limit)
+        assert records_total(state) == total, limit
+    state.settings = replace(state.settings, max_steps=0)
+    assert records_total(state) == 2
 
 
 def seen(stage: Stage, index: int, phase: Phase, **more: Any) -> None:
