@@ -18,7 +18,13 @@ _OTHER_JOB = {"metadata": {"labels": {names.JOB: OTHER}}}
 
 def tries(at: Stage) -> dict[str, Try]:
     """Requests by their rows; what deletes a thing comes after what changes it."""
-    return dict([*_without_right(at), *_secrets(at), *_services(at), *_published(at), *_leases(at), *_pods(at)])
+    secrets = tries_of_secrets(at).items()
+    return dict([*_without_right(at), *secrets, *_services(at), *_published(at), *_leases(at), *_pods(at)])
+
+
+def tries_of_secrets(at: Stage) -> dict[str, Try]:
+    """Those among them that need the right to patch Secrets."""
+    return dict(_secrets(at))
 
 
 def _core(at: Stage, plural: str, name: str = "") -> str:
