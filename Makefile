@@ -65,7 +65,7 @@ images: $(STAMP) ## build the images with the Docker engine
 e2e: $(STAMP) ## whole jobs on the cluster of KUBECONFIG, or on a kind cluster that it makes (docs/testing.md)
 	BIN=$(BIN) e2e/run
 
-e2e-all: $(STAMP) ## the same with every fault at every step
+e2e-all: $(STAMP) ## the same with every fault at every step, installed with Helm and with Kustomize
 	BIN=$(BIN) e2e/run --all
 
 bench: $(STAMP) ## measure; results go to bench/results and docs/benchmarks.md
