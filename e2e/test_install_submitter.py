@@ -202,6 +202,25 @@ def test_an_upgrade_replaces_the_job(place: Namespace) -> None:
     training.wait_left()
 
 
+def test_an_upgrade_goes_on_with_a_job_that_was_stopped(place: Namespace) -> None:
+    """The master publishes the earlier end, too; the release ends as the job does that goes on."""
+    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=40))
+    training.install()
+    training.job.wait_step(20)
+    run = training.job.status()["run"]
+    training.job.must("stop")
+    assert training.job.wait_end() == "Failed"
+    done = training.upgrade(*WAIT, resume="latest")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert training.ended() == "Complete"
+    assert len(masters(training)) == 2
+    assert training.job.wait_end(10) == "Complete"
+    status = training.job.status()
+    assert (status["run"], status["phase"]) == (run, "Done")
+    training.release.uninstall()
+    training.wait_left()
+
+
 def of(master: Manifest, change: Change) -> bool:
     """Whether a pod is that of a master Job."""
     return change.labels.get(names.CONTROLLER_UID) == master["metadata"]["uid"]

@@ -24,6 +24,7 @@ from edl.spec.event import (
     RoleLeaving,
     RoleStarted,
     RolledBack,
+    RunStarted,
     Scaled,
     Warned,
 )
@@ -48,6 +49,24 @@ def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
     first = progress.at(status(101.0, 7))
     assert first.share == 0.007
     assert first.at(status(100.5, 9)) == first
+
+
+def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
+    before: list[Event] = [
+        RoleEnded(1.0, "worker", 0, 7, "Killed", 137),
+        RecordsReturned(2.0, 0, 10, "train", 3, "lost"),
+        RolledBack(3.0, 20, None, "ps-0", updates=5),
+        ended("Interrupted"),
+    ]
+    progress = Progress(began=0.0).at(status(1.0, 7))
+    for event in before:
+        progress = progress.after(event)
+    assert progress.ended is not None
+    again = RunStarted(10.0, "r1", "/r1", resumed=True)
+    resumed = progress.after(again)
+    assert resumed == Progress(began=0.0, recent=(*before, again))
+    assert resumed.phase == "Starting"
+    assert resumed.after(ended("Done")).phase == "Done"
 
 
 @settings(deadline=None)

@@ -8,19 +8,23 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.cluster_desk import JOB
-from cli.submitter_desk import RELEASE, Killed, SubmitterDesk, ended, submitter_desk_at
+from cli.submitter_desk import RELEASE, SUMMARY, Killed, SubmitterDesk, T, ended, submitter_desk_at
 from small_cluster import Manifest
 
 from edl.cli.cluster import following, polling
 from edl.kube import names
 from edl.kube.errors import AwayError, BusyError, QuotaError, translate
 from edl.kube.kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
+from edl.spec.event import JobEnded, RunStarted
+from edl.spec.publication import Publication
+from edl.spec.status import Status
 
 INSTANCE = "app.kubernetes.io/instance"
 REQUESTS = 60
@@ -117,6 +121,29 @@ def test_a_release_can_go_on_with_a_run(desk: SubmitterDesk) -> None:
     desk.install()
     assert desk.pod(EDL_RESUME="latest") == 0
     assert desk.masters()[0]["metadata"]["annotations"][names.RUN] == "latest"
+
+
+def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
+    desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master publishes what happened before it, too: the end that the run had then is not the end."""
+    earlier = JobEnded(T + 1, "Interrupted", "edl stop", SUMMARY)
+    again = RunStarted(T + 2, "run", "/data/run", resumed=True)
+    trains = Status("mnist", "run", "/data/run", "Training", T + 3, records_total=100, records_done=50)
+    events = (RunStarted(T, "run", "/data/run"), earlier, again)
+    desk.cluster.published = Publication(trains, events).to_pages()
+
+    def end() -> None:
+        done = JobEnded(T + 9, "Done", "every record is done", SUMMARY)
+        pages = Publication(replace(trains, phase="Done", updated=T + 9), (*events, done), summary=SUMMARY).to_pages()
+        next(page for page in desk.cluster.of(CONFIGMAPS) if "status.json" in page["data"])["data"] = pages
+
+    desk.time.at(5, end)
+    monkeypatch.setattr(following, "polled", partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep))
+    desk.install()
+    assert desk.pod(EDL_RESUME="latest") == 0
+    assert desk.time.now >= 5, "it did not wait for the end"
+    assert "Done after 8 s: 100 of 100 records" in desk.out
 
 
 # ---------------------------------------------------------------------- killed and doubled

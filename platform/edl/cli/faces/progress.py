@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edl.cli.faces.wording import EXPORT
-from edl.spec.event import Event, JobEnded, RecordsReturned, RoleEnded, RoleStarted, RolledBack
+from edl.spec.event import Event, JobEnded, RecordsReturned, RoleEnded, RoleStarted, RolledBack, RunStarted
 from edl.spec.status import Status, Summary
 
 RECENT_EVENTS = 12
@@ -29,7 +29,7 @@ class Progress:
         updates_rolled_back: updates that were lost with a parameter server.
         workers_lost: workers that ended by a signal or with an error.
         done_before: records that were done before this start of the run.
-        ended: the last event of the run.
+        ended: the last event of the run, since its newest start.
     """
 
     began: float
@@ -44,9 +44,11 @@ class Progress:
     ended: JobEnded | None = None
 
     def after(self, event: Event) -> Progress:
-        """The progress once ``event`` has happened."""
+        """The progress once ``event`` has happened; each start of a run counts anew."""
         known = replace(self, recent=(*self.recent, event)[-RECENT_EVENTS:])
         match event:
+            case RunStarted():
+                return Progress(self.began, recent=known.recent)  # a run that goes on publishes its earlier end, too
             case RoleStarted(role="master"):
                 return replace(known, master_pid=event.pid)
             case RoleEnded(role="master"):
