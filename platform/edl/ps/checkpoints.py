@@ -160,11 +160,18 @@ def _slab(arrays: Sequence[Floats], size: int) -> Floats:
 
 def _trained(arrays: Arrays, slot: str, declaration: Declaration) -> Floats:
     names = [variable.name for variable in declaration.dense if not variable.statistic]
-    return _slab([arrays[f"slot/{slot}/{name}"] for name in names], declaration.trained)
+    return _slab([_slot(arrays, "slot/", slot, f"/{name}", declaration) for name in names], declaration.trained)
+
+
+def _slot(arrays: Arrays, head: str, slot: str, tail: str, declaration: Declaration) -> Floats:
+    """A slot variable's array, under its present name or the one that earlier versions gave it."""
+    former = head + declaration.optimizer.former_slots.get(slot, slot) + tail
+    found: Floats = arrays[former if former in arrays else head + slot + tail]
+    return found
 
 
 def _rows(arrays: Arrays, table: str, declaration: Declaration) -> StoredRows:
-    slots = {slot: arrays[f"rows/{table}/slot/{slot}"] for slot in declaration.optimizer.slots}
+    slots = {slot: _slot(arrays, f"rows/{table}/slot/", slot, "", declaration) for slot in declaration.optimizer.slots}
     rows = StoredRows(arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots)
     shape = (len(rows.ids), declaration.table(table).dim)
     if any(values.shape != shape for values in (rows.values, *slots.values())):

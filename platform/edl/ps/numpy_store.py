@@ -7,7 +7,7 @@ import numpy as np
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import Declaration
 from edl.ps.numpy_table import NumpyTable
-from edl.ps.optimizers import Scratch, Update, rule
+from edl.ps.optimizers import Scratch, Update, blocks, rule
 from edl.ps.snapshot import Snapshot, StoredRows
 from edl.ps.store import Gradients
 
@@ -27,8 +27,11 @@ class NumpyStore:
         trained = declaration.trained
         self._trained, self._statistics = self._dense[:trained], self._dense[trained:]
         self._slots = {name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()}
-        self._tables = {table.name: NumpyTable(table, optimizer.slots) for table in declaration.tables}
-        self._rule = rule(optimizer)
+        self._tables = {
+            table.name: NumpyTable(table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)))
+            for table in declaration.tables
+        }
+        self._blocks = tuple((block.place, rule(optimizer, block.decay)) for block in blocks(declaration))
         self._scratch = Scratch.like(self._trained)
 
     @classmethod
@@ -58,11 +61,13 @@ class NumpyStore:
         """As the port says."""
         trained = len(self._trained)
         update = Update(gradients.slab[:trained], gradients.learning_rate, step)
-        self._rule(self._trained, tuple(self._slots.values()), update, self._scratch)
+        for place, block_rule in self._blocks:
+            slots = tuple(slot[place] for slot in self._slots.values())
+            block_rule(self._trained[place], slots, update.part(place), self._scratch.part(place))
         if len(self._statistics):
             self._statistics += gradients.slab[trained:] * np.float32(gradients.weight)
         for name, rows in gradients.rows.items():
-            self._tables[name].apply(self._rule, rows.ids, rows.values, gradients.learning_rate, step)
+            self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, step)
 
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
         """As the port says."""

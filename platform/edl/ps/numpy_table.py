@@ -25,11 +25,13 @@ class NumpyTable:
     Args:
         declared: its shape and initial values.
         slots: slot variables and the value they start at.
+        rule: moves its rows.
     """
 
-    def __init__(self, declared: RowTable, slots: Mapping[str, float]) -> None:
+    def __init__(self, declared: RowTable, slots: Mapping[str, float], rule: Rule) -> None:
         self._declared = declared
         self._initial_slots = slots
+        self._rule = rule
         # Position + 1 of each id. The kernel gives memory only for the pages that are written.
         self._index = np.zeros(declared.rows, np.int32)
         self._count = 0
@@ -48,7 +50,7 @@ class NumpyTable:
         values[missing] = self._initial(ids[missing])
         return values
 
-    def apply(self, rule: Rule, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
+    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """Sum the gradients of equal ids and update those rows, and no others."""
         if not len(ids):
             return
@@ -56,7 +58,7 @@ class NumpyTable:
         positions = self._positions(ids)
         values = self._values[positions]
         slots = {name: slot[positions] for name, slot in self._slots.items()}
-        rule(values, tuple(slots.values()), Update(gradients, learning_rate, step), Scratch.like(values))
+        self._rule(values, tuple(slots.values()), Update(gradients, learning_rate, step), Scratch.like(values))
         self._values[positions] = values
         for name, slot in slots.items():
             self._slots[name][positions] = slot

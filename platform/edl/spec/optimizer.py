@@ -1,8 +1,7 @@
 """An optimizer as values: what a worker tells the parameter servers, and what a checkpoint remembers.
 
-The learning rate is not part of it: it travels with each push, because only workers evaluate schedules. The names and
-the meaning of the hyperparameters are those of keras.optimizers, and so are the defaults, except for Momentum, which
-in Keras is SGD with momentum > 0.
+The learning rate is not part of it: it travels with each push, because only workers evaluate schedules.
+``edl.spec.hyperparameters`` says what each optimizer has.
 """
 
 from __future__ import annotations
@@ -12,34 +11,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from edl.core.errors import BadInputError
+from edl.spec.hyperparameters import RULES, Hyperparameter, Rule
 from edl.spec.kind import one_of
 from edl.spec.node import Json
 
-Hyperparameter = float | bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """What there is to know about one optimizer: hyperparameters, their defaults and bounds, its slot variables.
-
-    ``slots`` maps a slot variable's name to the hyperparameter it starts at; None starts at zero.
-    """
-
-    defaults: Mapping[str, Hyperparameter]
-    fractions: frozenset[str] = frozenset()
-    slots: Mapping[str, str | None] = field(default_factory=dict)
-
-
-_RULES: Mapping[str, _Rule] = {
-    "sgd": _Rule({}),
-    "momentum": _Rule({"momentum": 0.9, "nesterov": False}, frozenset({"momentum"}), {"momentum": None}),
-    "adagrad": _Rule(
-        {"initial_accumulator_value": 0.1, "epsilon": 1e-7}, slots={"accumulator": "initial_accumulator_value"}
-    ),
-    "adam": _Rule(
-        {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}, frozenset({"beta_1", "beta_2"}), {"m": None, "v": None}
-    ),
-}
+_FIELDS = ("name", "hyperparameters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +23,9 @@ class OptimizerSpec:
     """One of the optimizers that parameter servers apply, with all its hyperparameters.
 
     Attributes:
-        name: ``sgd``, ``momentum``, ``adagrad`` or ``adam``.
-        hyperparameters: sgd has none; momentum ``momentum, nesterov``; adagrad ``initial_accumulator_value, epsilon``;
-            adam ``beta_1, beta_2, epsilon``. Those that are not given get Keras' defaults; read-only.
+        name: of a rule in ``edl.spec.hyperparameters``, such as ``adam``.
+        hyperparameters: those of the rule. Those that are not given get Keras' defaults; read-only.
+        undecayed: variables and tables, by the names that the PS know, that ``weight_decay`` leaves alone; sorted.
 
     Raises:
         BadInputError: an unknown optimizer or hyperparameter, or a value that is out of bounds.
@@ -57,23 +33,26 @@ class OptimizerSpec:
 
     name: str
     hyperparameters: Mapping[str, Hyperparameter] = field(default_factory=dict)
+    undecayed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in _RULES:
-            raise BadInputError(f"optimizer '{self.name}' is not known; known are {one_of(tuple(_RULES))}")
-        rule = _RULES[self.name]
+        if self.name not in RULES:
+            raise BadInputError(f"optimizer '{self.name}' is not known; known are {one_of(tuple(RULES))}")
+        rule = RULES[self.name]
         for name, value in self.hyperparameters.items():
             _check(self.name, rule, name, value)
         complete = {
-            name: self._typed(value, self.hyperparameters.get(name, value)) for name, value in rule.defaults.items()
+            name: parameter.typed(self.hyperparameters.get(name, parameter.default))
+            for name, parameter in rule.parameters.items()
         }
         object.__setattr__(self, "hyperparameters", MappingProxyType(complete))
+        object.__setattr__(self, "undecayed", tuple(sorted(set(self.undecayed))))
 
     def __hash__(self) -> int:
-        return hash((self.name, tuple(sorted(self.hyperparameters.items()))))
+        return hash((self.name, tuple(sorted(self.hyperparameters.items())), self.undecayed))
 
-    def __reduce__(self) -> tuple[type[OptimizerSpec], tuple[str, dict[str, Hyperparameter]]]:
-        return OptimizerSpec, (self.name, dict(self.hyperparameters))
+    def __reduce__(self) -> tuple[type[OptimizerSpec], tuple[str, dict[str, Hyperparameter], tuple[str, ...]]]:
+        return OptimizerSpec, (self.name, dict(self.hyperparameters), self.undecayed)
 
     def number(self, name: str) -> float:
         """A hyperparameter as a float, such as ``momentum`` or ``epsilon``."""
@@ -83,47 +62,45 @@ class OptimizerSpec:
         """A hyperparameter as a truth value, such as ``nesterov``."""
         return bool(self.hyperparameters[name])
 
+    def decay_of(self, name: str) -> float:
+        """The weight decay of a variable or table by name: the optimizer's, or 0 for one that is left alone."""
+        return 0.0 if name in self.undecayed else self.number("weight_decay")
+
     @property
     def slots(self) -> Mapping[str, float]:
         """The slot variables of each parameter by name, with the value that every element of them starts at."""
-        initial = _RULES[self.name].slots
-        return {slot: 0.0 if source is None else self.number(source) for slot, source in initial.items()}
+        return {
+            name: 0.0 if slot.start is None else self.number(slot.start)
+            for name, slot in RULES[self.name].slots.items()
+            if slot.needs is None or self.hyperparameters[slot.needs]
+        }
+
+    @property
+    def former_slots(self) -> Mapping[str, str]:
+        """What checkpoints of earlier versions call some of the slots, by what they are called now."""
+        return {name: slot.former for name, slot in RULES[self.name].slots.items() if slot.former is not None}
 
     def to_json(self) -> dict[str, Json]:
         """Plain values, such that from_json gives them back."""
-        return {"name": self.name, "hyperparameters": dict(self.hyperparameters)}
+        plain: dict[str, Json] = {"name": self.name, "hyperparameters": dict(self.hyperparameters)}
+        return {**plain, "undecayed": list(self.undecayed)} if self.undecayed else plain
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> OptimizerSpec:
-        """The optimizer of a JSON object; raises BadInputError unless it has exactly the two fields."""
-        if set(value) != {"name", "hyperparameters"} or not isinstance(value["hyperparameters"], dict):
-            raise BadInputError(f"an optimizer has the fields name and hyperparameters, found {sorted(value)}")
-        return cls(str(value["name"]), value["hyperparameters"])
+        """The optimizer of a JSON object; raises BadInputError unless it has exactly the fields that it may have."""
+        undecayed = value.get("undecayed", [])
+        missing_or_unknown = set(value) - {"undecayed"} != set(_FIELDS)
+        if missing_or_unknown or not isinstance(value["hyperparameters"], dict) or not isinstance(undecayed, list):
+            raise BadInputError(
+                f"an optimizer has the fields name and hyperparameters, and perhaps undecayed, found {sorted(value)}"
+            )
+        return cls(str(value["name"]), value["hyperparameters"], tuple(map(str, undecayed)))
 
-    @staticmethod
-    def _typed(default: Hyperparameter, value: Hyperparameter) -> Hyperparameter:
-        return bool(value) if isinstance(default, bool) else float(value)
 
-
-def _check(optimizer: str, rule: _Rule, name: str, value: object) -> None:
-    if name not in rule.defaults:
-        known = ", ".join(rule.defaults) or "none"
+def _check(optimizer: str, rule: Rule, name: str, value: object) -> None:
+    if name not in rule.parameters:
+        known = ", ".join(rule.parameters)
         raise BadInputError(f"optimizer {optimizer} has no hyperparameter '{name}'; it has: {known}")
-    allowed = _allowed(rule, name, value)
+    allowed = rule.parameters[name].refusal(value)
     if allowed is not None:
         raise BadInputError(f"{name} of optimizer {optimizer} is {value!r}, must be {allowed}")
-
-
-def _allowed(rule: _Rule, name: str, value: object) -> str | None:
-    """What is allowed, when ``value`` is not."""
-    if isinstance(rule.defaults[name], bool):
-        return None if isinstance(value, bool) else "true or false"
-    if name in rule.fractions:
-        inside = _is_number(value) and 0 <= float(value) < 1  # type: ignore[arg-type]
-        return None if inside else "at least 0 and below 1"
-    inside = _is_number(value) and 0 <= float(value) < float("inf")  # type: ignore[arg-type]
-    return None if inside else "a finite number of at least 0"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

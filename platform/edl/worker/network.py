@@ -72,7 +72,8 @@ class Network:
         self.module = module
         self.model = model
         self.keras_optimizer = keras_optimizer
-        self.optimizer: Reproduced = reproduce(keras_optimizer)
+        trained = (variables.specs[index].name for index in variables.trained)
+        self.optimizer: Reproduced = reproduce(keras_optimizer, [*trained, *(layer.table.name for layer in served)])
         self.sample = sample
         self._variables = variables
         self._served = served

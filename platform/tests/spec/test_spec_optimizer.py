@@ -10,49 +10,63 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.errors import BadInputError
+from edl.spec.hyperparameters import RULES, Hyperparameter, Parameter
+from edl.spec.kind import one_of
 from edl.spec.optimizer import OptimizerSpec
 
-_FRACTIONS = st.floats(0, 1, exclude_max=True)
-_AMOUNTS = st.floats(0, 1e6)
-OPTIMIZERS = st.one_of(
-    st.just(OptimizerSpec("sgd")),
-    st.builds(
-        OptimizerSpec,
-        st.just("momentum"),
-        st.fixed_dictionaries({"momentum": _FRACTIONS, "nesterov": st.booleans()}),
-    ),
-    st.builds(
-        OptimizerSpec,
-        st.just("adagrad"),
-        st.fixed_dictionaries({}, optional={"initial_accumulator_value": _AMOUNTS, "epsilon": _AMOUNTS}),
-    ),
-    st.builds(
-        OptimizerSpec,
-        st.just("adam"),
-        st.fixed_dictionaries({"beta_1": _FRACTIONS, "beta_2": _FRACTIONS}, optional={"epsilon": _AMOUNTS}),
-    ),
-)
+
+def values_of(parameter: Parameter) -> st.SearchStrategy[Hyperparameter]:
+    if parameter.bound is None:
+        return st.booleans()
+    return st.floats(-1e6, 1e6).map(lambda value: value / 2e6).filter(parameter.bound.holds)
 
 
-@given(OPTIMIZERS)
+@st.composite
+def optimizers(draw: st.DrawFn) -> OptimizerSpec:
+    """Any optimizer with some of its hyperparameters given."""
+    name = draw(st.sampled_from(sorted(RULES)))
+    choices = {key: values_of(parameter) for key, parameter in RULES[name].parameters.items()}
+    undecayed = tuple(draw(st.lists(st.text(max_size=4), max_size=3)))
+    return OptimizerSpec(name, draw(st.fixed_dictionaries({}, optional=choices)), undecayed)
+
+
+@given(optimizers())
 def test_survives_json_and_processes(optimizer: OptimizerSpec) -> None:
     assert OptimizerSpec.from_json(json.loads(json.dumps(optimizer.to_json()))) == optimizer
     assert pickle.loads(pickle.dumps(optimizer)) == optimizer
-    assert hash(OptimizerSpec(optimizer.name, dict(optimizer.hyperparameters))) == hash(optimizer)
+    assert hash(OptimizerSpec(optimizer.name, dict(optimizer.hyperparameters), optimizer.undecayed)) == hash(optimizer)
 
 
-def test_defaults_are_those_of_keras() -> None:
-    assert dict(OptimizerSpec("sgd").hyperparameters) == {}
-    assert dict(OptimizerSpec("momentum").hyperparameters) == {"momentum": 0.9, "nesterov": False}
-    assert dict(OptimizerSpec("adagrad").hyperparameters) == {"initial_accumulator_value": 0.1, "epsilon": 1e-7}
-    assert dict(OptimizerSpec("adam").hyperparameters) == {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}
+def test_what_is_not_given_is_the_default() -> None:
+    assert dict(OptimizerSpec("momentum").hyperparameters) == {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
+    assert OptimizerSpec("adam") == OptimizerSpec("adam", {"beta_1": 0.9, "amsgrad": False})
 
 
-def test_slots() -> None:
-    assert OptimizerSpec("sgd").slots == {}
-    assert OptimizerSpec("momentum").slots == {"momentum": 0.0}
-    assert OptimizerSpec("adagrad", {"initial_accumulator_value": 0.5}).slots == {"accumulator": 0.5}
-    assert OptimizerSpec("adam").slots == {"m": 0.0, "v": 0.0}
+@pytest.mark.parametrize(
+    ("optimizer", "slots"),
+    [
+        (OptimizerSpec("sgd"), {}),
+        (OptimizerSpec("momentum"), {"momentum": 0.0}),
+        (OptimizerSpec("adagrad", {"initial_accumulator_value": 0.5}), {"accumulator": 0.5}),
+        (OptimizerSpec("adam"), {"momentum": 0.0, "velocity": 0.0}),
+        (OptimizerSpec("adam", {"amsgrad": True}), {"momentum": 0.0, "velocity": 0.0, "velocity_hat": 0.0}),
+    ],
+)
+def test_slots(optimizer: OptimizerSpec, slots: dict[str, float]) -> None:
+    assert optimizer.slots == slots
+
+
+def test_variables_that_weight_decay_leaves_alone() -> None:
+    optimizer = OptimizerSpec("adam", {"weight_decay": 0.1}, ("b", "a", "b"))
+    assert optimizer.undecayed == ("a", "b")
+    assert [optimizer.decay_of(name) for name in ("a", "b", "c")] == [0.0, 0.0, 0.1]
+    assert optimizer != OptimizerSpec("adam", {"weight_decay": 0.1})
+
+
+def test_what_earlier_versions_wrote_is_the_same_optimizer() -> None:
+    before = {"name": "adam", "hyperparameters": {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-7}}
+    assert OptimizerSpec.from_json(before) == OptimizerSpec("adam")
+    assert OptimizerSpec("adam").former_slots == {"momentum": "m", "velocity": "v"}
 
 
 def test_numbers_and_flags() -> None:
@@ -73,12 +87,12 @@ def test_hyperparameters_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("name", "hyperparameters", "message"),
     [
-        ("ftrl", {}, "optimizer 'ftrl' is not known; known are sgd, momentum, adagrad or adam"),
-        ("sgd", {"momentum": 0.9}, "optimizer sgd has no hyperparameter 'momentum'; it has: none"),
+        ("muon", {}, f"optimizer 'muon' is not known; known are {one_of(tuple(RULES))}"),
+        ("sgd", {"momentum": 0.9}, "optimizer sgd has no hyperparameter 'momentum'; it has: weight_decay"),
         (
             "adam",
             {"nesterov": True},
-            "optimizer adam has no hyperparameter 'nesterov'; it has: beta_1, beta_2, epsilon",
+            "optimizer adam has no hyperparameter 'nesterov'; it has: beta_1, beta_2, epsilon, amsgrad, weight_decay",
         ),
         ("adam", {"beta_1": 1.0}, "beta_1 of optimizer adam is 1.0, must be at least 0 and below 1"),
         ("adam", {"beta_1": True}, "beta_1 of optimizer adam is True, must be at least 0 and below 1"),
@@ -94,7 +108,16 @@ def test_wrong(name: str, hyperparameters: dict[str, float], message: str) -> No
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("value", [{}, {"name": "sgd"}, {"name": "sgd", "hyperparameters": 3}, {"name": "sgd", "x": 1}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"name": "sgd"},
+        {"name": "sgd", "hyperparameters": 3},
+        {"name": "sgd", "x": 1},
+        {"name": "sgd", "hyperparameters": {}, "undecayed": "b"},
+    ],
+)
 def test_wrong_json(value: dict[str, object]) -> None:
     with pytest.raises(BadInputError, match="an optimizer has the fields name and hyperparameters"):
         OptimizerSpec.from_json(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
+from edl.ps.declaration import Declaration, DenseVariable  # noqa: E402
+from edl.ps.numpy_store import NumpyStore  # noqa: E402
+from edl.ps.store import Gradients  # noqa: E402
+from edl.worker.callbacks import KerasCallbacks  # noqa: E402
 from edl.worker.optimizers import reproduce  # noqa: E402
 
 CLASSES = {
@@ -23,8 +28,8 @@ CLASSES = {
     for name, kind in vars(keras.optimizers).items()
     if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and name != "Optimizer"
 }
-REPRODUCED = ("SGD", "Adagrad", "Adam")
-OTHER = {  # a value that is not the default, for every argument that the three classes have
+REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW")
+OTHER = {  # a value that is not the default, for every argument that the classes have
     "learning_rate": 0.3,
     "momentum": 0.8,
     "nesterov": True,
@@ -44,7 +49,7 @@ OTHER = {  # a value that is not the default, for every argument that the three 
     "gradient_accumulation_steps": 2,
     "name": "another",
 }
-REFUSED = {"amsgrad", "weight_decay", "use_ema", "loss_scale_factor", "gradient_accumulation_steps"}
+REFUSED = {"use_ema", "loss_scale_factor", "gradient_accumulation_steps"}
 
 
 def arguments(kind: Any) -> list[str]:
@@ -99,42 +104,60 @@ def test_defaults_are_reproduced(name: str) -> None:
 
 
 def assert_parity(optimizer: Any, steps: int = 5) -> None:
-    """Some steps of Keras and of the reproduced optimizer, from the same values with the same gradients."""
+    """Some steps of Keras and of the reproduced optimizer on a PS, from the same values with the same gradients."""
     rng = np.random.default_rng(0)
-    values = [rng.normal(size=shape).astype(np.float32) for shape in ((3, 2), (4,))]
-    variables = [keras.Variable(value) for value in values]
-    reproduced = reproduce(optimizer)
-    slots: list[dict[str, Any]] = [
-        {name: np.full_like(value, start) for name, start in reproduced.spec.slots.items()} for value in values
-    ]
+    names, shapes = ("dense/kernel", "dense/bias"), ((3, 2), (4,))
+    values = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    variables = [keras.Variable(v, name=n.rpartition("/")[2]) for n, v in zip(names, values, strict=True)]
+    reproduced = reproduce(optimizer, names)
+    dense = tuple(DenseVariable(name, shape) for name, shape in zip(names, shapes, strict=True))
+    store = NumpyStore(Declaration(dense, (), reproduced.spec, "model"), flat(values))
     for step in range(steps):
-        gradients = [rng.normal(size=value.shape).astype(np.float32) for value in values]
+        gradients = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
         optimizer.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], variables)
         if reproduced.clip is not None:
             reproduced.clip(gradients)
-        for value, gradient, slot in zip(values, gradients, slots, strict=True):
-            apply(reproduced.spec, value, gradient, slot, reproduced.learning_rate(step), step + 1)
-    for value, variable in zip(values, variables, strict=True):
-        np.testing.assert_allclose(value, np.asarray(variable), rtol=2e-5, atol=2e-6)
+        store.apply(Gradients(flat(gradients), {}, reproduced.learning_rate(step), 1.0), step + 1)
+    store.read_dense(found := flat(values))
+    np.testing.assert_allclose(found, flat([np.asarray(variable) for variable in variables]), rtol=1e-5, atol=2e-6)
 
 
-def apply(spec: Any, value: Any, gradient: Any, slot: dict[str, Any], rate: float, step: int) -> None:
-    """The update rules as the papers have them; those of the PS are tested against Keras in their own tests."""
-    if spec.name == "sgd":
-        value -= rate * gradient
-    elif spec.name == "momentum":
-        slot["momentum"][:] = spec.number("momentum") * slot["momentum"] - rate * gradient
-        ahead = spec.number("momentum") * slot["momentum"] - rate * gradient
-        value += ahead if spec.flag("nesterov") else slot["momentum"]
-    elif spec.name == "adagrad":
-        slot["accumulator"] += gradient**2
-        value -= rate * gradient / np.sqrt(slot["accumulator"] + spec.number("epsilon"))
-    else:
-        first, second = spec.number("beta_1"), spec.number("beta_2")
-        slot["m"] += (gradient - slot["m"]) * (1 - first)
-        slot["v"] += (gradient**2 - slot["v"]) * (1 - second)
-        alpha = rate * np.sqrt(1 - second**step) / (1 - first**step)
-        value -= alpha * slot["m"] / (np.sqrt(slot["v"]) + spec.number("epsilon"))
+def flat(arrays: list[Any]) -> Any:
+    return np.concatenate([np.ravel(array) for array in arrays])
+
+
+def test_a_limit_of_zero_clips_nothing_as_in_keras() -> None:
+    assert reproduce(keras.optimizers.SGD(clipnorm=0.0)).clip is None
+    assert_parity(keras.optimizers.SGD(0.1, clipnorm=0.0, global_clipnorm=None))
+
+
+def test_variables_excluded_by_name_keep_their_weights() -> None:
+    optimizer = keras.optimizers.AdamW(weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "^gain$"])
+    names = ["dense/kernel", "dense/bias", "dense/bias#2", "gain", "gains", "bias/embeddings"]
+    assert reproduce(optimizer, names).spec.undecayed == ("dense/bias", "dense/bias#2", "gain")
+    assert_parity(optimizer)
+
+
+def test_variables_excluded_by_themselves_are_refused_by_name() -> None:
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_list=[keras.Variable(0.0)])
+    with pytest.raises(BadInputError, match=r"exclude_from_weight_decay\(var_list=...\)") as caught:
+        reproduce(optimizer)
+    assert "var_names" in str(caught.value.hint)
+
+
+def test_exclusions_mean_nothing_without_weight_decay() -> None:
+    optimizer = keras.optimizers.Adam()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    assert reproduce(optimizer, ["dense/bias"]).spec == reproduce(keras.optimizers.Adam()).spec
+
+
+@pytest.mark.parametrize("argument", ["use_ema", "loss_scale_factor", "gradient_accumulation_steps"])
+def test_what_to_use_instead_is_said(argument: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        reproduce(keras.optimizers.Adam(**{argument: OTHER[argument]}))
+    assert str(caught.value.hint).startswith("leave it out, and ")
 
 
 @pytest.mark.parametrize(
@@ -156,3 +179,33 @@ def test_a_rate_that_a_callback_changes_counts_from_then_on() -> None:
     assert rate(0) == pytest.approx(0.1)
     optimizer.learning_rate = 0.02
     assert rate(1) == pytest.approx(0.02)
+
+
+def test_a_schedule_that_a_callback_assigns_counts_at_the_global_step() -> None:
+    schedules = keras.optimizers.schedules
+    optimizer = keras.optimizers.SGD(0.1)
+    rate = reproduce(optimizer).learning_rate
+    assert rate(0) == pytest.approx(0.1)
+    optimizer.learning_rate = schedules.PiecewiseConstantDecay([6], [0.5, 0.05])
+    assert [rate(6), rate(7)] == pytest.approx([0.5, 0.05])
+    optimizer.learning_rate = schedules.PiecewiseConstantDecay([6], [0.3, 0.03])
+    assert [rate(6), rate(7)] == pytest.approx([0.3, 0.03])
+
+
+def test_what_a_callback_does_before_a_step_counts_in_that_step(tmp_path: Path) -> None:
+    class Halving(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.8 / 2**batch
+
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 3.0 + epoch)
+    model, optimizer = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
+    rate = reproduce(optimizer).learning_rate
+    watcher = KerasCallbacks([scheduler, Halving()], model, optimizer, tmp_path)
+    watcher.begin_epoch(0)
+    assert rate(0) == pytest.approx(3.0)
+    for step in range(3):
+        watcher.begin_step(step)
+        assert rate(step) == pytest.approx(0.8 / 2**step)
+        watcher.end_step(step, 0.0)
+    watcher.begin_epoch(1)
+    assert rate(3) == pytest.approx(4.0)

@@ -1,0 +1,67 @@
+"""Which rule applies to what: by optimizer, and by weight decay of a variable or table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from edl.ps.arrays import Floats
+from edl.ps.declaration import Declaration
+from edl.ps.optimizers.adagrad import adagrad
+from edl.ps.optimizers.adam import adam
+from edl.ps.optimizers.descent import momentum, sgd
+from edl.ps.optimizers.update import Rule, Scratch, Update
+from edl.spec.optimizer import OptimizerSpec
+
+_RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "adagrad": adagrad,
+    "adam": adam,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the slab to which a rule is applied at once."""
+
+    place: slice
+    decay: float
+
+
+def rule(optimizer: OptimizerSpec, decay: float) -> Rule:
+    """The function that applies updates of this optimizer.
+
+    Args:
+        optimizer: with its hyperparameters.
+        decay: the weight decay of what it is applied to: ``OptimizerSpec.decay_of``.
+    """
+    plain = _RULES[optimizer.name](optimizer)
+    return partial(_decayed, decay, plain) if decay else plain
+
+
+def blocks(declaration: Declaration) -> tuple[Block, ...]:
+    """The trained part of the slab, cut where the weight decay changes."""
+    found: list[Block] = []
+    for variable, place in declaration.places():
+        if variable.statistic:
+            break
+        decay = declaration.optimizer.decay_of(variable.name)
+        if found and found[-1].decay == decay:
+            found[-1] = Block(slice(found[-1].place.start, place.stop), decay)
+        else:
+            found.append(Block(place, decay))
+    return tuple(found)
+
+
+def _decayed(
+    decay: float, plain: Rule, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch
+) -> None:
+    """Decoupled, as Keras does it: first ``w -= w * decay * lr``, then the rule."""
+    np.multiply(values, decay, out=scratch.first)
+    np.multiply(scratch.first, update.learning_rate, out=scratch.first)
+    np.subtract(values, scratch.first, out=values)
+    plain(values, slots, update, scratch)

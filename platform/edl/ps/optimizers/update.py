@@ -1,0 +1,50 @@
+"""One update as a rule sees it: values and slot variables to change in place, and what they are changed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edl.ps.arrays import Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Two arrays for intermediate values, shaped like the values that are updated."""
+
+    first: Floats
+    second: Floats
+
+    @classmethod
+    def like(cls, values: Floats) -> Scratch:
+        """New arrays in the shape of ``values``."""
+        return cls(np.empty_like(values), np.empty_like(values))
+
+    def part(self, place: slice) -> Scratch:
+        """The same memory, for a part of the values."""
+        return Scratch(self.first[place], self.second[place])
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One gradient and what it is applied with.
+
+    Attributes:
+        gradient: in the shape of the values, not changed.
+        learning_rate: of this step.
+        step: how many updates there are with this one, from 1 (bias corrections).
+    """
+
+    gradient: Floats
+    learning_rate: float
+    step: int
+
+    def part(self, place: slice) -> Update:
+        """The update of a part of the values."""
+        return Update(self.gradient[place], self.learning_rate, self.step)
+
+
+Rule = Callable[[Floats, Sequence[Floats], Update, Scratch], None]
+"""Updates values and their slot variables (in the order of ``OptimizerSpec.slots``) in place."""

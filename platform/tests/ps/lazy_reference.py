@@ -1,0 +1,102 @@
+"""The optimizers once more, for the tests: on one row at a time, in float64, from the papers' formulas.
+
+Nothing is shared with ``edl.ps.optimizers``. A row that is not touched stands still, and so do its slot variables:
+they are not even looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.spec.optimizer import OptimizerSpec
+
+Row = NDArray[np.float64]
+
+
+@dataclass
+class State:
+    """One row with its slot variables, by names of this module's own."""
+
+    w: Row
+    slots: dict[str, Row] = field(default_factory=dict)
+
+    def slot(self, name: str, start: float = 0.0) -> Row:
+        return self.slots.setdefault(name, np.full_like(self.w, start))
+
+
+Formula = Callable[[OptimizerSpec, State, Row, float, int], None]
+
+
+def sgd(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    row.w -= rate * g
+
+
+def momentum(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    v = row.slot("v")
+    v[:] = o.number("momentum") * v - rate * g
+    row.w += o.number("momentum") * v - rate * g if o.flag("nesterov") else v
+
+
+def adagrad(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    total = row.slot("a", o.number("initial_accumulator_value"))
+    total += g**2
+    row.w -= rate * g / np.sqrt(total + o.number("epsilon"))
+
+
+def moments(o: OptimizerSpec, row: State, g: Row, t: int) -> tuple[Row, Row]:
+    """Both moments with their bias corrected."""
+    m, v, b1, b2 = row.slot("m"), row.slot("v"), o.number("beta_1"), o.number("beta_2")
+    m[:] = b1 * m + (1 - b1) * g
+    v[:] = b2 * v + (1 - b2) * g**2
+    return m / (1 - b1**t), v / (1 - b2**t)
+
+
+def adam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    m, v = moments(o, row, g, t)
+    if o.flag("amsgrad"):
+        largest = row.slot("largest")
+        largest[:] = np.maximum(largest, row.slot("v"))
+        v = largest / (1 - o.number("beta_2") ** t)
+    # Keras adds epsilon before the correction of v
+    corrected = o.number("epsilon") / np.sqrt(1 - o.number("beta_2") ** t)
+    row.w -= rate * m / (np.sqrt(v) + corrected)
+
+
+FORMULAS: Mapping[str, Formula] = {
+    "sgd": sgd,
+    "momentum": momentum,
+    "adagrad": adagrad,
+    "adam": adam,
+}
+
+
+class LazyReference:
+    """A table of rows that moves only where it is touched.
+
+    Args:
+        optimizer: which formula, and with what.
+        start: initial rows, ``[rows, dim]``.
+    """
+
+    def __init__(self, optimizer: OptimizerSpec, start: NDArray[np.float32]) -> None:
+        self._optimizer = optimizer
+        self._rows = [State(row.astype(np.float64)) for row in start]
+
+    def apply(self, ids: NDArray[np.int64], gradients: NDArray[np.float32], rate: float, step: int) -> None:
+        """One push; gradients of equal ids are summed."""
+        summed: dict[int, Row] = {}
+        for row, gradient in zip(ids.tolist(), gradients.astype(np.float64), strict=True):
+            summed[row] = summed.get(row, 0.0) + gradient
+        for row, gradient in summed.items():
+            state = self._rows[row]
+            state.w -= self._optimizer.number("weight_decay") * rate * state.w
+            FORMULAS[self._optimizer.name](self._optimizer, state, gradient, rate, step)
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """All rows."""
+        return np.stack([row.w for row in self._rows])

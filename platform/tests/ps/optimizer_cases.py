@@ -1,0 +1,25 @@
+"""Every optimizer that the PS apply, with settings that reach every branch of its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.spec.optimizer import OptimizerSpec
+
+CASES: Mapping[str, OptimizerSpec] = {
+    "sgd": OptimizerSpec("sgd"),
+    "sgd, weight decay": OptimizerSpec("sgd", {"weight_decay": 0.02}),
+    "momentum": OptimizerSpec("momentum", {"momentum": 0.8}),
+    "nesterov": OptimizerSpec("momentum", {"momentum": 0.9, "nesterov": True}),
+    "adagrad": OptimizerSpec("adagrad", {"initial_accumulator_value": 0.2}),
+    "adam": OptimizerSpec("adam", {"beta_1": 0.85, "beta_2": 0.995, "epsilon": 1e-6}),
+    "amsgrad": OptimizerSpec("adam", {"amsgrad": True}),
+    "adamw": OptimizerSpec("adam", {"weight_decay": 0.004}),
+}
+KERAS: Mapping[str, str] = {
+    "sgd": "SGD",
+    "momentum": "SGD",
+    "adagrad": "Adagrad",
+    "adam": "Adam",
+}
+"""The class of keras.optimizers that each name means."""

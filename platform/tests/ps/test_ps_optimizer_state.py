@@ -1,0 +1,130 @@
+"""The state of every optimizer survives a checkpoint, also one of an earlier version, and rules are elementwise."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ps.optimizer_cases import CASES
+
+from edl.core.partition import placement
+from edl.ps.checkpoints import Cut, from_shard, load, to_shard
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.optimizers import Scratch, Update, rule
+from edl.ps.store import Gradients, RowGradients
+from edl.spec.optimizer import OptimizerSpec
+from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard
+
+TABLE = RowTable("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
+DENSE = (DenseVariable("kernel", (2, 3)), DenseVariable("bias", (3,)), DenseVariable("mean", (2,), statistic=True))
+PATIENT = settings(deadline=None, max_examples=30)
+cases = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
+
+
+@pytest.fixture(params=CASES)
+def spec(request) -> OptimizerSpec:
+    return CASES[request.param]
+
+
+def gradients(seed: int) -> Gradients:
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, TABLE.rows, 25)
+    rows = RowGradients(ids, rng.normal(size=(len(ids), TABLE.dim)).astype(np.float32))
+    return Gradients(rng.normal(size=11).astype(np.float32), {"emb": rows}, 0.05, 1.0)
+
+
+def store(spec: OptimizerSpec) -> NumpyStore:
+    return NumpyStore(Declaration(DENSE, (TABLE,), spec, "model"), np.linspace(-1, 1, 11, dtype=np.float32))
+
+
+def trained(spec: OptimizerSpec, *steps: int, held: NumpyStore | None = None) -> NumpyStore:
+    held = held or store(spec)
+    for step in steps:
+        held.apply(gradients(step), step)
+    return held
+
+
+def same(one: NumpyStore, other: NumpyStore) -> None:
+    mine, theirs = (to_shard(Cut(1, held.snapshot(), 1, {}))[0] for held in (one, other))
+    assert mine.keys() == theirs.keys()
+    for name, array in mine.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
+    cut = Cut(1, trained(spec, 1, 2, 3).snapshot(), 3, {})
+    directory = cut_directory(tmp_path, 1)
+    shard = write_shard(directory, 0, *to_shard(cut))
+    commit(directory, Manifest(1, 3, "2026-01-01T00:00:00+00:00", (shard,), {}))
+    back = load(directory, 0, placement(1))
+    assert back.snapshot.declaration == cut.snapshot.declaration
+    same(trained(spec, 4, 5, held=NumpyStore.restored(back.snapshot)), trained(spec, 1, 2, 3, 4, 5))
+
+
+def test_slots_stand_in_a_shard_by_name(spec):
+    arrays, _ = to_shard(Cut(1, trained(spec, 1).snapshot(), 1, {}))
+    for slot in spec.slots:
+        assert arrays[f"slot/{slot}/kernel"].shape == (2, 3)
+        assert arrays[f"rows/emb/slot/{slot}"].shape == arrays["rows/emb/values"].shape
+
+
+def test_a_checkpoint_of_an_earlier_version_is_restored():
+    """It called Adam's slots m and v, and knew neither amsgrad nor weight decay."""
+    cut = Cut(1, trained(OptimizerSpec("adam"), 1, 2).snapshot(), 2, {})
+    arrays, meta = to_shard(cut)
+    former = {
+        name.replace("slot/momentum", "slot/m").replace("slot/velocity", "slot/v"): array
+        for name, array in arrays.items()
+    }
+    assert {"slot/m/kernel", "rows/emb/slot/v"} < former.keys()
+    declared = json.loads(meta["declaration"])
+    for added in ("amsgrad", "weight_decay"):
+        del declared["optimizer"]["hyperparameters"][added]
+    back = from_shard(former, {**meta, "declaration": json.dumps(declared)})
+    assert back.snapshot.declaration == cut.snapshot.declaration
+    same(NumpyStore.restored(back.snapshot), NumpyStore.restored(cut.snapshot))
+
+
+@PATIENT
+@given(cases, st.integers(1, 500), st.integers(0, 9))
+def test_a_rule_on_many_values_is_the_rule_on_each_part(spec, step, seed):
+    """What lets one function serve slabs, rows, and parts of both in any order."""
+    rng = np.random.default_rng(seed)
+    values, gradient = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
+    slots = [np.abs(rng.normal(size=(6, 4))).astype(np.float32) for _ in spec.slots]
+    apply = rule(spec, spec.number("weight_decay"))
+    parts = [[array.copy() for array in (values, *slots)] for _ in range(2)]
+    apply(parts[0][0], parts[0][1:], Update(gradient, 0.1, step), Scratch.like(values))
+    for row in rng.permutation(6):
+        value, *slot = (array[row] for array in parts[1])
+        apply(value, slot, Update(gradient[row], 0.1, step), Scratch.like(value))
+    for whole, by_row in zip(*parts, strict=True):
+        np.testing.assert_array_equal(whole, by_row)
+
+
+@PATIENT
+@given(cases, st.sets(st.integers(0, TABLE.rows - 1), min_size=2, max_size=12), st.data())
+def test_updates_of_disjoint_rows_commute(spec, ids, data):
+    """Within one step: only bias corrections know the order of pushes."""
+    order = data.draw(st.permutations(sorted(ids)))
+    cut = data.draw(st.integers(1, len(order) - 1))
+    pushes = [np.array(part, np.int64) for part in (order[:cut], order[cut:])]
+    stores = [trained(spec, 1, 2) for _ in range(2)]
+    for held, turn in zip(stores, (pushes, pushes[::-1]), strict=True):
+        for rows in turn:
+            values = np.sin(np.outer(rows + 1, np.arange(1, 4))).astype(np.float32)
+            held.apply(Gradients(np.zeros(11, np.float32), {"emb": RowGradients(rows, values)}, 0.1, 0.0), 3)
+    asked = np.arange(TABLE.rows)
+    np.testing.assert_array_equal(*(held.read_rows("emb", asked) for held in stores))
+
+
+def test_a_gradient_is_not_changed(spec):
+    gradient, values = np.ones(4, np.float32), np.zeros(4, np.float32)
+    slots = [np.full(4, initial, np.float32) for initial in spec.slots.values()]
+    rule(spec, spec.number("weight_decay"))(values, slots, Update(gradient, 0.1, 1), Scratch.like(values))
+    np.testing.assert_array_equal(gradient, 1)
+    assert (values < 0).all()
