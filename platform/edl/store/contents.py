@@ -1,15 +1,113 @@
-"""What a checkpoint's shard holds, from its header: names only, no array is read and NumPy is not needed."""
+"""What a checkpoint holds, from the headers of its shards: no array is read, and NumPy is not needed.
+
+Variables lie whole in one shard; a table's rows are spread over all of them, however many there are.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from edl.core.errors import StorageError
-from edl.store.durable import translated
+from edl.store.array_header import Header, StoredArray, read_header
 
-_LARGEST_HEADER = 100 << 20  # bytes; what the safetensors package itself accepts
-_DENSE, _ROWS, _IDS = "dense/", "rows/", "/ids"
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A dense variable.
+
+    Attributes:
+        name: of the variable.
+        values: of its own shape.
+        slots: its slot variables by name, of the same shape.
+        statistic: moved by deltas instead of gradients (BatchNorm's mean).
+    """
+
+    name: str
+    values: StoredArray
+    slots: Mapping[str, StoredArray]
+    statistic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """The rows of a table in one shard.
+
+    Attributes:
+        ids: ``[n]``, in no order.
+        values: ``[n, width]``.
+        slots: by slot variable, ``[n, …]``.
+    """
+
+    ids: StoredArray
+    values: StoredArray
+    slots: Mapping[str, StoredArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An embedding table: the rows that were ever trained.
+
+    Attributes:
+        name: of the table.
+        width: elements of a row.
+        parts: by shard.
+        slots: names of the slot variables.
+        vocabulary: ids are below it; None when that is not known.
+        initializer: as declared, with ``seed``: what the rows are that are not stored.
+    """
+
+    name: str
+    width: int
+    parts: tuple[TablePart, ...]
+    slots: tuple[str, ...]
+    vocabulary: int | None
+    initializer: Mapping[str, Any]
+
+    @property
+    def rows(self) -> int:
+        """Stored rows of all parts."""
+        return sum(part.ids.shape[0] for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All of it.
+
+    Attributes:
+        variables: by name, sorted.
+        tables: by name, sorted.
+        others: arrays of other kinds: what strategy Local keeps of its optimizer and its random generators.
+        optimizer: name and hyperparameters; None when the shards do not say (strategy Local).
+    """
+
+    variables: tuple[Variable, ...]
+    tables: tuple[Table, ...]
+    others: tuple[StoredArray, ...] = ()
+    optimizer: Mapping[str, Any] | None = None
+
+
+def contents_of(shards: Iterable[Path]) -> Contents:
+    """What the shards of one checkpoint hold together.
+
+    Raises:
+        StorageError: one cannot be read or is not a shard, they are of two models, or do not fit together.
+    """
+    found = [_Shard.of(read_header(path)) for path in shards]
+    _check_one_model(found)
+    variables = sorted((one for shard in found for one in shard.variables()), key=lambda one: one.name)
+    for one, other in pairwise(variables):
+        if one.name == other.name:
+            problem = f"holds variable '{one.name}', and so does {one.values.path.name}"
+            raise StorageError(problem, where=str(other.values.path))
+    names = sorted({name for shard in found for name in shard.rows})
+    tables = tuple(_table(name, [shard for shard in found if name in shard.rows]) for name in names)
+    others = tuple(array for shard in found for array in shard.others)
+    return Contents(tuple(variables), tables, others, found[0].declared["optimizer"] if found else None)
 
 
 def variables_in(directory: Path, ps_index: int) -> list[str]:
@@ -20,24 +118,116 @@ def variables_in(directory: Path, ps_index: int) -> list[str]:
     Raises:
         StorageError: it cannot be read, or is not in the format.
     """
-    names: set[str] = set()
-    for name in _array_names(directory / f"ps-{ps_index}.safetensors"):
-        if name.startswith(_DENSE):
-            names.add(name.removeprefix(_DENSE))
-        elif name.startswith(_ROWS) and name.endswith(_IDS):
-            names.add(name.removeprefix(_ROWS).removesuffix(_IDS))
-    return sorted(names)
-
-
-def _array_names(path: Path) -> list[str]:
-    with translated(path, "read a checkpoint"):
-        try:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = file.read(length) if length <= _LARGEST_HEADER else b""
-        except FileNotFoundError:
-            return []
+    path = directory / f"ps-{ps_index}.safetensors"
     try:
-        return [name for name in json.loads(header) if name != "__metadata__"]
-    except ValueError as error:
-        raise StorageError("is not a safetensors file", where=str(path)) from error
+        shard = _Shard.of(read_header(path))
+    except StorageError:
+        if not path.exists():
+            return []
+        raise
+    return sorted([*shard.dense, *shard.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """The arrays of a header, sorted by their names: see :mod:`edl.ps.checkpoints` for these."""
+
+    path: Path
+    declared: Mapping[str, Any]
+    dense: dict[str, StoredArray] = field(default_factory=dict)
+    slots: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
+    rows: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
+    others: list[StoredArray] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, header: Header) -> _Shard:
+        shard = cls(header.path, _declared(header))
+        for array in header.arrays.values():
+            shard._sort_in(array)
+        return shard
+
+    def _sort_in(self, array: StoredArray) -> None:
+        kind, _, rest = array.name.partition("/")
+        slot, _, variable = rest.partition("/")
+        if kind == "dense":
+            self.dense[rest] = array
+        elif kind == "slot" and variable:
+            self.slots.setdefault(variable, {})[slot] = array
+        elif kind == "rows":
+            table, part = _row_array(rest)
+            self.rows.setdefault(table, {})[part] = array
+        else:
+            self.others.append(array)
+
+    def variables(self) -> list[Variable]:
+        """Raises StorageError if a declared variable or the values of a slot variable are not there."""
+        declared = {name: (tuple(shape), statistic) for name, shape, statistic in self.declared["dense"]}
+        for name in sorted({*self.slots, *declared}):
+            array = self.dense.get(name)
+            if array is None or array.shape != declared.get(name, (array.shape, False))[0]:
+                raise StorageError(f"does not hold variable '{name}' as it declares it", where=str(self.path))
+        for name, slots in self.slots.items():
+            if any(array.shape != self.dense[name].shape for array in slots.values()):
+                raise StorageError(f"has slots of another shape than variable '{name}'", where=str(self.path))
+        return [
+            Variable(name, array, self.slots.get(name, {}), declared.get(name, ((), False))[1])
+            for name, array in self.dense.items()
+        ]
+
+    def part(self, table: str) -> TablePart:
+        """Raises StorageError if the arrays of a table do not fit together."""
+        arrays = dict(self.rows[table])
+        ids, values = arrays.pop("ids", None), arrays.pop("values", None)
+        if ids is None or values is None or (ids.dtype, len(ids.shape), len(values.shape)) != ("int64", 1, 2):
+            raise StorageError(f"does not hold ids and rows of table '{table}'", where=str(self.path))
+        if any(array.shape[:1] != ids.shape for array in (values, *arrays.values())):
+            raise StorageError(f"does not hold whole rows of table '{table}'", where=str(self.path))
+        return TablePart(ids, values, {name.removeprefix("slot/"): array for name, array in arrays.items()})
+
+
+def _row_array(rest: str) -> tuple[str, str]:
+    """Table, and ``ids``, ``values`` or ``slot/<slot>``, of what follows ``rows/``."""
+    table, _, last = rest.rpartition("/")
+    return (table, last) if last in ("ids", "values") else (table.removesuffix("/slot"), f"slot/{last}")
+
+
+def _table(name: str, shards: list[_Shard]) -> Table:
+    parts = tuple(shard.part(name) for shard in shards)
+    first = parts[0]
+    for shard, part in zip(shards, parts, strict=True):
+        if _kind(part) != _kind(first):
+            problem = f"holds rows of table '{name}' of another kind than {shards[0].path.name}"
+            raise StorageError(problem, where=str(shard.path))
+    declared = next((row for row in shards[0].declared["tables"] if row[0] == name), None)
+    width, slots = first.values.shape[1], tuple(sorted(first.slots))
+    if declared is None:
+        return Table(name, width, parts, slots, None, {})
+    _, vocabulary, _, initializer, seed = declared
+    return Table(name, width, parts, slots, vocabulary, {**initializer, "seed": seed})
+
+
+def _kind(part: TablePart) -> Mapping[str, object]:
+    """What the parts of a table have in common: shape and type of a row, by array."""
+    return {name: (array.shape[1:], array.dtype) for name, array in {"": part.values, **part.slots}.items()}
+
+
+def _declared(header: Header) -> Mapping[str, Any]:
+    """The declaration as JSON, as far as it is needed here; empty for a shard without one."""
+    try:
+        value = json.loads(header.strings.get("declaration", "{}"))
+        dense = [(str(name), list(shape), bool(statistic)) for name, shape, statistic in value.get("dense", [])]
+        tables = [
+            (str(name), rows and int(rows), int(dim), dict(initializer), int(seed))
+            for name, rows, dim, initializer, seed, *_ in value.get("tables", [])
+        ]
+        optimizer = None if value.get("optimizer") is None else dict(value["optimizer"])
+        fingerprint = str(value.get("fingerprint"))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise StorageError(f"is not the shard of a checkpoint: {error}", where=str(header.path)) from error
+    return {"dense": dense, "tables": tables, "optimizer": optimizer, "fingerprint": fingerprint}
+
+
+def _check_one_model(shards: list[_Shard]) -> None:
+    for shard in shards[1:]:
+        if any(shard.declared[key] != shards[0].declared[key] for key in ("fingerprint", "optimizer", "tables")):
+            raise StorageError(f"is of another model than {shards[0].path.name}", where=str(shard.path))

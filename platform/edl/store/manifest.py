@@ -15,6 +15,8 @@ from edl.store.durable import translated
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+_LARGEST = 256 << 20
+"""Bytes of a manifest: as many as the journal takes for one entry, which carries the same ledger."""
 _CUT = re.compile(r"cut-([0-9]{8,})")
 
 
@@ -25,6 +27,10 @@ class ShardInfo:
     file: str
     size: int
     crc32: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.size, int) or not isinstance(self.crc32, int) or Path(self.file).name != self.file:
+            raise ValueError(f"{self.file!r} of {self.size!r} bytes with the checksum {self.crc32!r} is no shard")
 
 
 @dataclass(frozen=True)
@@ -98,12 +104,15 @@ def load_manifest(directory: Path) -> Manifest | Skipped:
     path = directory / MANIFEST
     with translated(path, "read a checkpoint"):
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                data = file.read(_LARGEST + 1)
         except FileNotFoundError:
             return Skipped(cut, directory, "it was never completed: it has no manifest")
+    if len(data) > _LARGEST:
+        return Skipped(cut, directory, f"its manifest is damaged: it has more than {_LARGEST >> 20} MiB")
     try:
         return _parse(json.loads(data), path)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Skipped(cut, directory, f"its manifest is damaged: {error}")
 
 

@@ -1,0 +1,170 @@
+"""A checkpoint as one file: the same arrays whatever number of shards it came from."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl.core.errors import StorageError
+from edl.core.partition import owner_of_name, placement, slot_of_row
+from edl.store import portable
+from edl.store.checkpoint import write_shard
+from edl.store.contents import contents_of
+
+OPTIMIZER = {"name": "adam", "hyperparameters": {"beta_1": 0.9}}
+INITIALIZER = {"name": "uniform", "minval": -1, "maxval": 1}
+SLOTS = ("m", "v")
+KERNELS = {
+    name: np.arange(6, dtype=np.float32).reshape(2, 3) + n for n, name in enumerate(["a/kernel", "b/kernel", "c"])
+}
+IDS = np.array([4_000_000_000, 3, 77, 12, 5], np.int64)
+ROWS = np.arange(20, dtype=np.float32).reshape(5, 4)
+
+
+def spread(folder: Path, count: int, rows: np.ndarray = IDS) -> list[Path]:
+    """Shards of ``count`` parameter servers that hold the same state."""
+    folder.mkdir(exist_ok=True)
+    owners = np.array(placement(count))
+    paths = []
+    for index in range(count):
+        own = {name: value for name, value in KERNELS.items() if owner_of_name(name, placement(count)) == index}
+        mine = owners[slot_of_row(rows.astype(np.uint64))] == index
+        arrays = {f"dense/{name}": value for name, value in own.items()}
+        arrays |= {f"slot/{slot}/{name}": value + n for name, value in own.items() for n, slot in enumerate(SLOTS, 1)}
+        arrays |= {"rows/items/ids": rows[mine], "rows/items/values": ROWS[mine]}
+        arrays |= {f"rows/items/slot/{slot}": ROWS[mine] * (n + 2) for n, slot in enumerate(SLOTS)}
+        shard = write_shard(folder, index, arrays, {"declaration": declaration(own)})
+        paths.append(folder / shard.file)
+    return paths
+
+
+def declaration(own: Mapping[str, Any], fingerprint: str = "model") -> str:
+    dense = [[name, list(value.shape), False] for name, value in own.items()]
+    tables = [["items", 5_000_000_000, 4, INITIALIZER, 3]]
+    return json.dumps({"dense": dense, "tables": tables, "optimizer": OPTIMIZER, "fingerprint": fingerprint})
+
+
+def exported(paths: list[Path], file: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
+    contents = contents_of(paths)
+    portable.write(file, portable.columns(contents, slots=slots), portable.described(contents), lambda _: None)
+    if file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as archive:
+            return dict(archive)
+    return safetensors.numpy.load_file(file)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_every_array_has_its_name_and_rows_ascend(tmp_path: Path, suffix: str) -> None:
+    found = exported(spread(tmp_path / "cut", 3), tmp_path / f"out.{suffix}")
+    order = np.argsort(IDS)
+    wanted = {**KERNELS, "items/ids": IDS[order], "items/rows": ROWS[order]}
+    for n, slot in enumerate(SLOTS):
+        wanted |= {f"{name}/slot/{slot}": value + n + 1 for name, value in KERNELS.items()}
+        wanted[f"items/slot/{slot}"] = ROWS[order] * (n + 2)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value)
+        assert found[name].dtype == value.dtype
+    plain = exported(spread(tmp_path / "cut", 3), tmp_path / f"plain.{suffix}", slots=False)
+    assert plain.keys() == {*KERNELS, "items/ids", "items/rows"}
+
+
+@settings(max_examples=12, deadline=None)
+@given(count=st.integers(1, 6), piece=st.integers(1, 9), suffix=st.sampled_from(["npz", "safetensors"]))
+def test_the_same_state_is_the_same_file_however_it_was_spread(
+    tmp_path_factory: pytest.TempPathFactory, count: int, piece: int, suffix: str
+) -> None:
+    folder = tmp_path_factory.mktemp("spread")
+    exported(spread(folder / "one", 1), folder / f"one.{suffix}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portable, "PIECE", piece)
+        exported(spread(folder / "many", count), folder / f"many.{suffix}")
+    assert (folder / f"one.{suffix}").read_bytes() == (folder / f"many.{suffix}").read_bytes()
+
+
+def test_what_shards_hold_together_is_told(tmp_path: Path) -> None:
+    contents = contents_of(spread(tmp_path, 2))
+    assert [variable.name for variable in contents.variables] == sorted(KERNELS)
+    assert contents.optimizer == OPTIMIZER
+    (table,) = contents.tables
+    assert (table.name, table.rows, table.width, table.vocabulary) == ("items", 5, 4, 5_000_000_000)
+    assert (table.slots, table.initializer) == (SLOTS, {**INITIALIZER, "seed": 3})
+
+
+def test_a_table_without_rows_and_a_model_without_tables(tmp_path: Path) -> None:
+    empty = np.empty((0, 4), np.float32)
+    write_shard(tmp_path, 0, {"rows/t/ids": np.empty(0, np.int64), "rows/t/values": empty})
+    found = exported([tmp_path / "ps-0.safetensors"], tmp_path / "out.npz")
+    assert {name: value.shape for name, value in found.items()} == {"t/ids": (0,), "t/rows": (0, 4)}
+    write_shard(tmp_path, 1, {"dense/w": np.float32(3) * np.ones(()), "state/0": np.ones(2, np.uint32)})
+    found = exported([tmp_path / "ps-1.safetensors"], tmp_path / "out.safetensors")
+    assert found["w"] == 3
+    assert "state/0" in found
+
+
+W = np.ones((2, 2), np.float32)
+TABLE = {"rows/t/ids": np.arange(2), "rows/t/values": W}
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([{"dense/w": W}, {"dense/w": W}], "holds variable 'w', and so does ps-0.safetensors"),
+        ([TABLE, TABLE], "row 0 of table 't' is stored twice"),
+        ([TABLE, {"rows/t/ids": np.arange(2), "rows/t/values": W[:, :1]}], "of another kind than ps-0"),
+        ([{"rows/t/ids": np.arange(2)}], "ids and rows of table 't'"),
+        ([{"rows/t/ids": np.arange(3), "rows/t/values": W}], "whole rows of table 't'"),
+        ([{"rows/t/ids": np.arange(2.0), "rows/t/values": W}], "ids and rows of table 't'"),
+        ([{"slot/m/w": W}], "does not hold variable 'w'"),
+        ([{"dense/w": W, "slot/m/w": W[0]}], "slots of another shape than variable 'w'"),
+        ([{"dense/t/ids": W, **TABLE}], "two arrays would be called 't/ids'"),
+    ],
+)
+def test_shards_that_do_not_fit_together_are_refused(
+    tmp_path: Path, shards: list[dict[str, np.ndarray]], message: str
+) -> None:
+    paths = [tmp_path / write_shard(tmp_path, index, arrays).file for index, arrays in enumerate(shards)]
+    with pytest.raises(StorageError, match=message):
+        portable.columns(contents_of(paths), slots=True)
+
+
+def test_shards_of_two_models_are_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path, 0, {"dense/v": W}, {"declaration": declaration({"v": W})})
+    write_shard(tmp_path, 1, {"dense/w": W}, {"declaration": declaration({"w": W}, "another")})
+    with pytest.raises(StorageError, match=r"another model than ps-0\.safetensors"):
+        contents_of([tmp_path / "ps-0.safetensors", tmp_path / "ps-1.safetensors"])
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"dense": 3}', '{"dense": [["w"]]}', '{"tables": [["t", "x", 1, {}, 0]]}']
+)
+def test_a_declaration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    write_shard(tmp_path, 0, {"dense/w": W}, {"declaration": text})
+    with pytest.raises(StorageError, match="is not the shard of a checkpoint"):
+        contents_of([tmp_path / "ps-0.safetensors"])
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_a_full_disk_leaves_nothing_and_what_was_there_stays(tmp_path: Path, suffix: str) -> None:
+    write_shard(tmp_path, 0, {"dense/w": np.zeros(100_000, np.float32)})
+    out = tmp_path / "out" / f"w.{suffix}"
+    out.parent.mkdir()
+    out.write_text("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            exported([tmp_path / "ps-0.safetensors"], out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(out.parent.iterdir()) == [out]
+    assert out.read_text() == "before"
