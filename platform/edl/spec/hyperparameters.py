@@ -104,5 +104,15 @@ RULES: Mapping[str, Rule] = {
         epsilon=_amount(1e-7),
         amsgrad=_NO,
     ),
+    "rmsprop": _rule(
+        {"velocity": Slot(), "momentum": Slot(needs="momentum"), "average_gradient": Slot(needs="centered")},
+        rho=_fraction(0.9),
+        momentum=_fraction(0.0),
+        epsilon=_amount(1e-7),
+        centered=_NO,
+    ),
+    "adadelta": _rule(
+        {"accumulated_grad": Slot(), "accumulated_delta_var": Slot()}, rho=_fraction(0.95), epsilon=_amount(1e-7)
+    ),
 }
 """By name."""

@@ -22,6 +22,8 @@ _RULE: Mapping[str, str] = {
     "Adagrad": "adagrad",
     "Adam": "adam",
     "AdamW": "adam",
+    "RMSprop": "rmsprop",
+    "Adadelta": "adadelta",
 }
 """What the PS call the optimizers of Keras that they apply."""
 _INSTEAD: Mapping[str, str] = {

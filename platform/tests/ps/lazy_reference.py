@@ -66,11 +66,30 @@ def adam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     row.w -= rate * m / (np.sqrt(v) + corrected)
 
 
+def rmsprop(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    rho, mean_square, mean, v = o.number("rho"), row.slot("g²"), row.slot("g"), row.slot("v")
+    mean_square[:] = rho * mean_square + (1 - rho) * g**2
+    mean[:] = rho * mean + (1 - rho) * g
+    variance = mean_square - mean**2 if o.flag("centered") else mean_square
+    v[:] = o.number("momentum") * v + rate * g / np.sqrt(variance + o.number("epsilon"))
+    row.w -= v
+
+
+def adadelta(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    rho, epsilon, squares, steps = o.number("rho"), o.number("epsilon"), row.slot("g²"), row.slot("dx²")
+    squares[:] = rho * squares + (1 - rho) * g**2
+    step = np.sqrt((steps + epsilon) / (squares + epsilon)) * g
+    steps[:] = rho * steps + (1 - rho) * step**2
+    row.w -= rate * step
+
+
 FORMULAS: Mapping[str, Formula] = {
     "sgd": sgd,
     "momentum": momentum,
     "adagrad": adagrad,
     "adam": adam,
+    "rmsprop": rmsprop,
+    "adadelta": adadelta,
 }
 
 

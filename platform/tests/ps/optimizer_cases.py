@@ -15,11 +15,19 @@ CASES: Mapping[str, OptimizerSpec] = {
     "adam": OptimizerSpec("adam", {"beta_1": 0.85, "beta_2": 0.995, "epsilon": 1e-6}),
     "amsgrad": OptimizerSpec("adam", {"amsgrad": True}),
     "adamw": OptimizerSpec("adam", {"weight_decay": 0.004}),
+    "rmsprop": OptimizerSpec("rmsprop", {"rho": 0.85}),
+    "rmsprop, centered": OptimizerSpec("rmsprop", {"centered": True, "epsilon": 1e-4}),
+    "rmsprop, momentum": OptimizerSpec("rmsprop", {"momentum": 0.7, "weight_decay": 0.01}),
+    "rmsprop, centered, momentum": OptimizerSpec("rmsprop", {"centered": True, "momentum": 0.5, "epsilon": 1e-4}),
+    "adadelta": OptimizerSpec("adadelta", {"rho": 0.9, "epsilon": 1e-5}),
+    "adadelta, weight decay": OptimizerSpec("adadelta", {"weight_decay": 0.05}),
 }
 KERAS: Mapping[str, str] = {
     "sgd": "SGD",
     "momentum": "SGD",
     "adagrad": "Adagrad",
     "adam": "Adam",
+    "rmsprop": "RMSprop",
+    "adadelta": "Adadelta",
 }
 """The class of keras.optimizers that each name means."""

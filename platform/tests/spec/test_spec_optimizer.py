@@ -50,6 +50,13 @@ def test_what_is_not_given_is_the_default() -> None:
         (OptimizerSpec("adagrad", {"initial_accumulator_value": 0.5}), {"accumulator": 0.5}),
         (OptimizerSpec("adam"), {"momentum": 0.0, "velocity": 0.0}),
         (OptimizerSpec("adam", {"amsgrad": True}), {"momentum": 0.0, "velocity": 0.0, "velocity_hat": 0.0}),
+        (OptimizerSpec("rmsprop"), {"velocity": 0.0}),
+        (OptimizerSpec("rmsprop", {"centered": True}), {"velocity": 0.0, "average_gradient": 0.0}),
+        (
+            OptimizerSpec("rmsprop", {"centered": True, "momentum": 0.5}),
+            {"velocity": 0.0, "momentum": 0.0, "average_gradient": 0.0},
+        ),
+        (OptimizerSpec("adadelta"), {"accumulated_grad": 0.0, "accumulated_delta_var": 0.0}),
     ],
 )
 def test_slots(optimizer: OptimizerSpec, slots: dict[str, float]) -> None:

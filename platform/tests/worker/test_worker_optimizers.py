@@ -28,7 +28,7 @@ CLASSES = {
     for name, kind in vars(keras.optimizers).items()
     if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and name != "Optimizer"
 }
-REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW")
+REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta")
 OTHER = {  # a value that is not the default, for every argument that the classes have
     "learning_rate": 0.3,
     "momentum": 0.8,
@@ -47,6 +47,8 @@ OTHER = {  # a value that is not the default, for every argument that the classe
     "ema_overwrite_frequency": 3,
     "loss_scale_factor": 4.0,
     "gradient_accumulation_steps": 2,
+    "rho": 0.7,
+    "centered": True,
     "name": "another",
 }
 REFUSED = {"use_ema", "loss_scale_factor", "gradient_accumulation_steps"}

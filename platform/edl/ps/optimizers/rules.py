@@ -10,7 +10,7 @@ import numpy as np
 
 from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration
-from edl.ps.optimizers.adagrad import adagrad
+from edl.ps.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.ps.optimizers.adam import adam
 from edl.ps.optimizers.descent import momentum, sgd
 from edl.ps.optimizers.update import Rule, Scratch, Update
@@ -21,6 +21,8 @@ _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
     "momentum": momentum,
     "adagrad": adagrad,
     "adam": adam,
+    "rmsprop": rmsprop,
+    "adadelta": adadelta,
 }
 
 
