@@ -41,6 +41,18 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),
     "validate": (("edl validate job.yaml --set workers.max=8", "all mistakes at once, by line"),),
     "schema": (("edl schema > edl.schema.json", "for an editor"),),
+    "checkpoint ls": (
+        ("edl checkpoint ls mnist --verify", "of the newest run of a job; every byte is compared"),
+        ("edl checkpoint ls /mnt/edl/team-a/mnist", "of a job of a cluster, its volume mounted here"),
+    ),
+    "checkpoint inspect": (
+        ("edl checkpoint inspect mnist", "the newest: do the values look right?"),
+        ("edl checkpoint inspect mnist/r3 -c 4 --json", "an older one of the run r3, for programs"),
+    ),
+    "checkpoint export": (
+        ("edl checkpoint export mnist mnist.npz", "for NumPy"),
+        ("edl checkpoint export mnist mnist.safetensors --slots", "with the optimizer's slot variables"),
+    ),
     "data cp": (
         ("edl data cp demo-data/mnist fileserver-claim:/mnist", "to a volume"),
         ("edl data cp fileserver-claim:/models/mnist models", "and back"),

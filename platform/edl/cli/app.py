@@ -36,6 +36,7 @@ COMMANDS = {
     "render": "Print the Kubernetes manifests of a job.",
     "validate": "Check a job file and say what it would run.",
     "schema": "Print the JSON Schema of job files.",
+    "checkpoint": "List, inspect and export the checkpoints of runs.",
     "data": "Write example data sets; copy files to and from volumes.",
     "zoo": "Make, build and push images of model code.",
 }

@@ -69,6 +69,9 @@ def check_size(directory: Path, shard: ShardInfo) -> None:
     """Raise StorageError unless the shard is there and as large as the manifest says."""
     path = directory / shard.file
     with translated(path, "read a checkpoint"):
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError as error:
+            raise StorageError("is missing", where=str(path)) from error
     if size != shard.size:
         raise StorageError(f"has {size} bytes instead of {shard.size}", where=str(path))

@@ -125,6 +125,12 @@ def _parse(value: dict[str, Any], path: Path) -> Manifest:
             where=str(path),
             hint="Resume the run with the EDL version that wrote it.",
         )
+    if (
+        not isinstance(value["cut"], int)
+        or not isinstance(value["version"], int)
+        or not isinstance(value["created"], str)
+    ):
+        raise TypeError("cut, version or time are of another type")
     return Manifest(
         cut=value["cut"],
         version=value["version"],

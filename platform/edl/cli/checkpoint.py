@@ -1,0 +1,174 @@
+"""``edl checkpoint``: which checkpoints a run has, what is in them, and their values for other programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.cli.checkpoints.choice import chosen, reading
+from edl.cli.checkpoints.whereabouts import find
+from edl.core.errors import BadInputError
+
+if TYPE_CHECKING:
+    from edl.store.contents import Contents
+    from edl.store.manifest import Manifest, Skipped
+
+app = typer.Typer(
+    help="List the checkpoints of a run, look into them, write them as files for other programs.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="A job of ./.edl (mnist: its newest run; mnist/r3), a job file, or the path of a run, of its checkpoints "
+        "or of one.",
+        show_default=False,
+    ),
+]
+NumberOption = Annotated[
+    int | None,
+    typer.Option("--checkpoint", "-c", metavar="N", min=0, help="Which one; the newest intact one by default."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_SUFFIXES = (".npz", ".safetensors")
+
+
+@app.command()
+def ls(
+    run: RunArgument,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the checkpoints of a run: step, records, size, age, whether each is whole, which is the newest usable.
+
+    Exit codes: 0 done, 2 bad input, or no checkpoint can be used.
+    """
+    from edl.cli.checkpoints.listing import listed, newest_usable, table
+
+    place = find(run)
+    with reading():
+        found = listed(place.directory, verified=verify)
+    best = newest_usable(found)
+    if as_json:
+        print(json.dumps([{**each.to_json(), "newest_usable": each is best} for each in found]))
+    elif found:
+        print(f"{place.name[0].upper()}{place.name[1:]}, {place.directory}\n")
+        print("\n".join(table(found, time.time())))
+        if not verify:
+            print("\nOnly manifests and sizes were looked at; --verify reads every byte.")
+    else:
+        print(f"{place.name} has no checkpoint yet, {place.directory}")
+    if found and best is None:
+        raise typer.Exit(2)
+
+
+@app.command()
+def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption = False) -> None:
+    """Show what a checkpoint holds: variables, tables and the range of their values, optimizer, position in the data.
+
+    Every byte is compared with the checksums first.
+
+    Exit codes: 0 done, 2 bad input or a damaged checkpoint.
+    """
+    place = find(run)
+    manifest, contents = _opened(run, number)
+    with _needing_numpy(), reading():
+        from edl.cli.checkpoints.inspection import inspected, lines, to_read, told
+
+        with _progress("Reading", to_read(contents)) as advance:
+            seen = inspected(manifest, contents, advance)
+    if as_json:
+        print(json.dumps(told(seen)))
+    else:
+        print("\n".join(lines(seen, place.name)))
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    output: Annotated[Path, typer.Argument(metavar="FILE", help="A .npz or a .safetensors file.", show_default=False)],
+    number: NumberOption = None,
+    slots: Annotated[bool, typer.Option("--slots", help="The optimizer's slot variables too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+) -> None:
+    """Write a checkpoint as one file for other programs, from the shards of all parameter servers.
+
+    A dense variable has its own name; a table T is T/ids (ascending) and T/rows, the rows that were ever trained. With
+    --slots there are NAME/slot/SLOT too.
+
+    Exit codes: 0 done, 1 it cannot be written, 2 bad input or a damaged checkpoint.
+    """
+    _check_output(output, force=force)
+    manifest, contents = _opened(run, number)
+    with _needing_numpy():
+        from edl.cli.checkpoints.inspection import counted
+        from edl.store import portable
+
+        with reading():
+            columns = portable.columns(contents, slots=slots)
+        strings = {"checkpoint": str(manifest.cut), "version": str(manifest.version), **portable.described(contents)}
+        with _progress("Writing", sum(column.nbytes for column in columns)) as advance:
+            portable.write(output, columns, strings, advance)
+    many = counted(len(contents.variables), "variable")
+    if contents.tables:
+        rows = counted(sum(table.rows for table in contents.tables), "row")
+        many += f", {counted(len(contents.tables), 'table')} with {rows}"
+    print(f"Checkpoint {manifest.cut}: {many} in {output}")
+
+
+def _opened(run: str, number: int | None) -> tuple[Manifest, Contents]:
+    """The checkpoint that is wanted, intact, and what it holds; newer ones that cannot be used are told of."""
+    from edl.store.contents import contents_of
+
+    skipped: list[Skipped] = []
+    manifest = chosen(find(run), number, skipped)
+    for each in skipped:
+        print(f"checkpoint {each.cut} is left out: {each.reason}", file=sys.stderr)
+    assert manifest.directory is not None
+    directory = manifest.directory
+    with reading():
+        return manifest, contents_of(directory / shard.file for shard in manifest.shards)
+
+
+def _check_output(output: Path, *, force: bool) -> None:
+    if output.suffix not in _SUFFIXES:
+        raise BadInputError("is neither a .npz nor a .safetensors", where=str(output), hint="The name says the format.")
+    if not output.absolute().parent.is_dir():
+        raise BadInputError("there is no such folder", where=str(output.absolute().parent))
+    if output.is_dir() or (output.exists() and not force):
+        raise BadInputError("is there already", where=str(output), hint="Name another file, or use --force.")
+
+
+@contextmanager
+def _needing_numpy() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        hint = "pip install 'edl-platform[train]'"
+        raise BadInputError(f"reading values needs the package {error.name}", hint=hint) from error
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on the terminal, for what takes seconds."""
+    if not sys.stderr.isatty() or total < 1 << 28:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,96 @@
+"""Which run is meant by a word of the command line, and which of its checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.core.errors import BadInputError
+from edl.spec.paths import DEFAULT_STORAGE
+from edl.store.manifest import MANIFEST, cuts_in
+from edl.store.rundir import LOCAL_NAMESPACE, RunDir, runs, submitted
+
+_CUT = re.compile(r"cut-0*([0-9]+)")
+_JOB_FILES = (".yaml", ".yml", ".json")
+_OTHER_PLACES = (
+    "Name a job of this folder's .edl, a job file, or the path of a run. The runs of a job on a cluster are on its "
+    "volume: name the run's folder where the volume is mounted, or copy it with edl data cp."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where checkpoints are.
+
+    Attributes:
+        directory: the folder of the cuts.
+        name: of the run, for people.
+        cut: the one that was named; None for all.
+    """
+
+    directory: Path
+    name: str
+    cut: int | None = None
+
+
+def find(word: str) -> Place:
+    """The place that the user means.
+
+    Args:
+        word: a job's name or ``JOB/RUN`` below ``.edl``, a job file, or the path of a job's folder, of a run, of its
+            ``checkpoints`` or of one checkpoint.
+
+    Raises:
+        BadInputError: there is nothing like that.
+    """
+    named = Path(DEFAULT_STORAGE, LOCAL_NAMESPACE, word)
+    path = named if re.fullmatch(r"[\w-]+(/[\w-]+)?", word) and named.is_dir() else Path(word)
+    if path.is_dir():
+        return _in_folder(Path(os.path.abspath(path)))
+    if path.is_file():
+        return _of_file(path)
+    raise BadInputError("there is no such job here, and no such folder", where=word, hint=_known() or _OTHER_PLACES)
+
+
+def _in_folder(path: Path) -> Place:
+    if match := _CUT.fullmatch(path.name):
+        return Place(path.parent, _name_of(path.parent.parent), int(match[1]))
+    if path.name == "checkpoints" or cuts_in(path):
+        return Place(path, _name_of(path.parent))
+    if (path / "checkpoints").is_dir():
+        return Place(path / "checkpoints", _name_of(path))
+    found = [run for run in runs(path) or submitted(path) if run.checkpoints.is_dir()]
+    if not found:
+        raise BadInputError("is no run of a job, and holds none", where=str(path), hint=_OTHER_PLACES)
+    run = next((run for run in reversed(found) if cuts_in(run.checkpoints)), found[-1])
+    return Place(run.checkpoints, _name_of(run.path))
+
+
+def _of_file(path: Path) -> Place:
+    if path.name == MANIFEST or path.suffix == ".safetensors":
+        raise BadInputError("is one file of a checkpoint", where=str(path), hint=f"Name its folder: {path.parent}")
+    if path.suffix not in _JOB_FILES:
+        raise BadInputError("is neither a run's folder nor a job file", where=str(path), hint=_OTHER_PLACES)
+    from edl.cli.local.start import folder_of
+    from edl.spec.load import load
+    from edl.spec.paths import resolve_local
+
+    folder = folder_of(resolve_local(load(path), path.parent))
+    if not folder.is_dir():
+        raise BadInputError("this job has no run yet", where=str(folder), hint=f"Start one: edl run {path}")
+    return _in_folder(folder)
+
+
+def _name_of(run: Path) -> str:
+    """``run r3 of mnist``, if that is what it is."""
+    path = RunDir(run)
+    return f"run {path.run_id} of {path.job_dir.name}" if (run / "spec.json").exists() else str(run)
+
+
+def _known() -> str:
+    """The jobs of this folder's ``.edl``."""
+    folder = Path(DEFAULT_STORAGE, LOCAL_NAMESPACE)
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    return f"Jobs of {folder}: {', '.join(names)}." if names else ""

@@ -1,0 +1,303 @@
+"""edl checkpoint: finds the run that is meant, says what is wrong with files, and writes what other programs read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.cli import app
+from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard
+from edl.store.rundir import RunDir, create, job_dir, write_json
+
+DECLARED = {
+    "dense": [["dense/kernel", [2, 2], False], ["norm/moving_mean", [2], True]],
+    "tables": [["items", 1000, 2, {"name": "zeros"}, 0]],
+    "optimizer": {"name": "adagrad", "hyperparameters": {"epsilon": 1e-7}},
+    "fingerprint": "model",
+}
+LEDGER = {
+    "epoch": 1,
+    "index": 3,
+    "returned": [[1, "part-0", 128, 256]],
+    "leases": [],
+    "done_records": 12_800,
+    "done_steps": 100,
+    "quarantined": [],
+}
+
+
+def cut(run: RunDir, number: int, *, commits: bool = True) -> Path:
+    """A checkpoint of two parameter servers."""
+    directory = cut_directory(run.checkpoints, number)
+    kernel = {"dense/dense/kernel": np.array([[1, 2], [3, np.nan]], np.float32)}
+    kernel["slot/accumulator/dense/kernel"] = np.ones((2, 2), np.float32)
+    rows = lambda *ids: {  # noqa: E731
+        "rows/items/ids": np.array(ids, np.int64),
+        "rows/items/values": np.full((len(ids), 2), number, np.float32),
+        "rows/items/slot/accumulator": np.ones((len(ids), 2), np.float32),
+    }
+    statistic = {"dense/norm/moving_mean": np.zeros(2, np.float32)}
+    shards = []
+    for index, arrays in enumerate([{**kernel, **rows(900, 3)}, {**statistic, **rows(5)}]):
+        own = [each for each in DECLARED["dense"] if f"dense/{each[0]}" in arrays]
+        text = json.dumps({**DECLARED, "dense": own})
+        shards.append(write_shard(directory, index, arrays, {"declaration": text}))
+    if commits:
+        created = "2026-01-01T00:00:00+00:00"
+        commit(
+            directory, Manifest(number, 100 * number, created, tuple(shards), {**LEDGER, "done_steps": 100 * number})
+        )
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run of the job ``mnist`` with the checkpoints 1 and 2, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    run = create(job_dir(Path(".edl"), "mnist"))
+    write_json(run.spec, {})
+    cut(run, 1)
+    cut(run, 2)
+    return RunDir(tmp_path / run.path)
+
+
+@pytest.fixture
+def edl(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Exit code and both outputs of ``edl checkpoint``."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            app.main(["checkpoint", *args])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+# ---------------------------------------------------------------------------- which run
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["mnist", "mnist/r1", ".edl/local/mnist", ".edl/local/mnist/r1", ".edl/local/mnist/r1/checkpoints", "job.yaml"],
+)
+def test_a_run_has_many_names(run: RunDir, edl: Any, word: str) -> None:
+    Path("job.yaml").write_text(
+        "name: mnist\nmodel: {definition: small.model}\ndata: {training: train.csv}\ntrain: {epochs: 3}\n"
+    )
+    code, out, _ = edl("ls", word, "--json")
+    assert code == 0
+    assert [each["checkpoint"] for each in json.loads(out)] == [1, 2]
+
+
+def test_a_checkpoint_of_a_volume_is_named_by_its_path(run: RunDir, edl: Any, tmp_path: Path) -> None:
+    uid = tmp_path / "volume/team-a/mnist/5d41-uid"
+    uid.parent.mkdir(parents=True)
+    run.path.rename(uid)
+    for word in (uid, uid.parent, uid / "checkpoints"):
+        assert edl("inspect", str(word), "--json")[1] == edl("inspect", str(uid), "--json")[1]
+    seen = json.loads(edl("inspect", str(uid / "checkpoints/cut-00000001"), "--json")[1])
+    assert seen["checkpoint"] == 1
+
+
+def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> None:
+    create(run.job_dir)
+    assert "Run r1 of mnist" in edl("ls", "mnist")[1]
+    code, out, _ = edl("ls", "mnist/r2")
+    assert (code, "has no checkpoint yet" in out) == (0, True)
+    code, _, err = edl("inspect", "mnist/r2")
+    assert (code, "has no checkpoint" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("minst", "no such job here, and no such folder\n  Jobs of .edl/local: mnist."),
+        (".edl", "is no run of a job"),
+        ("text.txt", "neither a run's folder nor a job file"),
+        (".edl/local/mnist/r1/checkpoints/cut-00000001/ps-0.safetensors", "is one file of a checkpoint"),
+        (".edl/local/mnist/r1/checkpoints/cut-00000001/manifest.json", "is one file of a checkpoint"),
+        (".edl/local/mnist/r1/checkpoints/cut-00000009", "no such folder"),
+        ("job.yaml", "has no run yet"),
+    ],
+)
+def test_what_is_no_run_is_said_to_be_none(run: RunDir, edl: Any, word: str, message: str) -> None:
+    Path("text.txt").touch()
+    Path("job.yaml").write_text(
+        "name: other\nmodel: {definition: small.model}\ndata: {training: train.csv}\ntrain: {epochs: 3}\n"
+    )
+    for command in ("ls", "inspect"):
+        code, _, err = edl(command, word)
+        assert code == 2
+        assert message in err
+
+
+# ---------------------------------------------------------------------------- ls
+
+
+def test_ls_tells_how_far_each_is_and_which_is_the_newest_usable(run: RunDir, edl: Any) -> None:
+    cut(run, 3, commits=False)
+    code, out, _ = edl("ls", "mnist")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == f"Run r1 of mnist, {run.checkpoints}"
+    assert lines[2].split() == ["CHECKPOINT", "STEP", "RECORDS", "SIZE", "SHARDS", "AGE", "STATE"]
+    assert lines[3].split()[:3] == ["1", "100", "12,800"]
+    assert lines[3].endswith("complete")
+    assert lines[4].endswith("complete, newest usable")
+    assert lines[5].endswith("unfinished: it has no manifest: being written, or never completed")
+
+
+def test_only_verify_finds_a_changed_byte(run: RunDir, edl: Any) -> None:
+    flip(cut_directory(run.checkpoints, 2) / "ps-1.safetensors")
+    plain = json.loads(edl("ls", "mnist", "--json")[1])
+    assert [each["newest_usable"] for each in plain] == [False, True]
+    code, out, _ = edl("ls", "mnist", "--verify")
+    assert code == 0
+    assert "intact, newest usable" in out
+    assert "damaged: ps-1.safetensors is damaged: its checksum is not the one in the manifest" in out
+
+
+def test_ls_fails_when_nothing_can_be_used(run: RunDir, edl: Any) -> None:
+    (cut_directory(run.checkpoints, 1) / "manifest.json").write_text("[" * 100_000)
+    (cut_directory(run.checkpoints, 2) / "ps-0.safetensors").unlink()
+    code, out, _ = edl("ls", "mnist", "--json")
+    assert code == 2
+    assert [each["state"] for each in json.loads(out)] == ["damaged", "damaged"]
+    code, _, err = edl("inspect", "mnist")
+    assert code == 2
+    assert "no checkpoint that can be used" in err
+    assert "checkpoint 1: its manifest is damaged" in err
+    assert "checkpoint 2: ps-0.safetensors is missing" in err
+
+
+def test_the_light_client_lists_and_verifies_without_numpy(run: RunDir) -> None:
+    without = (
+        "import sys; sys.modules['numpy'] = sys.modules['safetensors'] = None; from edl.cli import app; app.main()"
+    )
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", without, "checkpoint", *args], capture_output=True, text=True)
+
+    listed = call("ls", "mnist", "--verify")
+    assert (listed.returncode, "intact, newest usable" in listed.stdout) == (0, True)
+    refused = call("inspect", "mnist")
+    assert refused.returncode == 2
+    assert "needs the package" in refused.stderr
+    assert "pip install 'edl-platform[train]'" in refused.stderr
+
+
+# ---------------------------------------------------------------------------- inspect
+
+
+def test_inspect_shows_values_optimizer_and_position(run: RunDir, edl: Any) -> None:
+    code, out, _ = edl("inspect", "mnist")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0] == f"Checkpoint 2 of run r1 of mnist, {run.checkpoints}/cut-00000002"
+    assert lines[2].startswith("files 2 shards, ")
+    assert lines[3] == ("position step 200, 12,800 records done, in epoch 2, 128 records handed back, to be done again")
+    assert lines[4] == "optimizer adagrad (epsilon 1e-07), slots accumulator"
+    assert "dense/kernel 2x2 float32 trained 1 2 3 1" in lines
+    assert "norm/moving_mean 2 float32 statistic 0 0 0 0" in lines
+    assert "items 3 1,000 2 float32 accumulator 2 2 2 0" in lines
+
+
+def test_inspect_tells_programs_the_same(run: RunDir, edl: Any) -> None:
+    seen = json.loads(edl("inspect", "mnist", "--json", "-c", "1")[1])
+    assert seen["ledger"] == LEDGER
+    assert seen["optimizer"] == DECLARED["optimizer"]
+    kernel = seen["variables"][0]
+    assert (kernel["name"], kernel["shape"], kernel["nan"], kernel["slots"]) == (
+        "dense/kernel",
+        [2, 2],
+        1,
+        ["accumulator"],
+    )
+    table = seen["tables"][0]
+    assert (table["rows"], table["vocabulary"], table["width"], table["mean"]) == (3, 1000, 2, 1)
+
+
+def test_a_damaged_newest_is_left_out_and_a_damaged_one_that_was_asked_for_is_refused(run: RunDir, edl: Any) -> None:
+    flip(cut_directory(run.checkpoints, 2) / "ps-0.safetensors")
+    code, out, err = edl("inspect", "mnist")
+    assert (code, out.split(",")[0]) == (0, "Checkpoint 1 of run r1 of mnist")
+    assert err.startswith("checkpoint 2 is left out: ps-0.safetensors is damaged")
+    code, _, err = edl("inspect", "mnist", "-c", "2")
+    assert code == 2
+    reason = "ps-0.safetensors is damaged: its checksum is not the one in the manifest"
+    hint = "Checkpoint 1 is the newest that is intact: --checkpoint 1."
+    assert err == f"{run.checkpoints}/cut-00000002: cannot be used: {reason}\n  {hint}\n"
+    code, _, err = edl("inspect", "mnist", "-c", "7")
+    assert (code, "has no checkpoint 7\n  Its checkpoints are: 1, 2." in err) == (2, True)
+
+
+def test_a_foreign_file_with_a_right_checksum_is_refused(run: RunDir, edl: Any) -> None:
+    directory = cut_directory(run.checkpoints, 3)
+    shard = write_shard(directory, 0, {"dense/w": np.ones(2)}, {"declaration": "[]"})
+    commit(directory, Manifest(3, 3, "", (shard,), None))
+    code, _, err = edl("inspect", "mnist")
+    assert code == 2
+    assert "ps-0.safetensors: is not the shard of a checkpoint" in err
+
+
+@pytest.mark.parametrize("ledger", [None, [], {"done_steps": "many"}, {"returned": [3]}, {"epoch": {}}])
+def test_a_ledger_of_another_kind_is_shown_as_it_is(run: RunDir, edl: Any, ledger: Any) -> None:
+    directory = cut_directory(run.checkpoints, 3)
+    commit(directory, Manifest(3, 7, "yesterday", (write_shard(directory, 0, {}),), ledger))
+    for command in ("ls", "inspect"):
+        for option in ((), ("--json",)):
+            assert edl(command, "mnist", *option)[0] == 0
+
+
+def test_checkpoints_of_strategy_local_are_shown_too(run: RunDir, edl: Any) -> None:
+    directory = cut_directory(run.checkpoints, 30)
+    shard = write_shard(directory, 0, {"dense/w": np.ones(2), "slot/0": np.array(3, np.int64), "state/0": np.ones(2)})
+    commit(directory, Manifest(30, 30, "", (shard,), {"records_done": 64, "records_skipped": 0}))
+    out = edl("inspect", "mnist")[1]
+    assert "step 30, 64 records done" in out
+    assert "2 arrays of strategy Local" in out
+    assert [each["records"] for each in json.loads(edl("ls", "mnist", "--json")[1])] == [12800, 12800, 64]
+
+
+# ---------------------------------------------------------------------------- export
+
+
+def test_export_puts_the_shards_together(run: RunDir, edl: Any) -> None:
+    code, out, _ = edl("export", "mnist", "out.npz")
+    assert (code, out) == (0, "Checkpoint 2: 2 variables, 1 table with 3 rows in out.npz\n")
+    with np.load("out.npz", allow_pickle=False) as found:
+        assert sorted(found) == ["dense/kernel", "items/ids", "items/rows", "norm/moving_mean"]
+        assert found["items/ids"].tolist() == [3, 5, 900]
+    code, _, err = edl("export", "mnist", "out.npz")
+    assert (code, "is there already" in err) == (2, True)
+    assert edl("export", "mnist", "out.npz", "--force", "--slots", "-c", "1")[0] == 0
+    with np.load("out.npz", allow_pickle=False) as found:
+        assert found["items/slot/accumulator"].shape == (3, 2)
+        assert found["items/rows"].max() == 1
+
+
+@pytest.mark.parametrize(("file", "message"), [("out.h5", "neither a .npz nor"), ("nowhere/out.npz", "no such folder")])
+def test_export_refuses_what_it_cannot_write(run: RunDir, edl: Any, file: str, message: str) -> None:
+    code, _, err = edl("export", "mnist", file)
+    assert (code, message in err) == (2, True)
+
+
+def test_export_of_a_damaged_checkpoint_writes_nothing(run: RunDir, edl: Any) -> None:
+    for number in (1, 2):
+        flip(cut_directory(run.checkpoints, number) / "ps-0.safetensors")
+    assert edl("export", "mnist", "out.npz")[0] == 2
+    assert not Path("out.npz").exists()
