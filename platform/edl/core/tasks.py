@@ -91,13 +91,16 @@ class Ledger:
 
     @property
     def total(self) -> int:
-        """Records of all epochs."""
-        return self.plan.records * self.epochs
+        """Records of all epochs; of a run that had got further when it was given fewer, all that it is to have done."""
+        if (self.epoch, self.index) <= (self.epochs, 0):
+            return self.plan.records * self.epochs
+        handed_out = self.plan.records * self.epoch + self._begun()
+        return handed_out - sum(work.records for work in self.returned if work.epoch >= self.epochs)
 
     @property
     def waiting(self) -> bool:
         """Whether there is something to lease."""
-        return bool(self.returned) or self.epoch < self.epochs
+        return self.epoch < self.epochs or self._due() is not None
 
     @property
     def finished(self) -> bool:
@@ -116,29 +119,40 @@ class Ledger:
         """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing."""
         if max_steps is not None and max_steps <= 0:
             return None
-        if self.returned:
-            work = self.returned[0]
-        elif self.epoch < self.epochs:
-            shard = self.plan.shard(self.epoch, self.index)
-            work = Work(self.epoch, shard.source, shard.start, shard.end)
-        else:
-            return None
-        if max_steps is None:
+        work = self._due() or self._planned()
+        if work is None or max_steps is None:
             return work
         return work.split(min(work.end, work.start + max_steps * self.minibatch))[0]
 
+    def _due(self) -> Work | None:
+        """What was returned first; what lies beyond the last epoch stays where it is."""
+        return next((work for work in self.returned if work.epoch < self.epochs), None)
+
+    def _planned(self) -> Work | None:
+        return self._shard() if self.epoch < self.epochs else None
+
+    def _shard(self) -> Work:
+        shard = self.plan.shard(self.epoch, self.index)
+        return Work(self.epoch, shard.source, shard.start, shard.end)
+
     def lease(self, number: int, work: Work, worker: str) -> Lease:
-        """Hand out ``work``, which must be what ``next`` says or the head of it."""
-        whole = self.next()
-        if whole is None or (whole.epoch, whole.source, whole.start) != (work.epoch, work.source, work.start):
-            raise ValueError(f"{work} is not next: {whole}")
-        if self.returned:
-            self.returned.popleft()
+        """Hand out ``work``, which must be what ``next`` says or the head of it.
+
+        How many epochs there are plays no part in what it takes: a run that goes on with fewer, or with more again,
+        replays what it did under another number of them.
+        """
+        at = next((at for at, each in enumerate(self.returned) if _begins(each, work)), None)
+        if at is not None:
+            whole = self.returned[at]
+            del self.returned[at]
         else:
+            at, whole = 0, self._shard()
+            if self._due() or not _begins(whole, work):
+                raise ValueError(f"{work} is not next: {self.next()}")
             self._advance()
         rest = whole.split(work.end)[1]
         if rest.records:
-            self.returned.appendleft(rest)
+            self.returned.insert(at, rest)
         lease = self._enter(Lease(number, work, self.minibatch, worker))
         self.outstanding_steps += lease.steps
         return lease
@@ -194,13 +208,17 @@ class Ledger:
         return rest
 
     def remaining(self) -> int:
-        """Records that are neither done nor quarantined, counted by looking at every place they can be in."""
+        """Records that are still to be done, counted by looking at every place they can be in."""
         planned = 0
         if self.epoch < self.epochs:
-            handed_out = (self.plan.shard(self.epoch, i) for i in range(self.index))
-            planned = self.plan.records * (self.epochs - self.epoch) - sum(s.end - s.start for s in handed_out)
+            planned = self.plan.records * (self.epochs - self.epoch) - self._begun()
         leased = sum(lease.work.end - lease.position(lease.through) for lease in self.leases.values())
-        return planned + leased + sum(work.records for work in self.returned)
+        return planned + leased + sum(work.records for work in self.returned if work.epoch < self.epochs)
+
+    def _begun(self) -> int:
+        """Records of the epoch that is being handed out that were handed out."""
+        shards = (self.plan.shard(self.epoch, index) for index in range(self.index))
+        return sum(shard.end - shard.start for shard in shards)
 
     def ranges(self) -> Iterator[tuple[str, Work]]:
         """Every range that is not planned and not done, with the place it is in."""
@@ -247,6 +265,10 @@ class Ledger:
 
 
 _NOTHING: Mapping[int, Lease] = {}
+
+
+def _begins(whole: Work, work: Work) -> bool:
+    return (whole.epoch, whole.source, whole.start) == (work.epoch, work.source, work.start)
 
 
 def _row(work: Work) -> list[Any]:

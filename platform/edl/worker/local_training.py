@@ -126,7 +126,8 @@ class LocalTraining:
         epochs = self._spec.train.epochs
         total = self._all = epochs * sum(source.records for source in sources)
         if (limit := self._spec.train.max_steps) is not None:
-            total = min(total, max(limit * self._spec.train.minibatch_size, self._done))  # resumed: more may be done
+            total = min(total, limit * self._spec.train.minibatch_size)
+        total = max(total, self._done)  # a run that goes on with fewer steps or epochs may have done more
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
         self._train(sources)
         self._watcher.end()

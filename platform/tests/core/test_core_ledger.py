@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from operator import methodcaller
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -32,8 +35,10 @@ class LedgerMachine(RuleBasedStateMachine):
     )
     def begin(self, counts: list[int], size: int, minibatch: int, epochs: int, seed: int | None) -> None:
         sources = tuple(Source(f"s{i}", n) for i, n in enumerate(counts))
-        self.make = lambda: Ledger(Plan(sources, size, seed), epochs, minibatch)
+        self.make = lambda epochs=epochs: Ledger(Plan(sources, size, seed), epochs, minibatch)
         self.ledger = self.make()
+        self.epochs = epochs
+        self.moves: list[Callable[[Ledger], object]] = []
         self.number = 0
         self.todo: set[Record] = {(e, s.name, i) for e in range(epochs) for s in sources for i in range(s.records)}
         self.leased: dict[int, set[Record]] = {}
@@ -50,7 +55,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert not self.ledger.waiting or (most is not None and most <= 0)
             return
         self.number += 1
-        lease = self.ledger.lease(self.number, work, "w")
+        lease = self._move("lease", self.number, work, "w")
         assert most is None or lease.steps <= most
         assert records(work) <= self.todo
         self.todo -= records(work)
@@ -61,7 +66,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def progress(self, data: st.DataObject) -> None:
         lease, through = self._some(data)
         before = lease.through
-        added = self.ledger.progress(lease.number, through)
+        added = self._move("progress", lease.number, through)
         assert lease.through == max(before, min(through, lease.steps))
         self._enter(lease, added)
 
@@ -69,7 +74,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def report(self, data: st.DataObject) -> None:
         lease, _ = self._some(data)
-        added = self.ledger.done(lease.number)
+        added = self._move("done", lease.number)
         self._enter(lease, added)
         assert not self.leased.pop(lease.number)
 
@@ -78,7 +83,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject, aside: int) -> None:
         lease, through = self._some(data)
         before = self.ledger.done_records
-        rest = self.ledger.give_back(lease.number, through, aside)
+        rest = self._move("give_back", lease.number, through, aside)
         self._enter(lease, self.ledger.done_records - before)
         left = self.leased.pop(lease.number)
         assert records(rest) <= left
@@ -87,6 +92,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.todo |= records(rest)
         if rest.records:
             assert self.ledger.next() == rest, "what was taken back is leased again before anything else"
+
+    def _move(self, name: str, *what: Any) -> Any:
+        self.moves.append(methodcaller(name, *what))
+        return self.moves[-1](self.ledger)
 
     def _some(self, data: st.DataObject) -> tuple[Lease, int]:
         lease = self.ledger.leases[data.draw(st.sampled_from(sorted(self.leased)))]
@@ -116,7 +125,7 @@ class LedgerMachine(RuleBasedStateMachine):
         before = self.ledger.snapshot()
         position = self.ledger.position(applied)
         assert self.ledger.snapshot() == before, "taking a position changes nothing"
-        self.ledger.restore(position)
+        self._move("restore", position)
         for number, left in self.leased.items():
             lease = Lease(number, *self._of(before, number))
             work = lease.work
@@ -128,6 +137,28 @@ class LedgerMachine(RuleBasedStateMachine):
     def _of(self, snapshot: dict[str, list[list[object]]], number: int) -> tuple[Work, int, str]:
         row, minibatch, worker = next(row[1:4] for row in snapshot["leases"] if row[0] == number)
         return Work(*row), minibatch, worker  # type: ignore[misc, return-value]
+
+    @rule(data=st.data())
+    def go_on_with_fewer_epochs(self, data: st.DataObject) -> None:
+        """What was done is the same, and what is left of the epochs that count is all that is handed out."""
+        shorter = self.make(data.draw(st.integers(1, self.epochs)))
+        for move in self.moves:
+            move(shorter)
+        assert shorter.snapshot() == self.ledger.snapshot()
+        for number in [*shorter.leases]:
+            shorter.give_back(number, 0)
+        left = sum(map(len, self.leased.values())) + len(self.todo)
+        assert shorter.remaining() <= left
+        while (work := shorter.next()) is not None:
+            assert work.epoch < shorter.epochs
+            shorter.lease(self.number + 1, work, "w")
+            shorter.done(self.number + 1)
+        assert shorter.finished
+        assert not shorter.remaining()
+        assert shorter.total == shorter.done_records + len(self.aside)
+        longer = self.make()
+        longer.restore(shorter.snapshot())
+        assert longer.total == longer.done_records + len(self.aside) + longer.remaining(), "nothing was lost"
 
     # ------------------------------------------------------------------ what holds
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -77,6 +78,26 @@ def test_after_everything_was_killed_the_job_goes_on_from_the_newest_checkpoint(
         assert summary["records_rolled_back"] == back[0]["records"]
         assert 0 <= back[0]["records"] <= (5 + 2 * 4) * 2  # an interval, and what was on its way beside it
         assert (summary["records_done"], summary["records_lost"]) == (2 * RECORDS, 0)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_that_goes_on_with_fewer_epochs_than_it_did_ends_as_trained(killed: bool) -> None:
+    data = {"training": "train.csv", "validation": "validation.csv"}
+    train = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 4}
+    with played_job(data=data, train=train, export={}) as job:
+        job.at_step[52] = lambda worker: job.stopping.set()  # in the third epoch of 20 steps
+        assert job.run_master() == 143
+        if killed:
+            job.kill_all()
+        job.spec = replace(job.spec, train=replace(job.spec.train, epochs=1))
+        assert job.run_master() == 0
+        summary = job.summary()
+        assert summary["records_done"] == summary["records_total"] > RECORDS
+        assert (summary["records_lost"], summary["metrics"]) == (0, {"seen": VALIDATION})
+        assert summary["export"] == "/somewhere/export"
+        assert read_json(job.run.status)["phase"] == "Done"
+        state = job.events("job_ended")[0]
+        assert (state["phase"], state["reason"]) == ("Done", "every record is done")
 
 
 EPOCHS = 8
