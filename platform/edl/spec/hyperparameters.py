@@ -84,6 +84,7 @@ def _rule(slots: Mapping[str, Slot] | None = None, **parameters: Parameter) -> R
 
 
 _NO = Parameter(False)
+_MOMENTS = {"beta_1": _fraction(0.9), "beta_2": _fraction(0.999), "epsilon": _amount(1e-7)}
 
 RULES: Mapping[str, Rule] = {
     "sgd": _rule(),
@@ -99,9 +100,7 @@ RULES: Mapping[str, Rule] = {
             "velocity": Slot(former="v"),
             "velocity_hat": Slot(needs="amsgrad"),
         },
-        beta_1=_fraction(0.9),
-        beta_2=_fraction(0.999),
-        epsilon=_amount(1e-7),
+        **_MOMENTS,
         amsgrad=_NO,
     ),
     "rmsprop": _rule(
@@ -114,5 +113,7 @@ RULES: Mapping[str, Rule] = {
     "adadelta": _rule(
         {"accumulated_grad": Slot(), "accumulated_delta_var": Slot()}, rho=_fraction(0.95), epsilon=_amount(1e-7)
     ),
+    "adamax": _rule({"momentum": Slot(), "norm": Slot()}, **_MOMENTS),
+    "nadam": _rule({"momentum": Slot(), "velocity": Slot()}, **_MOMENTS),
 }
 """By name."""

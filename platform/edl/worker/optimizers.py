@@ -24,6 +24,8 @@ _RULE: Mapping[str, str] = {
     "AdamW": "adam",
     "RMSprop": "rmsprop",
     "Adadelta": "adadelta",
+    "Adamax": "adamax",
+    "Nadam": "nadam",
 }
 """What the PS call the optimizers of Keras that they apply."""
 _INSTEAD: Mapping[str, str] = {

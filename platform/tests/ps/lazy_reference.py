@@ -83,6 +83,21 @@ def adadelta(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     row.w -= rate * step
 
 
+def adamax(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    m, largest, b1 = row.slot("m"), row.slot("u"), o.number("beta_1")
+    m[:] = b1 * m + (1 - b1) * g
+    largest[:] = np.maximum(o.number("beta_2") * largest, np.abs(g))
+    row.w -= rate / (1 - b1**t) * m / (largest + o.number("epsilon"))
+
+
+def nadam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    """Dozat (2016), with the schedule of momentum that he proposes."""
+    factors = [o.number("beta_1") * (1 - 0.5 * 0.96**i) for i in range(1, t + 2)]
+    _, v = moments(o, row, g, t)
+    ahead = factors[t] * row.slot("m") / (1 - np.prod(factors))
+    row.w -= rate * (ahead + (1 - factors[t - 1]) * g / (1 - np.prod(factors[:t]))) / (np.sqrt(v) + o.number("epsilon"))
+
+
 FORMULAS: Mapping[str, Formula] = {
     "sgd": sgd,
     "momentum": momentum,
@@ -90,6 +105,8 @@ FORMULAS: Mapping[str, Formula] = {
     "adam": adam,
     "rmsprop": rmsprop,
     "adadelta": adadelta,
+    "adamax": adamax,
+    "nadam": nadam,
 }
 
 

@@ -21,6 +21,10 @@ CASES: Mapping[str, OptimizerSpec] = {
     "rmsprop, centered, momentum": OptimizerSpec("rmsprop", {"centered": True, "momentum": 0.5, "epsilon": 1e-4}),
     "adadelta": OptimizerSpec("adadelta", {"rho": 0.9, "epsilon": 1e-5}),
     "adadelta, weight decay": OptimizerSpec("adadelta", {"weight_decay": 0.05}),
+    "adamax": OptimizerSpec("adamax", {"beta_1": 0.8, "beta_2": 0.99}),
+    "adamax, weight decay": OptimizerSpec("adamax", {"weight_decay": 0.01}),
+    "nadam": OptimizerSpec("nadam"),
+    "nadam, weight decay": OptimizerSpec("nadam", {"beta_1": 0.95, "beta_2": 0.99, "weight_decay": 0.01}),
 }
 KERAS: Mapping[str, str] = {
     "sgd": "SGD",
@@ -29,5 +33,7 @@ KERAS: Mapping[str, str] = {
     "adam": "Adam",
     "rmsprop": "RMSprop",
     "adadelta": "Adadelta",
+    "adamax": "Adamax",
+    "nadam": "Nadam",
 }
 """The class of keras.optimizers that each name means."""

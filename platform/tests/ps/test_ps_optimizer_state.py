@@ -15,6 +15,7 @@ from edl.ps.checkpoints import Cut, from_shard, load, to_shard
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.optimizers import Scratch, Update, rule
+from edl.ps.optimizers.adam import factors_so_far
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard
@@ -120,6 +121,13 @@ def test_updates_of_disjoint_rows_commute(spec, ids, data):
             held.apply(Gradients(np.zeros(11, np.float32), {"emb": RowGradients(rows, values)}, 0.1, 0.0), 3)
     asked = np.arange(TABLE.rows)
     np.testing.assert_array_equal(*(held.read_rows("emb", asked) for held in stores))
+
+
+@PATIENT
+@given(st.integers(1, 3000), st.floats(0.5, 0.9999))
+def test_nadams_product_is_a_function_of_the_step(step, beta_1):
+    factors = [beta_1 * (1 - 0.5 * 0.96**i) for i in range(1, step + 1)]
+    assert factors_so_far(beta_1, step) == pytest.approx(np.prod(factors), rel=1e-9, abs=1e-300)
 
 
 def test_a_gradient_is_not_changed(spec):

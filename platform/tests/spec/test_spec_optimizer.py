@@ -56,6 +56,8 @@ def test_what_is_not_given_is_the_default() -> None:
             OptimizerSpec("rmsprop", {"centered": True, "momentum": 0.5}),
             {"velocity": 0.0, "momentum": 0.0, "average_gradient": 0.0},
         ),
+        (OptimizerSpec("adamax"), {"momentum": 0.0, "norm": 0.0}),
+        (OptimizerSpec("nadam"), {"momentum": 0.0, "velocity": 0.0}),
         (OptimizerSpec("adadelta"), {"accumulated_grad": 0.0, "accumulated_delta_var": 0.0}),
     ],
 )

@@ -1,4 +1,4 @@
-"""Steps along the first moment, divided by the root of the second: Adam with AMSGrad.
+"""Steps along the first moment, divided by the root of the second: Adam with AMSGrad, and Adamax and Nadam.
 
 AdamW is Adam with weight decay. Bias corrections count the pushes of the whole PS, also for a row that is touched for
 the first time; they are computed in float32, as Keras does: 1 - 0.999 differs by 1e-5 between float32 and float64.
@@ -22,6 +22,16 @@ def adam(optimizer: OptimizerSpec) -> Rule:
     ``alpha`` is the rate with both bias corrections. Under ``amsgrad`` the root is of the largest ``v`` so far.
     """
     return partial(_adam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+
+
+def adamax(optimizer: OptimizerSpec) -> Rule:
+    """Adam with the largest gradient so far, fading by ``beta_2``, in place of the root of the second moment."""
+    return partial(_adamax, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+
+
+def nadam(optimizer: OptimizerSpec) -> Rule:
+    """Adam with Nesterov's momentum, whose factor warms up: ``u(t) = beta_1 * (1 - 0.5 * 0.96 ** t)``."""
+    return partial(_nadam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
 
 
 def move_mean(mean: Floats, sample: Floats, weight: float, scratch: Floats) -> None:
@@ -64,3 +74,68 @@ def _adam(
     np.multiply(m, alpha, out=change)
     np.divide(change, root, out=change)
     np.subtract(values, change, out=values)
+
+
+def _adamax(
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: Update,
+    scratch: Scratch,
+) -> None:
+    m, norm = slots
+    change, largest = scratch.first, scratch.second
+    move_mean(m, update.gradient, 1 - beta_1, change)
+    np.abs(update.gradient, out=largest)
+    np.multiply(norm, beta_2, out=norm)
+    np.maximum(norm, largest, out=norm)
+    np.add(norm, epsilon, out=largest)
+    np.multiply(m, np.float32(update.learning_rate) / correction(beta_1, update.step), out=change)
+    np.divide(change, largest, out=change)
+    np.subtract(values, change, out=values)
+
+
+def _nadam(
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: Update,
+    scratch: Scratch,
+) -> None:
+    m, v = slots
+    change, root = scratch.first, scratch.second
+    # Keras takes the betas as float32 here, and as float64 in Adam
+    weights = float(1 - np.float32(beta_1)), float(1 - np.float32(beta_2))
+    move_moments(m, v, update.gradient, weights, change)
+    now, ahead = _warm_factor(beta_1, update.step), _warm_factor(beta_1, update.step + 1)
+    product = factors_so_far(beta_1, update.step)
+    np.multiply(m, ahead / (1 - product * ahead), out=change)
+    np.multiply(update.gradient, (1 - now) / (1 - product), out=root)
+    np.add(change, root, out=change)
+    np.multiply(change, update.learning_rate, out=change)
+    np.divide(v, correction(beta_2, update.step), out=root)
+    np.sqrt(root, out=root)
+    np.add(root, epsilon, out=root)
+    np.divide(change, root, out=change)
+    np.subtract(values, change, out=values)
+
+
+def _warm_factor(beta_1: float, step: int) -> float:
+    """Nadam's momentum at a step."""
+    return float(beta_1 * (1 - 0.5 * 0.96**step))
+
+
+_WARMED = np.cumprod(1 - 0.5 * 0.96 ** np.arange(1, 1001))
+"""Products of the factors' warm-up; after 1000 steps it is over to the last bit of a float64."""
+
+
+def factors_so_far(beta_1: float, step: int) -> float:
+    """The product of Nadam's momentum at all steps to this one: what Keras keeps in a variable, as a function of step.
+
+    So a checkpoint needs no slot for it.
+    """
+    return float(beta_1**step * _WARMED[min(step, len(_WARMED)) - 1])

@@ -11,7 +11,7 @@ import numpy as np
 from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration
 from edl.ps.optimizers.adagrad import adadelta, adagrad, rmsprop
-from edl.ps.optimizers.adam import adam
+from edl.ps.optimizers.adam import adam, adamax, nadam
 from edl.ps.optimizers.descent import momentum, sgd
 from edl.ps.optimizers.update import Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
@@ -23,6 +23,8 @@ _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
     "adam": adam,
     "rmsprop": rmsprop,
     "adadelta": adadelta,
+    "adamax": adamax,
+    "nadam": nadam,
 }
 
 
