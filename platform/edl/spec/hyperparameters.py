@@ -115,5 +115,6 @@ RULES: Mapping[str, Rule] = {
     ),
     "adamax": _rule({"momentum": Slot(), "norm": Slot()}, **_MOMENTS),
     "nadam": _rule({"momentum": Slot(), "velocity": Slot()}, **_MOMENTS),
+    "lion": _rule({"momentum": Slot()}, beta_1=_fraction(0.9), beta_2=_fraction(0.99)),
 }
 """By name."""

@@ -26,6 +26,7 @@ _RULE: Mapping[str, str] = {
     "Adadelta": "adadelta",
     "Adamax": "adamax",
     "Nadam": "nadam",
+    "Lion": "lion",
 }
 """What the PS call the optimizers of Keras that they apply."""
 _INSTEAD: Mapping[str, str] = {

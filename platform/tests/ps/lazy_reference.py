@@ -98,6 +98,12 @@ def nadam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     row.w -= rate * (ahead + (1 - factors[t - 1]) * g / (1 - np.prod(factors[:t]))) / (np.sqrt(v) + o.number("epsilon"))
 
 
+def lion(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    m, b1, b2 = row.slot("m"), o.number("beta_1"), o.number("beta_2")
+    row.w -= rate * np.sign(b1 * m + (1 - b1) * g)
+    m[:] = b2 * m + (1 - b2) * g
+
+
 FORMULAS: Mapping[str, Formula] = {
     "sgd": sgd,
     "momentum": momentum,
@@ -107,6 +113,7 @@ FORMULAS: Mapping[str, Formula] = {
     "adadelta": adadelta,
     "adamax": adamax,
     "nadam": nadam,
+    "lion": lion,
 }
 
 

@@ -25,6 +25,8 @@ CASES: Mapping[str, OptimizerSpec] = {
     "adamax, weight decay": OptimizerSpec("adamax", {"weight_decay": 0.01}),
     "nadam": OptimizerSpec("nadam"),
     "nadam, weight decay": OptimizerSpec("nadam", {"beta_1": 0.95, "beta_2": 0.99, "weight_decay": 0.01}),
+    "lion": OptimizerSpec("lion"),
+    "lion, weight decay": OptimizerSpec("lion", {"beta_1": 0.8, "weight_decay": 0.01}),
 }
 KERAS: Mapping[str, str] = {
     "sgd": "SGD",
@@ -35,5 +37,6 @@ KERAS: Mapping[str, str] = {
     "adadelta": "Adadelta",
     "adamax": "Adamax",
     "nadam": "Nadam",
+    "lion": "Lion",
 }
 """The class of keras.optimizers that each name means."""

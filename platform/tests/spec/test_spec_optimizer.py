@@ -58,6 +58,7 @@ def test_what_is_not_given_is_the_default() -> None:
         ),
         (OptimizerSpec("adamax"), {"momentum": 0.0, "norm": 0.0}),
         (OptimizerSpec("nadam"), {"momentum": 0.0, "velocity": 0.0}),
+        (OptimizerSpec("lion"), {"momentum": 0.0}),
         (OptimizerSpec("adadelta"), {"accumulated_grad": 0.0, "accumulated_delta_var": 0.0}),
     ],
 )

@@ -28,7 +28,7 @@ CLASSES = {
     for name, kind in vars(keras.optimizers).items()
     if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and name != "Optimizer"
 }
-REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Nadam")
+REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Nadam", "Lion")
 OTHER = {  # a value that is not the default, for every argument that the classes have
     "learning_rate": 0.3,
     "momentum": 0.8,

@@ -1,4 +1,4 @@
-"""Steps along the gradient, or along a running mean of it: SGD and Momentum."""
+"""Steps along the gradient, along a running mean of it, or along its signs: SGD, Momentum and Lion."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def momentum(optimizer: OptimizerSpec) -> Rule:
     return partial(_momentum, optimizer.number("momentum"), optimizer.flag("nesterov"))
 
 
+def lion(optimizer: OptimizerSpec) -> Rule:
+    """``w -= lr * sign(beta_1 * m + (1 - beta_1) * g)``, then ``m = beta_2 * m + (1 - beta_2) * g``."""
+    return partial(_lion, optimizer.number("beta_1"), optimizer.number("beta_2"))
+
+
 def _sgd(values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
     np.multiply(update.gradient, update.learning_rate, out=scratch.first)
     np.subtract(values, scratch.first, out=values)
@@ -41,3 +46,24 @@ def _momentum(
     np.multiply(velocity, factor, out=scratch.second)
     np.subtract(scratch.second, step, out=step)
     np.add(values, step, out=values)
+
+
+def _lion(
+    beta_1: float, beta_2: float, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch
+) -> None:
+    (mean,) = slots
+    step, share = scratch.first, scratch.second
+    np.multiply(mean, beta_1, out=step)
+    np.multiply(update.gradient, _rest(beta_1), out=share)
+    np.add(step, share, out=step)
+    np.sign(step, out=step)
+    np.multiply(step, update.learning_rate, out=step)
+    np.subtract(values, step, out=values)
+    np.multiply(mean, beta_2, out=mean)
+    np.multiply(update.gradient, _rest(beta_2), out=share)
+    np.add(mean, share, out=mean)
+
+
+def _rest(beta: float) -> np.float32:
+    """1 - beta in float32, as Keras computes it: a sign can depend on it."""
+    return np.float32(1) - np.float32(beta)

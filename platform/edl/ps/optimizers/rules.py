@@ -12,7 +12,7 @@ from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration
 from edl.ps.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.ps.optimizers.adam import adam, adamax, nadam
-from edl.ps.optimizers.descent import momentum, sgd
+from edl.ps.optimizers.descent import lion, momentum, sgd
 from edl.ps.optimizers.update import Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
@@ -25,6 +25,7 @@ _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
     "adadelta": adadelta,
     "adamax": adamax,
     "nadam": nadam,
+    "lion": lion,
 }
 
 
