@@ -104,6 +104,12 @@ def exported(page: Path) -> set[str]:
     return {name for block in blocks(page) for name in re.findall(r"^export (.*)", block.text) for name in _names(name)}
 
 
+def copies(page: Path) -> dict[str, str]:
+    """The files of its reader's own that a page makes, each with the example of the repository that it is a copy of."""
+    found = (re.fullmatch(r"(?:cp|sed) .*?(docs/examples/\S+) (?:> )?(\S+)", block.text) for block in blocks(page))
+    return {copy[2]: copy[1] for copy in found if copy}
+
+
 def _names(assignments: str) -> list[str]:
     return re.findall(r"(?:^|\s)(\w+)=", assignments)
 

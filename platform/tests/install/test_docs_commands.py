@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 import typer.main
-from handbook import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, exported
+from handbook import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, copies, exported
 from install.chart_tools import attempt, output
 
 from edl.cli.app import app
@@ -19,8 +19,9 @@ from edl.spec.load import load
 
 pytestmark = pytest.mark.install
 
+RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 ZOO_JOB = ROOT / "model_zoo" / "mnist" / "job.yaml"
-SAMPLES = {"WORKER_CPU": "500m", "FILESTORE_IP": "10.0.0.2", "NFS_SERVER": "10.0.0.5", "ZONE": "us-central1-a"}
+SAMPLES = {"WORKER_CPU": "500m"}
 
 
 def found(program: str) -> list[object]:
@@ -46,6 +47,13 @@ def test_variables_are_set_on_the_page_that_uses_them(page: Path) -> None:
     for block in blocks(page):
         used = set(re.findall(r"\$\{?([A-Z]\w*)", block.text))
         assert used <= known, f"{block} uses {used - known}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_brackets_are_quoted(page: Path) -> None:
+    """zsh, the shell of macOS, takes `teams[0]` for a pattern."""
+    for block in blocks(page):
+        assert not re.search(r"--set \S*\[", re.sub(r"'[^']*'|\"[^\"]*\"", "", block.text)), str(block)
 
 
 # ---------------------------------------------------------------------------- edl
@@ -127,7 +135,8 @@ def test_helm_releases_render(block: Block, words: list[str]) -> None:
     release, chart = words[2], words[3]
     assert (ROOT / chart / "Chart.yaml").is_file(), f"{block}: there is no chart {chart}"
     values = [part for value in option(words, "--set", "--set-string") for part in ("--set", value)]
-    files = [part for value in option(words, "-f", "--values") for part in ("--values", value)]
+    own = copies(block.page)
+    files = [part for value in option(words, "-f", "--values") for part in ("--values", own.get(value, value))]
     if any("reuse-values" in word for word in words) and chart.endswith("edl-job"):  # of a release: any job will do
         files = ["--values", str(ZOO_JOB), "--set", "image=edl/mnist:dev", *files]
     namespace = (option(words, "-n", "--namespace") or ["default"])[0]
@@ -152,6 +161,20 @@ def test_manifests_that_kubectl_is_given_exist(block: Block, words: list[str]) -
     for folder in option(words, "-k", "--kustomize"):
         assert (ROOT / folder).is_dir(), f"{block}: there is no {folder}"
         output("kubectl", "kustomize", folder)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_new_namespaces_enforce_pod_security(page: Path) -> None:
+    """Neither Helm nor kubectl does it; but of the release alone, whose namespace has no pods, and of services."""
+    made, labelled = set(), set()
+    for words in (words for block in blocks(page) for words in calls(block.text, SAMPLES)):
+        if "--create-namespace" in words:
+            made |= set(option(words, "-n", "--namespace"))
+        if words[:3] == ["kubectl", "create", "namespace"]:
+            made.add(words[3])
+        if words[:3] == ["kubectl", "label", "namespace"] and words[4:] == [RESTRICTED]:
+            labelled.add(words[3])
+    assert made - labelled <= {"edl-system", "web"}
 
 
 # -------------------------------------------------------------------------- files
