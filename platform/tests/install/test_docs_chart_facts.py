@@ -1,7 +1,8 @@
-"""The page that says how much the charts install counts right."""
+"""The page that says how much the charts install, and how long that takes, has it right."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
@@ -21,7 +22,8 @@ NAMESPACED = {
     "RoleBinding",
     "ServiceAccount",
 }
-ROWS = ROW.findall((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
+ROWS = ROW.findall(PAGE)
 
 
 def test_there_are_rows_for_both_ways_to_install():
@@ -37,3 +39,10 @@ def test_the_number_of_objects_is_right(command, objects, everywhere):
     ]
     wide = [found for found in made if found["kind"] not in NAMESPACED]
     assert (len(made), len(wide)) == (int(objects), int(everywhere))
+
+
+@pytest.mark.parametrize("name", ["install_helm", "install_kustomize", "upgrade"])
+def test_how_long_installing_takes_is_told(name):
+    """The row is there with a number; which, differs from one end-to-end run to the next."""
+    what = json.loads((ROOT / "e2e/results/latest.json").read_text(encoding="utf-8"))[name]["what"]
+    assert re.search(rf"^\| {re.escape(what)} \| reported \| \d+\.\d+ s \|$", PAGE, re.MULTILINE)
