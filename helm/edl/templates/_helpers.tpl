@@ -38,6 +38,14 @@ annotations:
 {{- end }}
 
 {{/*
+Annotations of what outlives the release: Helm leaves it alone, and so does Argo CD, which asks for its own.
+*/}}
+{{- define "edl.keep" -}}
+helm.sh/resource-policy: keep
+argocd.argoproj.io/sync-options: Prune=false,Delete=false
+{{- end }}
+
+{{/*
 All teams, complete: teamDefaults with what the team itself says on top. Without teams it is one: the release's namespace
 as it is, without network policies, since other things may live there. Takes the root context.
 

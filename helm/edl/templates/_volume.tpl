@@ -26,3 +26,15 @@ csi:
     volume: {{ .filestore.share | quote }}
 {{- end -}}
 {{- end }}
+
+{{/*
+Where the files of a PersistentVolume are, in one word: what cannot change. Takes the volume's spec.
+*/}}
+{{- define "edl.volumePlace" -}}
+{{- with .nfs -}}
+nfs {{ .server }}:{{ .path }}
+{{- end -}}
+{{- with .csi -}}
+{{ .volumeHandle }} at {{ (.volumeAttributes | default dict).ip }}:/{{ (.volumeAttributes | default dict).volume }}
+{{- end -}}
+{{- end }}

@@ -8,8 +8,8 @@ from pathlib import Path
 from install.reasons_in_code import EDL, GAP, Reason
 
 HELM = EDL.parents[1] / "helm"
-_CHECKS = HELM / "edl/templates/_checks.tpl"
-"""Its sentences stand there as lines of their own."""
+_CHECKS = sorted(HELM.glob("edl/templates/_checks*.tpl"))
+"""Sentences stand there as lines of their own."""
 _ACTION = re.compile(r"\{\{.*?\}\}")
 _COMMENT = re.compile(r"\{\{-?\s*/\*.*?\*/\s*-?\}\}", re.DOTALL)
 _FAIL = re.compile(r'fail (?:\(printf )?"((?:[^"\\]|\\.)*)"')
@@ -18,12 +18,16 @@ _VERB = re.compile(r"%[qdsv]")
 
 def refusals() -> list[Reason]:
     """All of them, chart by chart."""
-    text = _COMMENT.sub("", _CHECKS.read_text(encoding="utf-8"))
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("{{")]
-    found = [Reason(_ACTION.sub(GAP, line).replace("`", "'"), "helm/edl/templates/_checks.tpl") for line in lines]
+    found = [reason for path in _CHECKS for reason in _sentences(path)]
     for path in sorted(HELM.glob("*/templates/*")):
         found += [Reason(_VERB.sub(GAP, said), _named(path)) for said in _failures(path)]
     return found
+
+
+def _sentences(path: Path) -> list[Reason]:
+    text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("{{")]
+    return [Reason(_ACTION.sub(GAP, line).replace("`", "'"), _named(path)) for line in lines]
 
 
 def _failures(path: Path) -> list[str]:
