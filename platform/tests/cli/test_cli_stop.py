@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import published_job
 import pytest
 from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, with_status
 
+from edl.cli.wait import TIMED_OUT, await_goal
 from edl.core.board import Desired
 from edl.kube import names
 from edl.kube.inspection.jobs import find
+from edl.kube.kinds import JOBS
 from edl.spec.publication import Publication
 
 
@@ -24,8 +29,8 @@ def test_the_wish_is_added_to_those_before(desk: Desk) -> None:
     assert desk.edl("stop", "mnist") == 0
     assert find(desk.cluster, "mnist").desired == Desired(min=9, stop=True)
     assert desk.out.endswith(
-        "No checkpoint is made now: records done since the newest one are trained on again.\n"
-        "Go on with it later: edl submit JOB.yaml --resume 0a1b\n"
+        "No checkpoint is made: records done since the newest one are trained on again.\n"
+        "Go on with it once it has ended (edl stop --wait waits for that): edl submit JOB.yaml --resume 0a1b\n"
     )
 
 
@@ -47,3 +52,41 @@ def test_a_job_that_is_over_stays_so(desk: Desk) -> None:
     assert desk.edl("stop", "mnist") == 0
     assert desk.out == "mnist is Done already.\n"
     assert find(desk.cluster, "mnist").desired == Desired()
+
+
+@pytest.fixture
+def stopping(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
+    """What happens at each look after the first, in order."""
+    put_job(desk.cluster)
+    happens: list[Callable[[], object]] = []
+    monkeypatch.setattr("edl.cli.stop.await_goal", partial(await_goal, sleep=lambda _: happens.pop(0)()))
+    yield happens
+    assert happens == []
+
+
+def test_it_waits_until_the_job_can_be_gone_on_with(desk: Desk, stopping: list[Callable[[], object]]) -> None:
+    over = partial(put_job, desk.cluster, told=with_status(phase="Interrupted"), status=conditions(Failed=""))
+    stopping += [lambda: None, over]
+    assert desk.edl("stop", "mnist", "--wait", "--timeout", "5m") == 0
+    assert desk.err == "mnist is Training, and stops\n"
+    assert desk.out.splitlines() == [
+        "mnist is asked to stop; its pods go within seconds.",
+        "mnist: stopped after 0 s",
+        "No checkpoint is made: records done since the newest one are trained on again.",
+        "Go on with it later: edl submit JOB.yaml --resume 0a1b",
+    ]
+
+
+@pytest.mark.usefixtures("stopping")
+def test_it_waits_no_longer_than_it_is_told(desk: Desk) -> None:
+    assert desk.edl("stop", "mnist", "--wait", "--timeout", "0") == TIMED_OUT
+    assert "mnist is still Training after 0 s" in desk.err
+    assert desk.edl("stop", "mnist", "--wait", "--timeout", "soon") == 2
+    assert desk.edl("stop", "mnist", "--timeout", "5m") == 2
+    assert "--wait" in desk.err
+
+
+def test_a_job_that_is_deleted_while_it_stops(desk: Desk, stopping: list[Callable[[], object]]) -> None:
+    stopping.append(lambda: desk.cluster.delete(JOBS, "edl-mnist-master"))
+    assert desk.edl("stop", "mnist", "--wait") == 1
+    assert "deleted while it was waited for" in desk.err
