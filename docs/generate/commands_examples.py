@@ -30,7 +30,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl wait mnist --for workers=4", "so many are at work"),
     ),
     "scale": (("edl scale mnist --max 8", "nothing restarts"),),
-    "stop": (("edl stop mnist", "`edl submit job.yaml --resume` goes on"),),
+    "stop": (("edl stop mnist --wait", "`edl submit job.yaml --resume` goes on"),),
     "delete": (("edl delete mnist --yes", "what is on volumes stays"),),
     "top": (("edl top mnist", "needs the cluster's metrics server"),),
     "doctor": (

@@ -2,49 +2,97 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.cluster.ticker import Ticker
+from edl.cli.wait import Goal, await_goal, seconds_of
+from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
+    from edl.kube.inspection.jobs import JobSeen
     from edl.spec.status import Status
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+ENDED = Goal("stopped", lambda job: job.ended)
 
 
 @app.command()
-def stop(job: JobArgument, context: ContextOption = None, namespace: NamespaceOption = None) -> None:
-    """End a job now: its pods go, its run stays and can be resumed."""
+def stop(
+    job: JobArgument,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it has ended and can be resumed.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long to stay, such as 90s or 5m; forever by default.")
+    ] = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """End a job now: its pods go, its run stays and can be resumed.
+
+    Exit codes: 0 it is asked to stop, or with --wait has ended; 1 it was deleted meanwhile, 124 the time is over.
+    """
     from edl.core.board import Desired
     from edl.kube.inspection import jobs, wishes
 
+    seconds = _patience(timeout, wait=wait)
     api = api_of(context, namespace)
     seen = jobs.find(api, job)
     if seen.ended:
         print(f"{job} is {seen.phase} already.")
         return
     wishes.pin(api, job, Desired(stop=True), wishes.ANY)
-    print(f"{job} is asked to stop; its pods go within seconds.")
+    print(f"{job} is asked to stop; its pods go within seconds.", flush=True)
     if seen.status is None:
         print(
-            f"Its master has not said anything yet; remove the job with: edl delete {called(job, context, namespace)}"
+            f"Its master has not said anything yet; remove the job with: edl delete {called(job, context, namespace)}",
+            flush=True,
         )
-        return
-    print(_kept(api, job, seen.status))
+    if wait:
+        _await_end(api, job, seconds)
+    if seen.status is not None:
+        print(_kept(api, job, seen.status, ended=wait))
 
 
-def _kept(api: Api, job: str, status: Status) -> str:
+def _patience(timeout: str | None, *, wait: bool) -> float | None:
+    if timeout is None:
+        return None
+    if not wait:
+        raise BadInputError("--timeout says how long --wait stays", where="--timeout", hint="Give both, or none.")
+    return seconds_of(timeout)
+
+
+def _await_end(api: Api, job: str, seconds: float | None) -> None:
+    """Stay until the job has ended; raises Exit if it does not, or is deleted."""
+    from edl.kube.inspection import jobs
+
+    with Ticker() as ticker:
+
+        def look() -> JobSeen:
+            seen = jobs.find(api, job)
+            if not seen.ended:
+                ticker.say(f"{job} is {seen.phase}, and stops")
+            return seen
+
+        code, said = await_goal(look, ENDED, seconds)
+    print(said, file=sys.stderr if code else sys.stdout)
+    if code:
+        raise typer.Exit(code)
+
+
+def _kept(api: Api, job: str, status: Status, *, ended: bool) -> str:
     """What is there to go on with: stopping takes no checkpoint, since that may take longer than the pods have."""
     from edl.kube.inspection.jobs import spec_of
 
     spec = spec_of(api, job)
     if not (spec["volumes"] or spec["storage"]["claim"]):
         return "It has no volume, so nothing of it is kept; it cannot be resumed."
+    when = "later" if ended else "once it has ended (edl stop --wait waits for that)"
     return (
-        "No checkpoint is made now: records done since the newest one are trained on again.\n"
-        f"Go on with it later: edl submit JOB.yaml --resume {status.run}"
+        "No checkpoint is made: records done since the newest one are trained on again.\n"
+        f"Go on with it {when}: edl submit JOB.yaml --resume {status.run}"
     )

@@ -62,7 +62,7 @@ def wait(
 
     Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
     """
-    aim, seconds = goal(what), None if timeout is None else _seconds(timeout)
+    aim, seconds = goal(what), None if timeout is None else seconds_of(timeout)
     from edl.kube.inspection import jobs
 
     api = api_of(context, namespace)
@@ -106,7 +106,8 @@ def await_goal(
     raise AssertionError("unreachable")
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str) -> float:
+    """The seconds that ``--timeout`` says; raises BadInputError for what is no time."""
     from edl.spec.quantity import duration
 
     try:

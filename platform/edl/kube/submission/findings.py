@@ -67,7 +67,10 @@ def of_name(job: str, old: JobSeen | None, there: Remains, *, replaces: bool) ->
     if old.phase == "Deleting":
         return [Finding(f"{taken}, which is being deleted", f"Wait for that: edl delete {job}")]
     if not old.ended:
-        hint = f"See edl status {job}; remove it with edl delete {job}, or choose another name: --set name=…"
+        hint = (
+            f"See edl status {job}; end it with edl stop {job} --wait or remove it with edl delete {job}, "
+            "or choose another name: --set name=…"
+        )
         return [Finding(f"{taken}, which is at work ({old.phase})", hint)]
     if replaces:
         return []
