@@ -68,6 +68,7 @@ class Rule:
 
 
 _AMOUNT = Bound("a finite number of at least 0", lambda value: 0 <= value < float("inf"))
+_NOT_POSITIVE = Bound("a finite number of at most 0", lambda value: float("-inf") < value <= 0)
 _FRACTION = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
@@ -116,5 +117,14 @@ RULES: Mapping[str, Rule] = {
     "adamax": _rule({"momentum": Slot(), "norm": Slot()}, **_MOMENTS),
     "nadam": _rule({"momentum": Slot(), "velocity": Slot()}, **_MOMENTS),
     "lion": _rule({"momentum": Slot()}, beta_1=_fraction(0.9), beta_2=_fraction(0.99)),
+    "ftrl": _rule(
+        {"accumulator": Slot("initial_accumulator_value"), "linear": Slot()},
+        learning_rate_power=Parameter(-0.5, _NOT_POSITIVE),
+        initial_accumulator_value=_amount(0.1),
+        l1_regularization_strength=_amount(0.0),
+        l2_regularization_strength=_amount(0.0),
+        l2_shrinkage_regularization_strength=_amount(0.0),
+        beta=_amount(0.0),
+    ),
 }
 """By name."""

@@ -27,6 +27,7 @@ _RULE: Mapping[str, str] = {
     "Adamax": "adamax",
     "Nadam": "nadam",
     "Lion": "lion",
+    "Ftrl": "ftrl",
 }
 """What the PS call the optimizers of Keras that they apply."""
 _INSTEAD: Mapping[str, str] = {

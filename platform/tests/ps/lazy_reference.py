@@ -104,6 +104,16 @@ def lion(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     m[:] = b2 * m + (1 - b2) * g
 
 
+def ftrl(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+    a, z, p = row.slot("n", o.number("initial_accumulator_value")), row.slot("z"), -o.number("learning_rate_power")
+    l1, l2 = o.number("l1_regularization_strength"), o.number("l2_regularization_strength")
+    before = a**p
+    a += g**2
+    z += g + 2 * o.number("l2_shrinkage_regularization_strength") * row.w - (a**p - before) / rate * row.w
+    curvature = (o.number("beta") + a**p) / rate + 2 * l2
+    row.w[:] = np.where(np.abs(z) <= l1, 0.0, (np.sign(z) * l1 - z) / curvature)
+
+
 FORMULAS: Mapping[str, Formula] = {
     "sgd": sgd,
     "momentum": momentum,
@@ -114,6 +124,7 @@ FORMULAS: Mapping[str, Formula] = {
     "adamax": adamax,
     "nadam": nadam,
     "lion": lion,
+    "ftrl": ftrl,
 }
 
 

@@ -27,6 +27,12 @@ CASES: Mapping[str, OptimizerSpec] = {
     "nadam, weight decay": OptimizerSpec("nadam", {"beta_1": 0.95, "beta_2": 0.99, "weight_decay": 0.01}),
     "lion": OptimizerSpec("lion"),
     "lion, weight decay": OptimizerSpec("lion", {"beta_1": 0.8, "weight_decay": 0.01}),
+    "ftrl": OptimizerSpec("ftrl"),
+    "ftrl, l1, l2": OptimizerSpec(
+        "ftrl", {"l1_regularization_strength": 0.5, "l2_regularization_strength": 0.3, "initial_accumulator_value": 1.0}
+    ),
+    "ftrl, shrinkage, beta": OptimizerSpec("ftrl", {"l2_shrinkage_regularization_strength": 0.02, "beta": 0.7}),
+    "ftrl, power": OptimizerSpec("ftrl", {"learning_rate_power": -0.3, "weight_decay": 0.01}),
 }
 KERAS: Mapping[str, str] = {
     "sgd": "SGD",
@@ -38,5 +44,6 @@ KERAS: Mapping[str, str] = {
     "adamax": "Adamax",
     "nadam": "Nadam",
     "lion": "Lion",
+    "ftrl": "Ftrl",
 }
 """The class of keras.optimizers that each name means."""

@@ -145,5 +145,13 @@ def test_rows_that_are_not_touched_do_not_move_at_all(spec, rng):
     assert not np.allclose(start, after.values)
 
 
+def test_l1_makes_rows_exactly_zero_and_a_rate_of_zero_moves_nothing():
+    store, start = row_store(OptimizerSpec("ftrl", {"l1_regularization_strength": 1.0}))
+    push_rows(store, np.arange(ROWS), np.full((ROWS, DIM), 0.01, np.float32), 0.0, 1)
+    np.testing.assert_array_equal(store.read_rows(TABLE.name, np.arange(ROWS)), start)
+    push_rows(store, np.arange(ROWS), np.full((ROWS, DIM), 0.01, np.float32), 0.1, 2)
+    np.testing.assert_array_equal(store.read_rows(TABLE.name, np.arange(ROWS)), 0)
+
+
 def test_every_optimizer_has_its_cases():
     assert {spec.name for spec in CASES.values()} == set(RULES) == set(KERAS) == set(FORMULAS)

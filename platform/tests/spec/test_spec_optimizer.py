@@ -59,6 +59,7 @@ def test_what_is_not_given_is_the_default() -> None:
         (OptimizerSpec("adamax"), {"momentum": 0.0, "norm": 0.0}),
         (OptimizerSpec("nadam"), {"momentum": 0.0, "velocity": 0.0}),
         (OptimizerSpec("lion"), {"momentum": 0.0}),
+        (OptimizerSpec("ftrl"), {"accumulator": 0.1, "linear": 0.0}),
         (OptimizerSpec("adadelta"), {"accumulated_grad": 0.0, "accumulated_delta_var": 0.0}),
     ],
 )
@@ -109,6 +110,11 @@ def test_hyperparameters_cannot_be_changed() -> None:
         ("adam", {"epsilon": -1.0}, "epsilon of optimizer adam is -1.0, must be a finite number of at least 0"),
         ("adam", {"epsilon": float("nan")}, "epsilon of optimizer adam is nan, must be a finite number of at least 0"),
         ("adagrad", {"epsilon": "x"}, "epsilon of optimizer adagrad is 'x', must be a finite number of at least 0"),
+        (
+            "ftrl",
+            {"learning_rate_power": 0.5},
+            "learning_rate_power of optimizer ftrl is 0.5, must be a finite number of at most 0",
+        ),
         ("momentum", {"nesterov": 1}, "nesterov of optimizer momentum is 1, must be true or false"),
     ],
 )

@@ -28,7 +28,7 @@ CLASSES = {
     for name, kind in vars(keras.optimizers).items()
     if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and name != "Optimizer"
 }
-REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Nadam", "Lion")
+REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Nadam", "Lion", "Ftrl")
 OTHER = {  # a value that is not the default, for every argument that the classes have
     "learning_rate": 0.3,
     "momentum": 0.8,
@@ -49,6 +49,11 @@ OTHER = {  # a value that is not the default, for every argument that the classe
     "gradient_accumulation_steps": 2,
     "rho": 0.7,
     "centered": True,
+    "learning_rate_power": -0.4,
+    "l1_regularization_strength": 0.3,
+    "l2_regularization_strength": 0.4,
+    "l2_shrinkage_regularization_strength": 0.1,
+    "beta": 0.5,
     "name": "another",
 }
 REFUSED = {"use_ema", "loss_scale_factor", "gradient_accumulation_steps"}

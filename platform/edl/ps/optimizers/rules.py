@@ -13,6 +13,7 @@ from edl.ps.declaration import Declaration
 from edl.ps.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.ps.optimizers.adam import adam, adamax, nadam
 from edl.ps.optimizers.descent import lion, momentum, sgd
+from edl.ps.optimizers.ftrl import ftrl
 from edl.ps.optimizers.update import Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
@@ -26,6 +27,7 @@ _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
     "adamax": adamax,
     "nadam": nadam,
     "lion": lion,
+    "ftrl": ftrl,
 }
 
 

@@ -1,0 +1,71 @@
+"""Follow the regularized leader: each value is the minimum of a parabola that all gradients so far have shaped.
+
+McMahan et al., *Ad Click Prediction: a View from the Trenches*, 2013. L1 makes values exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from edl.ps.arrays import Floats
+from edl.ps.optimizers.update import Rule, Scratch, Update
+from edl.spec.optimizer import OptimizerSpec
+
+_SQUARE_ROOT = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Strengths:
+    """Of what keeps values small, named as in Keras' Ftrl, and the power of the rate's decay (there negative)."""
+
+    power: float
+    l1: float
+    l2: float
+    shrinkage: float
+    beta: float
+
+
+def ftrl(optimizer: OptimizerSpec) -> Rule:
+    """With ``a`` the sum of squared gradients and ``s = (a_new^p - a_old^p) / lr``.
+
+    ``z += g + 2 * shrinkage * w - s * w``, then ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
+    """
+    names = ("l1_regularization_strength", "l2_regularization_strength", "l2_shrinkage_regularization_strength", "beta")
+    strengths = _Strengths(-optimizer.number("learning_rate_power"), *map(optimizer.number, names))
+    return partial(_ftrl, strengths)
+
+
+def _ftrl(strengths: _Strengths, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+    rate = update.learning_rate
+    if rate == 0:
+        return  # where Keras divides by zero; a rate of 0 moves nothing
+    accumulator, linear = slots
+    before, after = scratch.first, scratch.second
+    power = _power(strengths.power)
+    power(accumulator, before)
+    np.multiply(update.gradient, update.gradient, out=after)
+    np.add(accumulator, after, out=accumulator)
+    power(accumulator, after)
+    np.subtract(after, before, out=before)
+    np.divide(before, rate, out=before)
+    np.subtract(before, 2 * strengths.shrinkage, out=before)
+    np.multiply(before, values, out=before)
+    np.add(linear, update.gradient, out=linear)
+    np.subtract(linear, before, out=linear)
+    np.divide(after, rate, out=after)
+    np.add(after, 2 * strengths.l2 + strengths.beta / rate, out=after)
+    np.clip(linear, -strengths.l1, strengths.l1, out=before)
+    np.subtract(before, linear, out=before)
+    # No curvature: no gradient so far but zeros, and nothing that pulls
+    np.divide(before, after, out=values, where=after > 0)
+
+
+def _power(exponent: float) -> Callable[[Floats, Floats], object]:
+    """``out = base ** exponent``, of numbers that are not negative."""
+    if exponent == _SQUARE_ROOT:
+        return lambda base, out: np.sqrt(base, out=out)
+    return lambda base, out: np.power(base, np.float32(exponent), out=out)
