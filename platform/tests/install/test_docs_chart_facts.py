@@ -7,7 +7,7 @@ import re
 import shlex
 
 import pytest
-from install.chart_tools import ROOT, manifests, output
+from install.chart_tools import CHART, ROOT, manifests, output, rendered
 
 pytestmark = pytest.mark.install
 
@@ -46,3 +46,15 @@ def test_how_long_installing_takes_is_told(name):
     """The row is there with a number; which, differs from one end-to-end run to the next."""
     what = json.loads((ROOT / "e2e/results/latest.json").read_text(encoding="utf-8"))[name]["what"]
     assert re.search(rf"^\| {re.escape(what)} \| reported \| \d+\.\d+ s \|$", PAGE, re.MULTILINE)
+
+
+def test_who_may_bind_the_roles_of_a_team_may_bind_all_of_them():
+    """The role on the page for operators that lets somebody install a team's release who is no admin of the cluster."""
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    shown = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (role,) = (each for text in shown for each in manifests(text) if each.get("kind") == "ClusterRole")
+    made = rendered(CHART, "--set", "cluster.create=false,teamDefaults.dataCopy=true")
+    bound = {each["roleRef"]["name"] for each in made if each["kind"] == "RoleBinding"}
+    (rule,) = role["rules"]
+    assert (rule["verbs"], rule["resources"]) == (["bind"], ["clusterroles"])
+    assert set(rule["resourceNames"]) == bound
