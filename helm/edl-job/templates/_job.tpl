@@ -47,13 +47,20 @@ What cannot be submitted under this name and with these values fails here, befor
 */}}
 {{- define "edl-job.check" -}}
 {{- if not .Values.model -}}
-{{- fail "no job is given: the values of this chart are a job file, so give one with -f job.yaml (it needs at least name, model, data and image)" -}}
+{{- fail "no job is given: the values of this chart are a job file, so give one with -f job.yaml (it needs at least model, data.training and image)" -}}
+{{- end -}}
+{{- if not .Values.image -}}
+{{- fail "image is missing: name the image that every role of the job runs, such as --set image=registry.example/mnist:1; `edl zoo build` makes one with your model" -}}
+{{- end -}}
+{{- if not (.Values.data | default dict).training -}}
+{{- fail "data.training is missing: name the files or directories of records to train on, as the pods see them" -}}
 {{- end -}}
 {{- $name := include "edl-job.jobName" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
 {{- fail (printf "the job would have the release's name, and %q is no job name (1 to 40 of a-z, 0-9 and -, beginning with a letter and not ending with -): set name" $name) -}}
 {{- end -}}
 {{- if .Values.schedule -}}
+{{- include "edl-job.checkSchedule" . -}}
 {{- if .Values.resume -}}
 {{- fail "resume goes on with one run, and schedule starts many: give one of the two" -}}
 {{- end -}}

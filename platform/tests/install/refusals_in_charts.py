@@ -20,7 +20,7 @@ def refusals() -> list[Reason]:
     """All of them, chart by chart."""
     found = [reason for path in _CHECKS for reason in _sentences(path)]
     for path in sorted(HELM.glob("*/templates/*")):
-        found += [Reason(_VERB.sub(GAP, said), _named(path)) for said in _failures(path)]
+        found += [Reason(_VERB.sub(GAP, said).replace("`", "'"), _named(path)) for said in _failures(path)]
     return found
 
 

@@ -27,6 +27,8 @@ from edl.spec.schema import job_schema
 
 JOB_FILES = sorted((ROOT / "model_zoo").glob("*/job*.yaml"))
 MINIMAL = JOB_CHART / "ci" / "minimal-values.yaml"
+IMAGE = "image=registry.example/zoo:1"
+"""Which files of the zoo leave to who submits them."""
 LONGEST_KUBERNETES_NAME = 63
 
 
@@ -122,7 +124,7 @@ def test_the_defaults_that_the_schema_tells_are_those_of_the_values() -> None:
 
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_a_job_file_is_submitted_as_it_is(file: Path) -> None:
-    assert submitted("-f", file) == load(file)
+    assert submitted("-f", file, "--set", IMAGE) == load(file, [IMAGE])
 
 
 def test_every_kind_of_value_arrives(tmp_path: Path) -> None:
@@ -287,17 +289,66 @@ def test_a_default_of_the_chart_cannot_be_taken_away(field: str) -> None:
 def test_what_a_job_dumps_is_taken_too(file: Path, tmp_path: Path) -> None:
     """All defaults written out, as `edl submit` stores them."""
     whole = tmp_path / "job.json"
-    whole.write_text(json.dumps(dump(load(file))))
-    assert submitted("-f", whole) == load(file)
+    whole.write_text(json.dumps(dump(load(file, [IMAGE]))))
+    assert submitted("-f", whole) == load(file, [IMAGE])
 
 
 # ---------------------------------------------------------------------- notes and looks
+
+
+GOOD_SCHEDULES = [
+    "0 3 * * *",
+    "*/15 0-23/2 1,15 jan-MAR Mon-fri",
+    "5/7 00-09 ? 01 0-6",
+    "@midnight",
+    "@every 1h30m",
+]
+BAD_SCHEDULES = {
+    "60 * * * *": '"60" is no minute',
+    "5-1 * * * *": '"5-1" is no minute',
+    "*/0 * * * *": '"*/0" is no minute',
+    "*/ * * * *": '"*/" is no minute',
+    "1/2/3 * * * *": '"1/2/3" is no minute',
+    "1,,2 * * * *": '"" is no minute',
+    "-5 * * * *": '"-5" is no minute',
+    "0 24 * * *": '"24" is no hour',
+    "0 0 0 * *": '"0" is no day of the month',
+    "0 0 * 13 *": '"13" is no month',
+    "* * * mon *": '"mon" is no month',
+    "0 0 * * 7": '"7" is no day of the week',
+    "* * * * sunday": '"sunday" is no day of the week',
+    "* * * *": "/schedule",
+    "@never": "/schedule",
+    "CRON_TZ=UTC 0 3 * * *": "/schedule",
+}
+"""As Kubernetes reads them (robfig/cron, without seconds): Sunday is 0 only, and ranges do not wrap around."""
+
+
+@pytest.mark.parametrize("schedule", GOOD_SCHEDULES)
+def test_a_schedule_that_kubernetes_takes_is_taken(schedule: str, tmp_path: Path) -> None:
+    given = tmp_path / "values.json"
+    given.write_text(json.dumps({"schedule": schedule}))
+    assert kinds("-f", MINIMAL, "-f", given)["CronJob"]["spec"]["schedule"] == schedule
+
+
+@pytest.mark.parametrize(("schedule", "said"), BAD_SCHEDULES.items())
+def test_a_schedule_that_kubernetes_would_refuse_is_refused(schedule: str, said: str, tmp_path: Path) -> None:
+    given = tmp_path / "values.json"
+    given.write_text(json.dumps({"schedule": schedule}))
+    assert said in refused("-f", MINIMAL, "-f", given)
+
+
+@pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/Argentina/Ushuaia", "Etc/GMT+1", "GMT", "UTC", "Etc/UTC"])
+def test_a_time_zone_that_exists_is_taken(zone: str) -> None:
+    found = kinds("-f", MINIMAL, "--set", "schedule=@daily", "--set", f"timeZone={zone}")
+    assert found["CronJob"]["spec"]["timeZone"] == zone
 
 
 def test_the_notes_say_how_to_wait() -> None:
     done = attempt("helm", "install", "train", JOB_CHART, "-f", MINIMAL, "--dry-run=client")
     assert "--wait alone does not" in done.stdout
     assert "--wait --wait-for-jobs --timeout" in done.stdout
+    assert "is being" not in done.stdout, "Helm prints notes when it has waited, too"
 
 
 def test_the_icon_is_the_picture_beside_it() -> None:
