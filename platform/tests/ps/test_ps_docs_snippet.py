@@ -1,0 +1,51 @@
+"""The page about checkpoints shows how to read a shard without EDL: it is run as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from edl.ps.checkpoints import Cut, to_shard
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.store import Gradients, RowGradients
+from edl.spec.optimizer import OptimizerSpec
+from edl.store.checkpoint import write_shard
+
+PAGE = Path(__file__).parents[3] / "docs/reference/checkpoints.md"
+TABLE = RowTable("users/embeddings", 1000, 2, {"name": "zeros"}, seed=0)
+TELL = """
+print(json.dumps({
+    "variables": {name: value.tolist() for name, value in variables.items()},
+    "tables": {name: {id: row.tolist() for id, row in rows.items()} for name, rows in tables.items()},
+    "slot": arrays["rows/users/embeddings/slot/accumulator"].tolist(),
+    "imported": sorted(sys.modules),
+}))
+"""
+
+
+def test_the_pages_ten_lines_read_a_shard_of_a_parameter_server(tmp_path: Path) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len([line for line in snippet.splitlines() if line]) <= 10
+
+    dense = (DenseVariable("a/kernel", (2, 2)), DenseVariable("a/mean", (1,), statistic=True))
+    declared = Declaration(dense, (TABLE,), OptimizerSpec("adagrad", {"initial_accumulator_value": 0.0}), "model")
+    store = NumpyStore(declared, np.arange(5, dtype=np.float32))
+    rows = RowGradients(np.array([900, 3]), np.full((2, 2), 4, np.float32))
+    store.apply(Gradients(np.zeros(5, np.float32), {TABLE.name: rows}, 0.5, 1.0), 1)
+    write_shard(tmp_path, 0, *to_shard(Cut(1, store.snapshot(), 1, {})))
+
+    code = f"import sys; sys.modules['edl'] = None\n{snippet}{TELL}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["variables"] == {"a/kernel": [[0, 1], [2, 3]], "a/mean": [4]}
+    assert told["tables"][TABLE.name].keys() == {"900", "3"}
+    np.testing.assert_allclose(told["tables"][TABLE.name]["3"], [-0.5, -0.5], rtol=1e-5)
+    assert told["slot"] == [[16, 16], [16, 16]]
+    assert not {"tensorflow", "keras", "torch"} & set(told["imported"])
