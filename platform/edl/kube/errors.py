@@ -23,10 +23,17 @@ _GRANTS_TO_ALL = (
     "That belongs to the whole cluster: its admin can bind the ClusterRole edl-cluster-viewer; "
     "`edl doctor` lists what is missing."
 )
+_GRANTED_TO_NOBODY = (
+    "No ClusterRole of EDL's allows that in all namespaces: ask about one namespace, with -n, "
+    "or an admin of the cluster."
+)
 _GRANTS_TO_MASTERS = (
     f"This is the account of jobs' masters: an admin binds it to the ClusterRole {names.MASTER_ACCOUNT} "
-    "(`helm install edl helm/edl`, or `kubectl apply -k kustomize/base`); `edl doctor` looks at that."
+    "(`helm install edl helm/edl -n NAMESPACE`, or `kubectl apply -k kustomize/base/team -n NAMESPACE`); "
+    "`edl doctor` looks at that."
 )
+_VIEWED = re.compile(r'resource "(?:nodes|pods|priorityclasses)" .* at the cluster scope|resource "namespaces"')
+"""What edl-cluster-viewer allows."""
 _MASTER_ASKS = re.compile(rf'User "system:serviceaccount:[^":]+:{names.MASTER_ACCOUNT}" cannot ')
 _NO_ROOM = re.compile(
     r"(?:exceeded|failed) quota: "
@@ -182,8 +189,9 @@ def granted_by(message: str) -> str:
     """Who can grant what RBAC refuses, by the subject and the scope that the message names."""
     if _MASTER_ASKS.search(message):
         return _GRANTS_TO_MASTERS
-    of_the_cluster = "at the cluster scope" in message or 'resource "namespaces"' in message
-    return _GRANTS_TO_ALL if of_the_cluster else _GRANTS
+    if _VIEWED.search(message):
+        return _GRANTS_TO_ALL
+    return _GRANTED_TO_NOBODY if "at the cluster scope" in message else _GRANTS
 
 
 _HINTS: Mapping[type[ApiError], str] = {

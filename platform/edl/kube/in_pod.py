@@ -48,7 +48,7 @@ def connect_in_pod(
         raise BadInputError(
             "This pod has no service account",
             where=str(account),
-            hint="The pod of a master mounts that of edl-job-master: helm install edl helm/edl makes it.",
+            hint="The pod of a master mounts that of edl-job-master: helm install edl helm/edl -n NAMESPACE makes it.",
         )
     pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=FORGETFUL)
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

@@ -130,6 +130,14 @@ def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: ty
         ("ann", 'resource "pods" in API group "" in the namespace "team"', "the ClusterRole edl-data-scientist"),
         ("ann", 'resource "nodes" in API group "" at the cluster scope', "the ClusterRole edl-cluster-viewer"),
         ("ann", 'resource "namespaces" in API group "" in the namespace "team"', "the ClusterRole edl-cluster-viewer"),
+        ("ann", 'resource "pods" in API group "" at the cluster scope', "the ClusterRole edl-cluster-viewer"),
+        (
+            "ann",
+            'resource "priorityclasses" in API group "scheduling.k8s.io" at the cluster scope',
+            "the ClusterRole edl-cluster-viewer",
+        ),
+        ("ann", 'resource "configmaps" in API group "" at the cluster scope', "ask about one namespace, with -n"),
+        ("ann", 'resource "jobs" in API group "batch" at the cluster scope', "No ClusterRole of EDL's"),
         (
             "system:serviceaccount:team:edl-job-master",
             'resource "pods" in API group "" in the namespace "team"',
@@ -137,7 +145,7 @@ def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: ty
         ),
     ],
 )
-def test_a_right_is_granted_by_the_role_of_who_lacks_it(user: str, what: str, role: str) -> None:
+def test_a_right_is_granted_by_the_role_of_who_lacks_it_if_any(user: str, what: str, role: str) -> None:
     said = json.dumps({"message": f'it is forbidden: User "{user}" cannot list {what}'})
     assert role in (translate(403, said.encode(), where="here").hint or "")
 

@@ -15,7 +15,6 @@ from edl.kube.kinds import Manifest
 
 OLDEST = (1, 29)
 """The first Kubernetes with podReplacementPolicy for Jobs switched on; nothing else that EDL uses is newer."""
-BASE = "An admin installs it: `helm install edl helm/edl`, or `kubectl apply -k kustomize/base`."
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _MASTERS = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
 
@@ -43,6 +42,14 @@ class Checkup:
     about: str
     text: str
     remedy: str = ""
+
+
+def installed(namespace: str) -> str:
+    """How what a namespace lacks is installed; PriorityClasses and policies belong to one release of the cluster."""
+    return (
+        f"An admin installs it: `helm install edl helm/edl -n {namespace}`, with `--set cluster.create=false` where "
+        f"the PriorityClasses or policies are there already; or `kubectl apply -k kustomize/base -n {namespace}`."
+    )
 
 
 def version(said: dict[str, Any]) -> Checkup:
@@ -96,7 +103,7 @@ def masters_rights(namespace: str, missing: Sequence[Right]) -> Checkup:
         return Checkup(Level.OK, "rights", f"{_MASTERS} may do its work in namespace {namespace}")
     lacking = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     text = f"{_MASTERS} may not {lacking} in namespace {namespace}: no job can run"
-    remedy = f"The ClusterRole {names.MASTER_ACCOUNT} or its RoleBinding is missing. {BASE}"
+    remedy = f"The ClusterRole {names.MASTER_ACCOUNT} or its RoleBinding is missing. {installed(namespace)}"
     return Checkup(Level.FAIL, "rights", text, remedy)
 
 
@@ -106,7 +113,7 @@ def masters_bindings(namespace: str, bindings: Iterable[Manifest]) -> Checkup:
     if roles:
         return Checkup(Level.OK, "rights", f"{_MASTERS} is bound to {', '.join(roles)}")
     text = f"no RoleBinding of namespace {namespace} is for {_MASTERS} without which no job can run"
-    return Checkup(Level.FAIL, "rights", text, BASE)
+    return Checkup(Level.FAIL, "rights", text, installed(namespace))
 
 
 def _binds_masters(binding: Manifest, namespace: str) -> bool:
@@ -133,7 +140,7 @@ def admission(namespace: str, refusal: ForbiddenError | None) -> Checkup:
     """
     if refusal is None:
         text = f"pods of yours may use every Secret of namespace {namespace}: nothing refuses them"
-        return Checkup(Level.WARN, "admission", text, f"Admission policies refuse them. {BASE}")
+        return Checkup(Level.WARN, "admission", text, f"Admission policies refuse them. {installed(namespace)}")
     if isinstance(refusal, PolicyError):
         return Checkup(
             Level.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"

@@ -14,12 +14,12 @@ from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.copying.copying import Visit, pod, pod_name, visited
 from edl.kube.doctor.checkup import (
-    BASE,
     Checkup,
     Classes,
     Level,
     admission,
     claims,
+    installed,
     masters_bindings,
     masters_rights,
     masters_unknown,
@@ -89,9 +89,8 @@ def _accounts(api: Api) -> Iterator[Checkup]:
             api.get(SERVICE_ACCOUNTS, name)
             yield Checkup(Level.OK, "accounts", f"ServiceAccount {name} is there")
         except NotFoundError:
-            yield Checkup(
-                Level.FAIL, "accounts", f"there is no ServiceAccount {name} in namespace {api.namespace}", BASE
-            )
+            text = f"there is no ServiceAccount {name} in namespace {api.namespace}"
+            yield Checkup(Level.FAIL, "accounts", text, installed(api.namespace))
 
 
 def _masters(api: Api) -> Iterator[Checkup]:
@@ -126,7 +125,7 @@ def _priorities(api: Api, classes: Classes) -> Iterator[Checkup]:
         try:
             found[name] = int(api.get(PRIORITY_CLASSES, name).get("value", 0))
         except NotFoundError:
-            yield Checkup(Level.FAIL, "priorities", f"there is no PriorityClass {name}", BASE)
+            yield Checkup(Level.FAIL, "priorities", f"there is no PriorityClass {name}", installed(api.namespace))
     if len(found) == 2:
         yield priorities(classes, found[classes.high], found[classes.low])
 
