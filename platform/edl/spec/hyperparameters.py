@@ -126,5 +126,6 @@ RULES: Mapping[str, Rule] = {
         l2_shrinkage_regularization_strength=_amount(0.0),
         beta=_amount(0.0),
     ),
+    "lamb": _rule({"momentum": Slot(), "velocity": Slot()}, **_MOMENTS),
 }
 """By name."""

@@ -7,7 +7,7 @@ stay with the worker: the rate travels with each push, gradients arrive clipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ _RULE: Mapping[str, str] = {
     "Nadam": "nadam",
     "Lion": "lion",
     "Ftrl": "ftrl",
+    "Lamb": "lamb",
 }
 """What the PS call the optimizers of Keras that they apply."""
 _INSTEAD: Mapping[str, str] = {
@@ -78,6 +79,20 @@ def reproduce(optimizer: Any, names: Iterable[str] = ()) -> Reproduced:
     if spec.number("weight_decay"):
         spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed(optimizer, names))
     return Reproduced(spec, LearningRate(optimizer), Clipping.of(config))
+
+
+def refuse_spread_tables(optimizer: OptimizerSpec, tables: Sequence[str], parts: int) -> None:
+    """LAMB needs the length of a whole variable, and no PS has it when a table's rows are spread over several.
+
+    Raises:
+        BadInputError: that is so.
+    """
+    if optimizer.name == "lamb" and tables and parts > 1:
+        raise BadInputError(
+            f"the optimizer Lamb cannot be reproduced for the table '{tables[0]}': it needs the norm of the whole "
+            f"table, and {parts} parameter servers share its rows",
+            hint="use Adam or AdamW, or ps: {count: 1}, or raise ps.embedding_threshold until the table is not served",
+        )
 
 
 def _class(optimizer: Any) -> str:

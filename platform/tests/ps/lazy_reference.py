@@ -6,7 +6,7 @@ they are not even looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -128,6 +128,15 @@ FORMULAS: Mapping[str, Formula] = {
 }
 
 
+def lamb(o: OptimizerSpec, touched: Sequence[tuple[State, Row]], rate: float, t: int) -> None:
+    """You et al. (2019), both moments corrected. Of a table, the rows that a push touches are the variable."""
+    corrected = [moments(o, row, g, t) for row, g in touched]
+    steps = np.stack([m / (np.sqrt(v) + o.number("epsilon")) for m, v in corrected])
+    length = np.linalg.norm(np.stack([row.w for row, _ in touched]))
+    for (row, _), step in zip(touched, steps, strict=True):
+        row.w -= rate * length / np.linalg.norm(steps) * step
+
+
 class LazyReference:
     """A table of rows that moves only where it is touched.
 
@@ -145,9 +154,13 @@ class LazyReference:
         summed: dict[int, Row] = {}
         for row, gradient in zip(ids.tolist(), gradients.astype(np.float64), strict=True):
             summed[row] = summed.get(row, 0.0) + gradient
-        for row, gradient in summed.items():
-            state = self._rows[row]
+        touched = [(self._rows[row], gradient) for row, gradient in summed.items()]
+        for state, _ in touched:
             state.w -= self._optimizer.number("weight_decay") * rate * state.w
+        if self._optimizer.name == "lamb":
+            lamb(self._optimizer, touched, rate, step)
+            return
+        for state, gradient in touched:
             FORMULAS[self._optimizer.name](self._optimizer, state, gradient, rate, step)
 
     @property

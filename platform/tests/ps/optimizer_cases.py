@@ -33,6 +33,8 @@ CASES: Mapping[str, OptimizerSpec] = {
     ),
     "ftrl, shrinkage, beta": OptimizerSpec("ftrl", {"l2_shrinkage_regularization_strength": 0.02, "beta": 0.7}),
     "ftrl, power": OptimizerSpec("ftrl", {"learning_rate_power": -0.3, "weight_decay": 0.01}),
+    "lamb": OptimizerSpec("lamb"),
+    "lamb, weight decay": OptimizerSpec("lamb", {"beta_1": 0.8, "weight_decay": 0.02}),
 }
 KERAS: Mapping[str, str] = {
     "sgd": "SGD",
@@ -45,5 +47,6 @@ KERAS: Mapping[str, str] = {
     "nadam": "Nadam",
     "lion": "Lion",
     "ftrl": "Ftrl",
+    "lamb": "Lamb",
 }
 """The class of keras.optimizers that each name means."""

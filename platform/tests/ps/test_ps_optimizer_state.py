@@ -91,7 +91,7 @@ def test_a_checkpoint_of_an_earlier_version_is_restored():
 
 
 @PATIENT
-@given(cases, st.integers(1, 500), st.integers(0, 9))
+@given(cases.filter(lambda spec: spec.name != "lamb"), st.integers(1, 500), st.integers(0, 9))
 def test_a_rule_on_many_values_is_the_rule_on_each_part(spec, step, seed):
     """What lets one function serve slabs, rows, and parts of both in any order."""
     rng = np.random.default_rng(seed)
@@ -121,6 +121,17 @@ def test_updates_of_disjoint_rows_commute(spec, ids, data):
             held.apply(Gradients(np.zeros(11, np.float32), {"emb": RowGradients(rows, values)}, 0.1, 0.0), 3)
     asked = np.arange(TABLE.rows)
     np.testing.assert_array_equal(*(held.read_rows("emb", asked) for held in stores))
+
+
+@PATIENT
+@given(st.floats(0.01, 100), st.integers(0, 9))
+def test_a_step_of_lamb_is_as_long_as_the_variable(scale, seed):
+    rng = np.random.default_rng(seed)
+    values, gradient = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
+    before = values * np.float32(scale)
+    after, slots = before.copy(), [np.zeros_like(values) for _ in range(2)]
+    rule(OptimizerSpec("lamb"), 0.0)(after, slots, Update(gradient, 0.1, 1), Scratch.like(values))
+    assert np.linalg.norm(after - before) == pytest.approx(0.1 * np.linalg.norm(before), rel=1e-5)
 
 
 @PATIENT

@@ -154,4 +154,4 @@ def test_l1_makes_rows_exactly_zero_and_a_rate_of_zero_moves_nothing():
 
 
 def test_every_optimizer_has_its_cases():
-    assert {spec.name for spec in CASES.values()} == set(RULES) == set(KERAS) == set(FORMULAS)
+    assert {spec.name for spec in CASES.values()} == set(RULES) == set(KERAS) == {*FORMULAS, "lamb"}

@@ -60,6 +60,7 @@ def test_what_is_not_given_is_the_default() -> None:
         (OptimizerSpec("nadam"), {"momentum": 0.0, "velocity": 0.0}),
         (OptimizerSpec("lion"), {"momentum": 0.0}),
         (OptimizerSpec("ftrl"), {"accumulator": 0.1, "linear": 0.0}),
+        (OptimizerSpec("lamb"), {"momentum": 0.0, "velocity": 0.0}),
         (OptimizerSpec("adadelta"), {"accumulated_grad": 0.0, "accumulated_delta_var": 0.0}),
     ],
 )

@@ -21,14 +21,14 @@ from edl.ps.declaration import Declaration, DenseVariable  # noqa: E402
 from edl.ps.numpy_store import NumpyStore  # noqa: E402
 from edl.ps.store import Gradients  # noqa: E402
 from edl.worker.callbacks import KerasCallbacks  # noqa: E402
-from edl.worker.optimizers import reproduce  # noqa: E402
+from edl.worker.optimizers import refuse_spread_tables, reproduce  # noqa: E402
 
 CLASSES = {
     name: kind
     for name, kind in vars(keras.optimizers).items()
     if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and name != "Optimizer"
 }
-REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Nadam", "Lion", "Ftrl")
+REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Nadam", "Lion", "Ftrl", "Lamb")
 OTHER = {  # a value that is not the default, for every argument that the classes have
     "learning_rate": 0.3,
     "momentum": 0.8,
@@ -158,6 +158,15 @@ def test_exclusions_mean_nothing_without_weight_decay() -> None:
     optimizer = keras.optimizers.Adam()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     assert reproduce(optimizer, ["dense/bias"]).spec == reproduce(keras.optimizers.Adam()).spec
+
+
+def test_lamb_is_refused_for_tables_that_several_ps_share() -> None:
+    lamb = reproduce(keras.optimizers.Lamb()).spec
+    refuse_spread_tables(lamb, ["emb"], 1)
+    refuse_spread_tables(lamb, [], 2)
+    refuse_spread_tables(reproduce(keras.optimizers.AdamW()).spec, ["emb"], 2)
+    with pytest.raises(BadInputError, match="Lamb cannot be reproduced for the table 'emb'"):
+        refuse_spread_tables(lamb, ["emb"], 2)
 
 
 @pytest.mark.parametrize("argument", ["use_ema", "loss_scale_factor", "gradient_accumulation_steps"])

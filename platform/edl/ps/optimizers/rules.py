@@ -14,6 +14,7 @@ from edl.ps.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.ps.optimizers.adam import adam, adamax, nadam
 from edl.ps.optimizers.descent import lion, momentum, sgd
 from edl.ps.optimizers.ftrl import ftrl
+from edl.ps.optimizers.lamb import lamb
 from edl.ps.optimizers.update import Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
@@ -28,7 +29,10 @@ _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
     "nadam": nadam,
     "lion": lion,
     "ftrl": ftrl,
+    "lamb": lamb,
 }
+_OF_WHOLE_VARIABLES = frozenset({"lamb"})
+"""Rules that are not elementwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +55,14 @@ def rule(optimizer: OptimizerSpec, decay: float) -> Rule:
 
 
 def blocks(declaration: Declaration) -> tuple[Block, ...]:
-    """The trained part of the slab, cut where the weight decay changes."""
+    """The trained part of the slab, cut where the weight decay changes; at each variable for rules that want that."""
+    each = declaration.optimizer.name in _OF_WHOLE_VARIABLES
     found: list[Block] = []
     for variable, place in declaration.places():
         if variable.statistic:
             break
         decay = declaration.optimizer.decay_of(variable.name)
-        if found and found[-1].decay == decay:
+        if found and found[-1].decay == decay and not each:
             found[-1] = Block(slice(found[-1].place.start, place.stop), decay)
         else:
             found.append(Block(place, decay))
