@@ -2,7 +2,7 @@
 
 A row that nobody has trained yet is not stored anywhere: the PS makes it when it is first pulled, the worker makes it
 when a model is exported, and both must see the same numbers. So the values are counter-based (Salmon et al.: Parallel
-Random Numbers: As Easy as 1, 2, 3, SC 2011): nothing depends on the order in which rows appear.
+Random Numbers: As Easy as 1, 2, 3, SC 2011): nothing depends on the order in which rows appear, nor on the machine.
 
 An initializer is a JSON object: ``{"name": "zeros"}``, ``{"name": "constant", "value": c}``,
 ``{"name": "uniform", "minval": a, "maxval": b}`` or ``{"name": "normal", "mean": m, "stddev": s}``.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl.core.errors import BadInputError
 from edl.core.partition import mix
+from edl.spec.elementary import cos_of_turns, log
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,5 +92,5 @@ def _gaussian(seed: int, ids: NDArray[np.int64], dim: int) -> NDArray[np.float64
     import numpy as np
 
     pairs = _fractions(seed, ids, 2 * dim)
-    radius: NDArray[np.float64] = np.sqrt(-2.0 * np.log(pairs[:, :dim]))
-    return radius * np.cos(2.0 * np.pi * pairs[:, dim:])
+    radius: NDArray[np.float64] = np.sqrt(-2.0 * log(pairs[:, :dim]))
+    return radius * cos_of_turns(pairs[:, dim:])
