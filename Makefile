@@ -15,7 +15,7 @@ WORKERS ?= 2
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test check lint types layers unit charts jobs faults images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
+.PHONY: help setup demo test check lint types layers unit native native-test charts jobs faults images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
   docs schema constraints clean
 
 help: ## print every target
@@ -48,7 +48,28 @@ layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
 unit: $(STAMP) ## tests but for those of whole jobs
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native" $(ONCE_MORE)
+
+# cmake and ninja are those of the environment. What is not compiled anew costs a second.
+NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/ps/native
+NATIVE_STAMP := $(VENV)/.native
+SANITIZERS := address,undefined thread
+
+$(NATIVE_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[native]'
+	@touch $(NATIVE_STAMP)
+
+native: $(NATIVE_STAMP) ## build the native table into platform/edl/ps (wants a C++20 compiler)
+	$(NATIVE) -B build/native -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python"
+	$(BIN)/cmake --build build/native
+
+native-test: native ## its tests, and the table under the sanitizers for addresses, undefined behaviour and threads
+	$(BIN)/pytest -q -m native $(ONCE_MORE)
+	@for sanitizer in $(SANITIZERS); do \
+	  $(NATIVE) -B build/native-$${sanitizer%,*} -DEDL_EXTENSION=OFF -DEDL_SANITIZE=$$sanitizer >/dev/null; \
+	  $(BIN)/cmake --build build/native-$${sanitizer%,*} >/dev/null; \
+	  echo "sanitizer: $$sanitizer"; build/native-$${sanitizer%,*}/table_program; \
+	done
 
 charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
 	$(BIN)/pytest -q -rs -m install

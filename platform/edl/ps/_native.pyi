@@ -1,0 +1,64 @@
+"""The extension that ``make native`` builds from ``native/``; ``bindings.cpp`` is its source."""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from edl.ps.arrays import Floats, Ids
+
+class Optimizer(Enum):
+    sgd = 0
+    momentum = 1
+    nesterov = 2
+    adagrad = 3
+    adam = 4
+    amsgrad = 5
+
+class Distribution(Enum):
+    constant = 0
+    uniform = 1
+    normal = 2
+
+class Step:
+    def __init__(
+        self,
+        *,
+        rate: float,
+        decay: float,
+        decay_rate: float,
+        momentum: float,
+        epsilon: float,
+        first_weight: float,
+        second_weight: float,
+    ) -> None: ...
+
+class Initializer:
+    def __init__(self, distribution: Distribution, a: float, b: float, seed: int) -> None: ...
+
+class Memory:
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def resident(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+
+class Table:
+    def __init__(
+        self,
+        dim: int,
+        slots: Sequence[float],
+        initializer: Initializer,
+        optimizer: Optimizer,
+        threads: int,
+        isa: str,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    def read(self, ids: Ids, out: Floats) -> None: ...
+    def apply(self, ids: Ids, gradients: Floats, step: Step) -> None: ...
+    def scan(self, start: int, ids: Ids, values: Floats, slots: Sequence[Floats]) -> None: ...
+    def load(self, ids: Ids, values: Floats, slots: Sequence[Floats]) -> None: ...
+    def memory(self) -> Memory: ...

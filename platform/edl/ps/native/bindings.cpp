@@ -1,0 +1,123 @@
+// edl.ps._native: a table for Python. Arrays are checked here, for type, shape and order; what they hold is not.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "table.hpp"
+
+namespace nb = nanobind;
+
+namespace edl {
+namespace {
+
+using IdArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using RowArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using NewIds = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using NewRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+Ids span(const IdArray& ids) { return {ids.data(), ids.shape(0)}; }
+
+template <typename Rows>
+void check(const Table& table, std::size_t count, const Rows& rows) {
+  if (rows.shape(0) != count || rows.shape(1) != table.dim()) throw std::invalid_argument("rows must be [ids, dim]");
+}
+
+template <typename Rows>
+void check_slots(const Table& table, std::size_t count, const std::vector<Rows>& slots) {
+  if (slots.size() != table.slots()) throw std::invalid_argument("every slot variable must be given");
+  for (const Rows& slot : slots) check(table, count, slot);
+}
+
+void read(const Table& table, const IdArray& ids, const NewRows& out) {
+  check(table, ids.shape(0), out);
+  const nb::gil_scoped_release released;
+  table.read(span(ids), out.data());
+}
+
+void apply(Table& table, const IdArray& ids, const RowArray& gradients, const Step& step) {
+  check(table, ids.shape(0), gradients);
+  const nb::gil_scoped_release released;
+  table.apply(span(ids), gradients.data(), step);
+}
+
+void scan(const Table& table, std::size_t start, const NewIds& ids, const NewRows& values,
+          const std::vector<NewRows>& slots) {
+  const std::size_t count = ids.shape(0);
+  check(table, count, values);
+  if (!slots.empty()) check_slots(table, count, slots);
+  if (start > table.size() || count > table.size() - start) throw std::out_of_range("not so many rows are stored");
+  std::vector<float*> parts;
+  for (const NewRows& slot : slots) parts.push_back(slot.data());
+  const nb::gil_scoped_release released;
+  table.scan(start, {ids.data(), count}, values.data(), parts);
+}
+
+void load(Table& table, const IdArray& ids, const RowArray& values, const std::vector<RowArray>& slots) {
+  check(table, ids.shape(0), values);
+  check_slots(table, ids.shape(0), slots);
+  std::vector<const float*> parts;
+  for (const RowArray& slot : slots) parts.push_back(slot.data());
+  const nb::gil_scoped_release released;
+  table.load(span(ids), values.data(), parts);
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  nb::enum_<Optimizer>(module, "Optimizer")
+      .value("sgd", Optimizer::sgd)
+      .value("momentum", Optimizer::momentum)
+      .value("nesterov", Optimizer::nesterov)
+      .value("adagrad", Optimizer::adagrad)
+      .value("adam", Optimizer::adam)
+      .value("amsgrad", Optimizer::amsgrad);
+  nb::enum_<Distribution>(module, "Distribution")
+      .value("constant", Distribution::constant)
+      .value("uniform", Distribution::uniform)
+      .value("normal", Distribution::normal);
+  nb::class_<Step>(module, "Step")
+      .def("__init__",
+           [](Step* self, float rate, float decay, float decay_rate, float momentum, float epsilon, float first_weight,
+              float second_weight) {
+             new (self) Step{rate, decay, decay_rate, momentum, epsilon, first_weight, second_weight};
+           },
+           nb::kw_only(), nb::arg("rate"), nb::arg("decay"), nb::arg("decay_rate"), nb::arg("momentum"),
+           nb::arg("epsilon"), nb::arg("first_weight"), nb::arg("second_weight"));
+  nb::class_<Initializer>(module, "Initializer")
+      .def("__init__",
+           [](Initializer* self, Distribution distribution, double a, double b, std::uint64_t seed) {
+             new (self) Initializer{distribution, a, b, seed};
+           },
+           nb::arg("distribution"), nb::arg("a"), nb::arg("b"), nb::arg("seed"));
+  nb::class_<Memory>(module, "Memory")
+      .def_ro("reserved", &Memory::reserved)
+      .def_ro("resident", &Memory::resident)
+      .def_ro("rows", &Memory::rows)
+      .def_ro("index", &Memory::index);
+  nb::class_<Table>(module, "Table")
+      .def("__init__",
+           [](Table* self, std::size_t dim, std::vector<float> slots, const Initializer& initializer,
+              Optimizer optimizer, std::size_t threads, const std::string& isa) {
+             if (dim == 0 || threads == 0) throw std::invalid_argument("dim and threads are at least 1");
+             new (self) Table(Shape{dim, std::move(slots)}, initializer, optimizer, threads, isa);
+           },
+           nb::arg("dim"), nb::arg("slots"), nb::arg("initializer"), nb::arg("optimizer"), nb::arg("threads"),
+           nb::arg("isa"))
+      .def("__len__", &Table::size)
+      .def_prop_ro("isa", &Table::isa)
+      .def("read", &read, nb::arg("ids"), nb::arg("out").noconvert())
+      .def("apply", &apply, nb::arg("ids"), nb::arg("gradients"), nb::arg("step"))
+      .def("scan", &scan, nb::arg("start"), nb::arg("ids").noconvert(), nb::arg("values").noconvert(),
+           nb::arg("slots"))
+      .def("load", &load, nb::arg("ids"), nb::arg("values"), nb::arg("slots"))
+      .def("memory", [](const Table& table) {
+        const nb::gil_scoped_release released;
+        return table.memory();
+      });
+}
+
+}  // namespace edl

@@ -1,0 +1,96 @@
+// Where each id's row is: extendible hashing (Fagin et al., TODS 1979) over open-addressing segments of cache-line buckets.
+//
+// A segment grows by one piece of memory at a time and splits when it has seven: what is moved at once is one segment, some
+// 20,000 entries, however large the table is, and the index is never less than about two thirds full.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "bucket.hpp"
+#include "hash.hpp"
+#include "pages.hpp"
+#include "rows.hpp"
+
+namespace edl {
+
+class Index {
+ public:
+  static constexpr std::uint32_t kNowhere = 0xFFFFFFFF;
+
+  // `rows` must outlive it: ids are compared, and rehashed, there.
+  explicit Index(const Rows& rows);
+
+  // The first bucket to look into.
+  const Bucket& home(std::uint64_t hash) const {
+    const Segment& segment = segments_[number(hash)];
+    return bucket(segment, home_in(segment, hash));
+  }
+  // A row that is probably the one; whoever uses it compares its id. kNowhere says nothing, except to look closely.
+  static std::uint32_t guess(const Bucket& home, std::uint64_t hash) {
+    const std::uint32_t found = home.matching(tag(hash));
+    return found == 0 ? kNowhere : home.positions[__builtin_ctz(found)];
+  }
+  // The position of a row, kNowhere if it is not stored.
+  std::uint32_t find(std::uint64_t id, std::uint64_t hash) const;
+
+  // Enter a row that is not there yet. Throws std::bad_alloc, having changed nothing.
+  void insert(std::uint64_t hash, std::uint32_t position);
+
+  std::size_t reserved_bytes() const;
+  std::size_t resident_bytes() const;
+
+ private:
+  static constexpr std::uint32_t kPieceBuckets = 256;
+  static constexpr std::uint32_t kMostPieces = 7;  // with one more it is two segments of four
+
+  struct alignas(64) Segment {
+    Bucket* pieces[kMostPieces] = {};
+    std::uint32_t entries = 0;
+    std::uint16_t piece_count = 0;
+    std::uint16_t depth = 0;  // so many leading bits of their hashes are equal
+  };
+  static_assert(sizeof(Segment) == 64);
+
+  struct Entry {
+    std::uint64_t hash;
+    std::uint32_t position;
+  };
+
+  static std::uint8_t tag(std::uint64_t hash) {
+    const auto bits = static_cast<std::uint8_t>(hash >> 32);
+    return bits == 0 ? 1 : bits;
+  }
+  static std::uint32_t home_in(const Segment& segment, std::uint64_t hash) {
+    return static_cast<std::uint32_t>((hash & 0xFFFFFFFFU) * bucket_count(segment) >> 32);
+  }
+  static std::uint32_t bucket_count(const Segment& segment) { return segment.piece_count * kPieceBuckets; }
+  static Bucket& bucket(const Segment& segment, std::uint32_t which) {
+    return segment.pieces[which / kPieceBuckets][which % kPieceBuckets];
+  }
+  static bool is_full(const Segment& segment) {
+    return segment.entries >= bucket_count(segment) * Bucket::kRows / 8 * 7;
+  }
+  static void put(Segment& segment, const Entry& entry);
+  static void clear(Segment& segment);
+
+  std::uint32_t number(std::uint64_t hash) const { return directory_[leading(hash, depth_)]; }
+  static std::uint64_t leading(std::uint64_t hash, unsigned bits) { return hash >> 1 >> (63 - bits); }
+
+  void grow(std::uint64_t hash);
+  void split(std::uint64_t hash);
+  void collect(const Segment& segment);
+  void redirect(std::uint64_t hash, unsigned depth, std::uint32_t upper);
+  Bucket* new_piece();
+
+  const Rows& rows_;
+  unsigned depth_ = 0;
+  std::vector<std::uint32_t> directory_;
+  std::vector<Segment> segments_;
+  std::vector<Pages> memory_;
+  std::size_t pieces_left_ = 0;
+  std::vector<Entry> moving_;
+};
+
+}  // namespace edl

@@ -1,0 +1,51 @@
+#include "rows.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+
+namespace edl {
+namespace {
+
+constexpr std::size_t kChunkBytes = std::size_t{32} << 20;
+constexpr std::size_t kMostRows = 0xFFFFFFFE;  // the last number says "nowhere"
+
+}  // namespace
+
+Rows::Rows(std::size_t floats)
+    : stride_((sizeof(std::uint64_t) + floats * sizeof(float) + 7) / 8 * 8),
+      shift_(static_cast<unsigned>(std::bit_width(std::max(kChunkBytes / stride_, std::size_t{1})) - 1)),
+      mask_((std::uint32_t{1} << shift_) - 1) {}
+
+std::uint32_t Rows::prepare(std::uint64_t id) {
+  if (size_ >= kMostRows) throw std::length_error("a table holds at most 4,294,967,294 rows on one server");
+  const auto position = static_cast<std::uint32_t>(size_);
+  if ((position >> shift_) == chunks_.size()) add_chunk();
+  std::memcpy(at(position), &id, sizeof id);
+  return position;
+}
+
+void Rows::add_chunk() {
+  chunks_.push_back(nullptr);
+  try {
+    memory_.emplace_back(stride_ << shift_, memory_.empty() ? kHugePage : 0);
+  } catch (...) {
+    chunks_.pop_back();
+    throw;
+  }
+  chunks_.back() = memory_.back().data();
+}
+
+std::size_t Rows::reserved_bytes() const {
+  std::size_t bytes = 0;
+  for (const Pages& pages : memory_) bytes += pages.size();
+  return bytes;
+}
+
+std::size_t Rows::resident_bytes() const {
+  std::size_t bytes = 0;
+  for (const Pages& pages : memory_) bytes += pages.resident();
+  return bytes;
+}
+
+}  // namespace edl

@@ -1,0 +1,155 @@
+#include "table.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+namespace edl {
+namespace {
+
+constexpr std::size_t kPart = 2048;   // ids that are worth a thread
+constexpr std::size_t kAhead = 16;    // a row's bucket is fetched this long before the row, and the row before its use
+constexpr std::size_t kRing = 64;     // at least 2 * kAhead + 1, a power of two
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kMostLines = 8;  // of a row; the processor sees the pattern behind them
+
+struct Probe {
+  std::uint64_t hash;
+  const Bucket* home;
+  std::uint32_t guess;
+};
+
+}  // namespace
+
+Table::Table(Shape shape, Initializer initializer, Optimizer optimizer, std::size_t threads, const std::string& isa)
+    : shape_(std::move(shape)),
+      initializer_(initializer),
+      kernels_(kernels(isa.c_str())),
+      update_(kernels_.update(optimizer, shape_.dim)),
+      rows_(shape_.dim * (1 + shape_.slots.size())),
+      gradients_(kernels_, shape_.dim),
+      pool_(threads) {}
+
+std::size_t Table::size() const {
+  const std::shared_lock lock(mutex_);
+  return rows_.size();
+}
+
+template <typename Use>
+void Table::locate(Ids ids, std::size_t begin, std::size_t end, const Use& use) const {
+  std::array<Probe, kRing> ring;
+  const std::size_t lines = std::min((rows_.stride() + kLine - 1) / kLine, kMostLines);
+  const auto at = [&ring](std::size_t i) -> Probe& { return ring[i % kRing]; };
+  const auto look_into_index = [&](std::size_t i) {
+    Probe& probe = at(i);
+    probe.hash = place(static_cast<std::uint64_t>(ids[i]));
+    probe.home = &index_.home(probe.hash);
+    prefetch(probe.home);
+  };
+  const auto look_for_row = [&](std::size_t i) {
+    Probe& probe = at(i);
+    probe.guess = Index::guess(*probe.home, probe.hash);
+    if (probe.guess == Index::kNowhere) return;
+    const std::byte* row = rows_.start(probe.guess);
+    for (std::size_t line = 0; line < lines; ++line) prefetch(row + line * kLine);
+    prefetch(row + rows_.stride() - 1);
+  };
+  const auto found = [&](std::size_t i) -> float* {
+    const Probe& probe = at(i);
+    const auto id = static_cast<std::uint64_t>(ids[i]);
+    if (probe.guess != Index::kNowhere && rows_.id(probe.guess) == id) return rows_.values(probe.guess);
+    const std::uint32_t position = index_.find(id, probe.hash);
+    return position == Index::kNowhere ? nullptr : rows_.values(position);
+  };
+  for (std::size_t i = begin; i < end + 2 * kAhead; ++i) {
+    if (i < end) look_into_index(i);
+    if (i >= begin + kAhead && i - kAhead < end) look_for_row(i - kAhead);
+    if (i >= begin + 2 * kAhead) use(i - 2 * kAhead, found(i - 2 * kAhead));
+  }
+}
+
+void Table::read(Ids ids, float* out) const {
+  const std::shared_lock lock(mutex_);
+  const std::size_t dim = shape_.dim;
+  pool_.run(ids.size(), kPart, [&](std::size_t begin, std::size_t end) {
+    locate(ids, begin, end, [&](std::size_t i, const float* row) {
+      if (row != nullptr) {
+        kernels_.copy(out + i * dim, row, dim);
+      } else {
+        kernels_.initialize(initializer_, static_cast<std::uint64_t>(ids[i]), out + i * dim, dim);
+      }
+    });
+  });
+}
+
+void Table::apply(Ids ids, const float* gradients, const Step& step) {
+  const std::unique_lock lock(mutex_);
+  const std::size_t dim = shape_.dim;
+  gradients_.take(ids, gradients);
+  missing_.assign(gradients_.size(), 0);
+  pool_.run(gradients_.size(), kPart, [&](std::size_t begin, std::size_t end) {
+    locate(gradients_.ids(), begin, end, [&](std::size_t i, float* row) {
+      if (row != nullptr) {
+        update_(step, row, gradients_.gradient(i), dim);
+      } else {
+        missing_[i] = 1;
+      }
+    });
+  });
+  for (std::size_t i = 0; i < missing_.size(); ++i) {
+    if (missing_[i] == 0) continue;
+    update_(step, stored(static_cast<std::uint64_t>(gradients_.ids()[i])), gradients_.gradient(i), dim);
+  }
+}
+
+float* Table::stored(std::uint64_t id) {
+  const std::uint64_t hash = place(id);
+  const std::uint32_t known = index_.find(id, hash);
+  if (known != Index::kNowhere) return rows_.values(known);
+  const std::uint32_t position = rows_.prepare(id);
+  float* const values = rows_.values(position);
+  kernels_.initialize(initializer_, id, values, shape_.dim);
+  float* slot = values + shape_.dim;
+  for (const float start : shape_.slots) slot = std::fill_n(slot, shape_.dim, start);
+  index_.insert(hash, position);
+  rows_.commit();
+  return values;
+}
+
+void Table::scan(std::size_t start, std::span<std::int64_t> ids, float* values, std::span<float* const> slots) const {
+  const std::shared_lock lock(mutex_);
+  const std::size_t dim = shape_.dim;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const auto position = static_cast<std::uint32_t>(start + i);
+    ids[i] = static_cast<std::int64_t>(rows_.id(position));
+    const float* row = rows_.values(position);
+    kernels_.copy(values + i * dim, row, dim);
+    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+      kernels_.copy(slots[slot] + i * dim, row + (slot + 1) * dim, dim);
+    }
+  }
+}
+
+void Table::load(Ids ids, const float* values, std::span<const float* const> slots) {
+  const std::unique_lock lock(mutex_);
+  const std::size_t dim = shape_.dim;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    float* row = stored(static_cast<std::uint64_t>(ids[i]));
+    kernels_.copy(row, values + i * dim, dim);
+    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+      kernels_.copy(row + (slot + 1) * dim, slots[slot] + i * dim, dim);
+    }
+  }
+}
+
+Memory Table::memory() const {
+  const std::shared_lock lock(mutex_);
+  const std::size_t rows = rows_.resident_bytes();
+  const std::size_t index = index_.resident_bytes();
+  const std::size_t pushes = gradients_.bytes() + missing_.capacity();
+  return {rows_.reserved_bytes() + index_.reserved_bytes() + pushes, rows + index + pushes, rows, index};
+}
+
+}  // namespace edl

@@ -1,0 +1,95 @@
+// The table without Python, for sanitizers: random pushes against a map, then readers beside a writer. Exit code 1 and one
+// line when something is wrong.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "table.hpp"
+
+namespace {
+
+constexpr edl::Step kSgd{1.0F, 0.0F, 0.0F, 0.0F, 0.0F, 0.0F, 0.0F};
+constexpr edl::Initializer kZeros{edl::Distribution::constant, 0.0, 0.0, 1};
+
+void require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::exit(1);
+}
+
+// Under SGD with gradients of one, a row says how often it was pushed.
+void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std::int64_t range, std::size_t batch,
+                   int pushes) {
+  edl::Table table({dim, std::vector<float>(slots, 0.5F)}, kZeros, edl::Optimizer::sgd, threads, "");
+  std::unordered_map<std::int64_t, float> expected;
+  std::mt19937_64 random(dim * 31 + threads);
+  std::uniform_int_distribution<std::int64_t> any(-range, range);
+  std::vector<std::int64_t> ids(batch);
+  const std::vector<float> ones(batch * dim, 1.0F);
+  for (int push = 0; push < pushes; ++push) {
+    for (std::int64_t& id : ids) ++expected[id = any(random)];
+    table.apply(ids, ones.data(), kSgd);
+  }
+  require(table.size() == expected.size(), "the table and the map have different sizes");
+
+  std::vector<std::int64_t> stored(table.size());
+  std::vector<float> values(stored.size() * dim);
+  std::vector<std::vector<float>> kept(slots, std::vector<float>(values.size()));
+  std::vector<float*> parts;
+  for (auto& slot : kept) parts.push_back(slot.data());
+  table.scan(0, stored, values.data(), parts);
+  std::vector<float> read(values.size());
+  table.read(stored, read.data());
+  require(read == values, "reading and scanning differ");
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    require(values[i * dim] == -expected.at(stored[i]) && values[i * dim + dim - 1] == values[i * dim],
+            "a row differs from the map");
+  }
+  for (const auto& slot : kept) {
+    for (const float value : slot) require(value == 0.5F, "a slot variable moved");
+  }
+
+  edl::Table restored({dim, std::vector<float>(slots, 0.0F)}, kZeros, edl::Optimizer::sgd, threads, "");
+  restored.load(stored, values.data(), std::vector<const float*>(parts.begin(), parts.end()));
+  restored.read(stored, read.data());
+  require(read == values && restored.size() == table.size(), "the restored table differs");
+  require(table.memory().resident <= table.memory().reserved, "more is resident than was reserved");
+}
+
+void readers_beside_a_writer() {
+  constexpr std::size_t kDim = 16, kRows = 6000;
+  edl::Table table({kDim, {}}, kZeros, edl::Optimizer::sgd, 2, "");
+  std::vector<std::int64_t> ids(kRows);
+  for (std::size_t i = 0; i < kRows; ++i) ids[i] = static_cast<std::int64_t>(i);
+  std::atomic<bool> done = false;
+  const auto reading = [&] {
+    std::vector<float> rows(kRows * kDim);
+    while (!done) {
+      table.read(ids, rows.data());
+      for (const float value : rows) require(value == rows[0], "a reader saw half of a push");
+      (void)table.memory();
+    }
+  };
+  std::thread one(reading), other(reading);
+  const std::vector<float> ones(kRows * kDim, 1.0F);
+  for (int push = 0; push < 60; ++push) table.apply(ids, ones.data(), kSgd);
+  done = true;
+  one.join(), other.join();
+}
+
+}  // namespace
+
+int main() {
+  for (const std::size_t threads : {1, 3}) {
+    against_a_map(1, 0, threads, std::int64_t{1} << 62, 5000, 20);
+    against_a_map(16, 1, threads, 20'000, 9000, 12);
+    against_a_map(7, 3, threads, 300, 1000, 30);
+    against_a_map(9'000'000, 0, threads, 1, 2, 1);  // a row that is larger than a chunk
+  }
+  readers_beside_a_writer();
+  std::puts("ok");
+}

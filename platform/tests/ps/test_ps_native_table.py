@@ -1,0 +1,174 @@
+"""The native table keeps the contract of tables, and has the NumPy table's bits. ``make native-test`` runs this."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from table_contract import OPTIMIZERS, PATIENT, Make, TableContract, array, declared, dyadic, initial
+
+from edl.core.errors import BadInputError
+from edl.ps.numpy_table import NumpyTable
+from edl.ps.optimizers import rule
+
+if importlib.util.find_spec("edl.ps._native") is not None:
+    from edl.ps.native_table import NativeTable
+
+pytestmark = pytest.mark.native
+any_ids = st.integers(-(2**63), 2**63 - 1)
+SETTINGS = [("baseline", 1), ("avx2", 1), ("avx512", 1), ("", 3)]
+
+
+def table_with(isa: str, threads: int) -> Make:
+    """Skips where the processor has not got those instructions."""
+    try:
+        NativeTable(declared(), OPTIMIZERS[0], isa=isa)
+    except ValueError:
+        pytest.skip(f"this processor has no {isa}")
+    return partial(NativeTable, threads=threads, isa=isa)
+
+
+def oracle(table, spec) -> NumpyTable:
+    return NumpyTable(table, spec.slots, rule(spec, spec.decay_of(table.name)))
+
+
+@pytest.mark.parametrize(("isa", "threads"), SETTINGS)
+class TestNativeTable(TableContract):
+    @pytest.fixture
+    def make(self, isa: str, threads: int) -> Make:
+        return table_with(isa, threads)
+
+
+@pytest.mark.parametrize(("isa", "threads"), SETTINGS)
+@pytest.mark.parametrize("dim", [5, 8, 16, 64])
+@pytest.mark.parametrize("spec", OPTIMIZERS, ids=str)
+def test_two_hundred_steps_have_the_bits_of_numpy(isa, threads, dim, spec):
+    """Values that are no round numbers, ids that do not repeat within a push: no sum leaves its order open."""
+    random = np.random.default_rng(8)
+    shape = declared({"name": "normal", "mean": 0.0, "stddev": 0.05}, dim=dim)
+    native, numpy = table_with(isa, threads)(shape, spec), oracle(shape, spec)
+    for step in range(1, 201):
+        ids = array(random.permutation(shape.rows)[:300])
+        gradients = random.standard_normal((300, dim)).astype(np.float32)
+        for table in (native, numpy):
+            table.apply(ids, gradients, 0.03 / step, step)
+    ids = np.arange(shape.rows)
+    np.testing.assert_array_equal(native.read(ids), numpy.read(ids))
+    theirs, ours = numpy.copy(), native.copy()
+    for name, slot in ours.slots.items():
+        np.testing.assert_array_equal(slot, theirs.slots[name][theirs.find(ours.ids)])
+
+
+@PATIENT
+@given(st.lists(st.lists(any_ids, max_size=60), max_size=8))
+def test_every_64_bit_id_is_an_id(pushes):
+    table, expected = NativeTable(declared(), OPTIMIZERS[0]), {}
+    for step, ids in enumerate(pushes, start=1):
+        table.apply(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
+        for row in ids:
+            expected[row] = expected.get(row, 0) + 1
+    copy = table.copy()
+    assert sorted(copy.ids.tolist()) == sorted(expected)
+    np.testing.assert_array_equal(table.read(copy.ids), copy.values)
+
+
+def test_gradients_of_one_id_are_added_in_the_order_in_which_they_come():
+    terms = np.array([[1e8], [1.0], [-1e8], [1.0]], np.float32)
+    table = NativeTable(declared({"name": "zeros"}, dim=1), OPTIMIZERS[0])
+    table.apply(array([5, 5, 5, 5]), terms, -1.0, 1)
+    assert table.read(array([5]))[0, 0] == ((np.float32(1e8) + 1) - np.float32(1e8)) + 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_it_grows_through_many_splits(threads):
+    random = np.random.default_rng(9)
+    table = NativeTable(declared(dim=1), OPTIMIZERS[0], threads=threads)
+    ids = random.integers(-(2**63), 2**63 - 1, 400_000)
+    for part in np.array_split(ids, 23):
+        table.apply(part, np.ones((len(part), 1), np.float32), 1.0, 1)
+    assert len(table) == len(np.unique(ids))
+    missing = random.integers(-(2**63), 2**63 - 1, 50_000)
+    np.testing.assert_array_equal(table.read(ids), initial(declared(dim=1), ids) - np.float32(1))
+    np.testing.assert_array_equal(table.read(missing), initial(declared(dim=1), missing))
+
+
+def test_rows_of_a_server_do_not_crowd():
+    """What one of 256 servers holds: ids whose hashes end alike."""
+    from edl.core.partition import slot_of_row
+
+    ids = np.arange(2_000_000)
+    ids = ids[slot_of_row(ids.astype(np.uint64)) == 7]
+    table = NativeTable(declared(dim=1), OPTIMIZERS[0])
+    table.apply(ids, np.ones((len(ids), 1), np.float32), 1.0, 1)
+    np.testing.assert_array_equal(table.read(ids), initial(declared(dim=1), ids) - np.float32(1))
+    assert table.memory.index < 20 * len(ids) + 4096 * 64
+
+
+def test_readers_and_a_writer_at_once():
+    """A reader sees each row as it was before a push or as it is after it."""
+    table = NativeTable(declared({"name": "zeros"}, dim=16), OPTIMIZERS[0], threads=2)
+    ids, done, torn = np.arange(6000), threading.Event(), []
+
+    def reading() -> None:
+        while not done.is_set():
+            rows = table.read(ids)
+            torn.extend(rows[(rows != rows[0, 0]).any(axis=1)])
+
+    readers = [threading.Thread(target=reading) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for step in range(1, 101):
+        table.apply(ids, np.ones((len(ids), 16), np.float32), 1.0, step)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert not torn
+    np.testing.assert_array_equal(table.read(ids), -100)
+
+
+def test_memory_is_what_the_kernel_says():
+    small = NativeTable(declared(), OPTIMIZERS[0])
+    small.apply(array([1]), np.ones((1, 3), np.float32), 1.0, 1)
+    assert small.memory.resident < 64 * 1024
+    table = NativeTable(declared(dim=8), OPTIMIZERS[0])
+    for start in range(0, 300_000, 50_000):
+        table.apply(np.arange(start, start + 50_000), np.ones((50_000, 8), np.float32), 1.0, 1)
+    memory = table.memory
+    assert 300_000 * 40 <= memory.rows <= 300_000 * 40 + 4 * 2**20
+    assert memory.rows + memory.index <= memory.resident <= memory.reserved
+
+
+def test_arrays_of_another_type_or_shape_are_refused():
+    table = NativeTable(declared(), OPTIMIZERS[0])
+    ones = np.ones((2, 3), np.float32)
+    with pytest.raises(ValueError, match="rows must be"):
+        table.apply(array([1, 2]), np.ones((2, 4), np.float32), 1.0, 1)
+    with pytest.raises(ValueError, match="rows must be"):
+        table.apply(array([1, 2, 3]), ones, 1.0, 1)
+    with pytest.raises(TypeError):
+        table.read_into(array([1, 2]), np.empty((2, 3), np.float64))
+    with pytest.raises(TypeError):
+        table.read_into(array([1, 2]), np.empty((4, 6), np.float32)[::2, ::2])
+    assert len(table) == 0
+
+
+def test_an_optimizer_without_a_kernel_is_refused_by_name():
+    spec = SimpleNamespace(name="rmsprop", slots={}, decay_of=lambda table: 0.0)
+    with pytest.raises(BadInputError, match="rmsprop"):
+        NativeTable(declared(), spec)
+
+
+def test_a_gradient_may_be_read_only():
+    table = NativeTable(declared({"name": "zeros"}), OPTIMIZERS[0])
+    gradients = dyadic(np.random.default_rng(1), 2, 3)
+    gradients.flags.writeable = False
+    ids = array([1, 2])
+    ids.flags.writeable = False
+    table.apply(ids, gradients, -1.0, 1)
+    np.testing.assert_array_equal(table.read(ids), gradients)

@@ -1,0 +1,169 @@
+"""What every table of rows must do: one suite, which each implementation runs with a fixture ``table`` of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edl.ps.arrays import Floats, Ids
+from edl.ps.declaration import RowTable
+from edl.ps.snapshot import StoredRows
+from edl.spec.initializer import initial_rows
+from edl.spec.optimizer import OptimizerSpec
+
+INITIALIZERS = (
+    {"name": "zeros"},
+    {"name": "constant", "value": 0.3},
+    {"name": "uniform", "minval": -0.05, "maxval": 0.05},
+    {"name": "normal", "mean": 0.1, "stddev": 0.7},
+)
+OPTIMIZERS = (
+    OptimizerSpec("sgd"),
+    OptimizerSpec("sgd", {"weight_decay": 0.01}),
+    OptimizerSpec("momentum", {"momentum": 0.8}),
+    OptimizerSpec("momentum", {"nesterov": True}),
+    OptimizerSpec("adagrad"),
+    OptimizerSpec("adam"),
+    OptimizerSpec("adam", {"amsgrad": True, "weight_decay": 0.004}),
+)
+ROWS = 3000
+PATIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60
+)
+batches = st.lists(st.lists(st.integers(0, ROWS - 1), max_size=60), max_size=10)
+
+
+class Table(Protocol):
+    """What a store asks of a table."""
+
+    def read(self, ids: Ids) -> Floats: ...
+    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None: ...
+    def scan(self, start: int, limit: int) -> StoredRows: ...
+    def copy(self) -> StoredRows: ...
+    def load(self, rows: StoredRows) -> None: ...
+
+
+Make = Callable[[RowTable, OptimizerSpec], Table]
+
+
+def declared(initializer=INITIALIZERS[2], *, dim: int = 3, rows: int = ROWS) -> RowTable:
+    return RowTable("emb", rows, dim, initializer, seed=11)
+
+
+def array(ids) -> Ids:
+    return np.array(ids, np.int64)
+
+
+def initial(table: RowTable, ids: Ids) -> Floats:
+    return initial_rows(table.initializer, table.seed, ids, table.dim)
+
+
+def dyadic(random: np.random.Generator, *shape: int) -> Floats:
+    """Gradients whose sums are exact, in whatever order they are added."""
+    return (random.integers(-512, 513, shape) / 64).astype(np.float32)
+
+
+class TableContract:
+    """A subclass gives the fixture ``make``."""
+
+    @pytest.mark.parametrize("dim", [1, 7, 8, 16, 33])
+    @pytest.mark.parametrize("initializer", INITIALIZERS, ids=lambda initializer: initializer["name"])
+    def test_what_was_never_updated_has_its_initial_value_to_the_last_bit(self, make: Make, initializer, dim):
+        shape = declared(initializer, dim=dim)
+        ids = array(np.random.default_rng(2).integers(0, ROWS, 500))
+        np.testing.assert_array_equal(make(shape, OPTIMIZERS[0]).read(ids), initial(shape, ids))
+
+    def test_reading_stores_nothing(self, make: Make):
+        table = make(declared(), OPTIMIZERS[0])
+        for ids in ([], [4, 4, 9], range(ROWS)):
+            assert table.read(array(ids)).shape == (len(ids), 3)
+        assert len(table.copy().ids) == len(table.scan(0, 100).ids) == 0
+
+    @PATIENT
+    @given(batches)
+    def test_it_holds_what_a_dictionary_of_rows_would(self, make: Make, pushes):
+        shape = declared()
+        table, expected = make(shape, OPTIMIZERS[0]), {}
+        for step, ids in enumerate(pushes, start=1):
+            gradients = dyadic(np.random.default_rng(step), len(ids), 3)
+            table.apply(array(ids), gradients, 0.5, step)
+            for row in set(ids):
+                total = gradients[[i for i, other in enumerate(ids) if other == row]].sum(axis=0)
+                before = expected.get(row, initial(shape, array([row]))[0])
+                expected[row] = before - total * np.float32(0.5)
+        copy = table.copy()
+        assert sorted(copy.ids.tolist()) == sorted(expected)
+        for row, values in zip(copy.ids.tolist(), copy.values, strict=True):
+            np.testing.assert_array_equal(values, expected[row])
+        asked = array([*expected, 17, ROWS - 1, 17])
+        wanted = [expected.get(row, initial(shape, array([row]))[0]) for row in asked.tolist()]
+        np.testing.assert_array_equal(table.read(asked), np.stack(wanted))
+
+    @PATIENT
+    @given(st.lists(st.integers(0, 30), min_size=1, max_size=200))
+    def test_duplicates_are_summed_before_the_update(self, make: Make, ids):
+        """Adagrad of a sum is not the sum of two steps of Adagrad."""
+        gradients = dyadic(np.random.default_rng(3), len(ids), 3)
+        distinct = sorted(set(ids))
+        sums = np.stack([gradients[array(ids) == row].sum(axis=0) for row in distinct])
+        one, other = (make(declared(), OptimizerSpec("adagrad")) for _ in range(2))
+        one.apply(array(ids), gradients, 0.1, 1)
+        other.apply(array(distinct), sums, 0.1, 1)
+        np.testing.assert_array_equal(one.read(array(distinct)), other.read(array(distinct)))
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+    def test_rows_that_no_push_names_stand_still(self, make: Make, optimizer):
+        table = make(declared(), optimizer)
+        table.apply(array([1, 2]), np.ones((2, 3), np.float32), 0.1, 1)
+        before = table.copy()
+        table.apply(array([2, 3]), np.ones((2, 3), np.float32), 0.1, 2)
+        after = table.copy()
+        one = after.select(after.find(array([1])))
+        np.testing.assert_array_equal(one.values, before.select(before.find(array([1]))).values)
+        for name, slot in one.slots.items():
+            np.testing.assert_array_equal(slot, before.select(before.find(array([1]))).slots[name])
+
+    def test_a_push_of_nothing_changes_nothing(self, make: Make):
+        table = make(declared(), OPTIMIZERS[0])
+        table.apply(array([]), np.empty((0, 3), np.float32), 1.0, 1)
+        assert len(table.copy().ids) == 0
+
+    def test_positions_belong_to_rows_for_ever(self, make: Make):
+        random = np.random.default_rng(4)
+        shape = declared(rows=200_000)
+        table, seen = make(shape, OPTIMIZERS[0]), array([])
+        for step in range(1, 9):
+            ids = array(random.integers(0, shape.rows, 20_000))
+            table.apply(ids, np.ones((len(ids), 3), np.float32), 0.1, step)
+            scanned = table.scan(0, len(seen))
+            np.testing.assert_array_equal(scanned.ids, seen)
+            np.testing.assert_array_equal(scanned.values, table.read(seen))
+            seen = table.copy().ids
+        parts = [table.scan(start, 7000).ids for start in range(0, len(seen) + 7000, 7000)]
+        np.testing.assert_array_equal(np.concatenate(parts), seen)
+        assert len(np.unique(seen)) == len(seen)
+        assert len(table.scan(len(seen), 5).ids) == len(table.scan(len(seen) + 9, 5).ids) == 0
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+    def test_a_copy_that_is_loaded_goes_on_alike(self, make: Make, optimizer):
+        random = np.random.default_rng(6)
+        table = make(declared(), optimizer)
+        ids = array(random.permutation(ROWS)[:900])
+        table.apply(ids, dyadic(random, len(ids), 3), 0.1, 1)
+        copy = table.copy()
+        restored = make(declared(), optimizer)
+        restored.load(copy)
+        values = copy.values.copy()
+        gradients = dyadic(random, len(ids), 3)
+        for one in (table, restored):
+            one.apply(ids, gradients, 0.1, 2)
+        np.testing.assert_array_equal(restored.read(ids), table.read(ids))
+        np.testing.assert_array_equal(copy.values, values)
+        for name, slot in restored.copy().slots.items():
+            same = table.copy()
+            np.testing.assert_array_equal(slot, same.slots[name][same.find(restored.copy().ids)])
