@@ -77,6 +77,8 @@ def test_the_chart_says_what_catalogues_show(chart: Path) -> None:
     assert about["kubeVersion"].startswith(">=")
     assert about["appVersion"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert {"artifacthub.io/category", "artifacthub.io/changes"} <= about["annotations"].keys()
+    assert "artifacthub.io/images" not in about["annotations"], "ours are built by who uses them"
+    assert about["maintainers"]
 
 
 @charts
@@ -86,6 +88,7 @@ def test_a_package_has_what_people_need_and_no_tests_of_the_chart(chart: Path, t
         names = {name.partition("/")[2] for name in package.getnames()}
     assert {"Chart.yaml", "README.md", "values.yaml", "values.schema.json", "templates/NOTES.txt"} <= names
     assert not [name for name in names if name.startswith(("ci/", "tests/")) or name.endswith(".gotmpl")]
+    assert "](../" not in (chart / "README.md").read_text(), "what lies beside the chart is not in the package"
 
 
 @cases
@@ -108,7 +111,9 @@ def test_rendering_twice_gives_the_same(chart: Path, case: Path) -> None:
 def test_what_holds_data_outlives_the_release(case: Path) -> None:
     for each in rendered(CHART, "--values", case):
         if each["kind"] in KEPT:
-            assert each["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep", each
+            annotations = each["metadata"]["annotations"]
+            assert annotations["helm.sh/resource-policy"] == "keep", each
+            assert annotations["argocd.argoproj.io/sync-options"] == "Prune=false,Delete=false", each
 
 
 def test_everything_is_something_else_than_its_default() -> None:
