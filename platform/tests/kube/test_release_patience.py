@@ -4,8 +4,16 @@ import pytest
 
 from edl.core.errors import EdlError
 from edl.kube.errors import AwayError, BusyError, NoRightError
-from edl.kube.release.patience import AWAY_SECONDS, REFUSED_SECONDS, START_SECONDS, Patience, StartPatience
-from edl.kube.submission.starting import Sight, Stage
+from edl.kube.release.patience import (
+    AWAY_SECONDS,
+    CLEAR_SECONDS,
+    REFUSED_SECONDS,
+    START_SECONDS,
+    ClearPatience,
+    Patience,
+    StartPatience,
+)
+from edl.kube.submission.starting import SETTLE_SECONDS, Sight, Stage
 
 
 @pytest.mark.parametrize(
@@ -51,5 +59,41 @@ def test_an_answer_after_an_absence_has_its_own_time() -> None:
 def test_only_a_failure_of_its_own_that_lasts_fails_a_start(sight: Sight, over: bool) -> None:
     patience = StartPatience()
     assert not patience.is_over(sight, 0.0)
-    assert not patience.is_over(Sight(Stage.CREATING), 10.0)
+    assert not patience.is_over(sight, START_SECONDS - 1)
     assert patience.is_over(sight, START_SECONDS) == over
+
+
+PULLS, CRASHES = Sight(Stage.FAILED, "ImagePullBackOff"), Sight(Stage.FAILED, "Error", exit_code=1)
+CREATING, RUNNING = Sight(Stage.CREATING), Sight(Stage.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("failure", "between", "over"),
+    [
+        (PULLS, [(10.0, CREATING)], False),
+        (PULLS, [(10.0, RUNNING)], False),
+        (PULLS, [(10.0, Sight(Stage.FAILED, "Evicted")), (12.0, Sight(Stage.PENDING))], False),
+        (PULLS, [(10.0, CRASHES)], False),
+        (CRASHES, [(10.0, CREATING), (12.0, RUNNING), (19.0, RUNNING)], True),
+        (CRASHES, [(5.0, RUNNING), (6.0, CREATING), (18.0, RUNNING)], True),
+        (CRASHES, [(10.0, RUNNING), (10.0 + SETTLE_SECONDS, RUNNING)], False),
+    ],
+)
+def test_failures_that_were_mended_between_are_not_one_that_lasts(
+    failure: Sight, between: list[tuple[float, Sight]], over: bool
+) -> None:
+    """An image that was pulled, or a container that ran for a while: the next failure is another one."""
+    patience = StartPatience()
+    assert not patience.is_over(failure, 0.0)
+    assert not any(patience.is_over(sight, now) for now, sight in between)
+    assert patience.is_over(failure, START_SECONDS) == over
+    assert patience.is_over(failure, 2 * START_SECONDS)
+
+
+def test_an_earlier_job_that_went_does_not_shorten_the_time_of_the_next() -> None:
+    patience = ClearPatience()
+    assert not patience.is_over(now=0.0, left=True)
+    assert not patience.is_over(now=CLEAR_SECONDS - 1, left=True)
+    assert not patience.is_over(now=CLEAR_SECONDS, left=False)
+    assert not patience.is_over(now=CLEAR_SECONDS + 5, left=True)
+    assert patience.is_over(now=2 * CLEAR_SECONDS + 5, left=True)

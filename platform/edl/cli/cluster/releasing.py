@@ -25,7 +25,7 @@ from edl.kube.release.clearing import Clearing
 from edl.kube.release.decision import Decision, Master, Step, decide
 from edl.kube.release.identity import Identity
 from edl.kube.release.observation import observe
-from edl.kube.release.patience import Patience, StartPatience
+from edl.kube.release.patience import CLEAR_SECONDS, ClearPatience, Patience, StartPatience
 from edl.kube.removal import Remains, StillThereError, listed
 from edl.kube.submission.preflight import PreflightError
 from edl.kube.submission.request import Request, request_of
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from edl.kube.inspection.jobs import JobSeen
 
 POLL_SECONDS = 1.0
-CLEAR_SECONDS = 300.0
-"""How long one pod of a submitter waits until the pods of an earlier job are gone."""
 _FAILED, _REFUSED = 1, 2
 
 
@@ -69,8 +67,7 @@ class Releasing:
         self._api, self._me, self._spec, self._time = api, me, spec, time or Time()
         self._options = Options(source, me.resume, namespace=api.namespace, yes=True, watch=True)
         self._clearing = Clearing(api, spec.name)
-        self._clearing_since: float | None = None
-        self._patience = Patience()
+        self._patience, self._clear_patience = Patience(), ClearPatience()
         self._voice, self._decided, self._progress = Words(), Ticker(sys.stdout), Ticker(sys.stdout)
 
     def run(self) -> int:
@@ -120,23 +117,22 @@ class Releasing:
         """One step towards a job that runs."""
         if decision.step is Step.FINISH:
             self._finish(decision.masters[0])
-        elif left := self._clearing.round(decision.masters):
-            self._await(left)
+        elif self._still_clears(self._clearing.round(decision.masters)):
+            self._time.sleep(POLL_SECONDS)
         elif decision.step is Step.SUBMIT:
             self._submit()
 
-    def _await(self, left: Remains) -> None:
-        now = self._time.clock()
-        if self._clearing_since is None:
-            self._clearing_since = now
-        if now - self._clearing_since >= CLEAR_SECONDS:
+    def _still_clears(self, left: Remains) -> bool:
+        """Whether something of an earlier job is still there; raises StillThereError if it does not go."""
+        if self._clear_patience.is_over(left=bool(left), now=self._time.clock()):
             raise StillThereError(
                 f"After {CLEAR_SECONDS:.0f} s there is still: {listed(left.objects)}",
                 where=f"release {self._me.release}",
                 hint="It is tried again with a new pod. `kubectl describe pod` says what holds an old one.",
             )
-        self._progress.say(f"an earlier job is {remaining(left)}")
-        self._time.sleep(POLL_SECONDS)
+        if left:
+            self._progress.say(f"an earlier job is {remaining(left)}")
+        return bool(left)
 
     def _request(self) -> Request:
         request = request_of(self._spec, namespace=self._api.namespace, token=new_token(), run=self._me.resume)
