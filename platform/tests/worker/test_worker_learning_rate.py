@@ -1,0 +1,81 @@
+"""A learning rate, whoever sets it, takes effect with the next step that a worker makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from worker.loop_stage import MINIBATCH, LinearNetwork, Stage, task
+
+from edl.worker.callbacks import NoCallbacks
+from edl.worker.parameters import Parameters, Push
+from edl.worker.training import Trainer
+
+STEPS = 4
+
+
+class Callback(NoCallbacks):
+    """Sets a rate, as a user's callback would: before a step, or after it."""
+
+    def __init__(self, *, before: Callable[[int, float], float] | None = None, after: float | None = None) -> None:
+        self.rate = 1.0
+        self._before, self._after = before, after
+
+    def begin_step(self, step: int) -> None:
+        if self._before is not None:
+            self.rate = self._before(step, self.rate)
+
+    def end_step(self, step: int, loss: float) -> None:
+        if self._after is not None:
+            self.rate *= self._after
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+def rates(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, rate: Callable[[int], float], watcher: NoCallbacks
+) -> list[float]:
+    """What the pushes of a few steps carry."""
+    pushed: list[float] = []
+    push = Parameters.push
+
+    def recording(self: Parameters, what: Push) -> object:
+        pushed.append(what.learning_rate)
+        return push(self, what)
+
+    monkeypatch.setattr(Parameters, "push", recording)
+    network = LinearNetwork()
+    trainer = Trainer(
+        network,
+        rate,
+        stage.parameters(network),
+        stage.streams["training"],
+        stage.leases,
+        stage.progress,
+        stage.gate,
+        skip_nan=False,
+        watcher=watcher,
+    )
+    for leased in stage.take(task(1, 0, STEPS * MINIBATCH)):
+        trainer.run(leased)
+    return pushed
+
+
+def test_a_schedule_is_evaluated_at_the_global_step(stage, monkeypatch):
+    assert rates(stage, monkeypatch, lambda step: 1e-3 * (step + 1), NoCallbacks()) == [1e-3, 2e-3, 3e-3, 4e-3]
+
+
+def test_what_a_callback_sets_before_a_step_is_the_rate_of_that_step(stage, monkeypatch):
+    callback = Callback(before=lambda step, rate: 1e-3 / 2**step)
+    assert rates(stage, monkeypatch, lambda step: callback.rate, callback) == [1e-3 / 2**step for step in range(STEPS)]
+
+
+def test_what_a_callback_sets_after_a_step_is_the_rate_of_the_next(stage, monkeypatch):
+    callback = Callback(after=0.5)
+    callback.rate = 1e-3
+    assert rates(stage, monkeypatch, lambda step: callback.rate, callback) == [1e-3 / 2**step for step in range(STEPS)]
