@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from edl.core.errors import StorageError
+from edl.core.errors import BadInputError, StorageError
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration
+from edl.ps.declaration import Declaration, DenseVariable
 from edl.ps.snapshot import Snapshot, StoredRows, joined
 
 Arrays = Mapping[str, Any]
@@ -76,13 +76,13 @@ def from_shard(arrays: Arrays, meta: Mapping[str, str]) -> Cut:
         declaration = Declaration.from_json(meta["declaration"])
         snapshot = Snapshot(
             declaration,
-            _slab([arrays[f"dense/{v.name}"] for v in declaration.dense], declaration.size),
+            _slab([_shaped(arrays[f"dense/{v.name}"], v) for v in declaration.dense], declaration.size),
             {slot: _trained(arrays, slot, declaration) for slot in declaration.optimizer.slots},
             {table.name: _rows(arrays, table.name, declaration) for table in declaration.tables},
         )
         applied = {int(lease): int(through) for lease, through in json.loads(meta["applied"]).items()}
         return Cut(int(meta["cut"]), snapshot, int(meta["version"]), applied)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, BadInputError) as error:
         raise StorageError(f"is not the shard of a parameter server: {error}") from error
 
 
@@ -121,6 +121,8 @@ def owned(cut: Cut, index: int, slots: tuple[int, ...]) -> Cut:
 def merge(parts: Sequence[Cut]) -> Cut:
     """One cut of parts with disjoint variables and rows; ordered if all variables come from one of them.
 
+    A PS that was restored after a lease was granted may know less of it than the others, never more.
+
     Raises:
         StorageError: there are no parts, or they are of two models.
     """
@@ -138,7 +140,9 @@ def merge(parts: Sequence[Cut]) -> Cut:
         {table.name: joined([s.tables[table.name] for s in snapshots]) for table in declaration.tables},
     )
     ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
-    return replace(parts[0], snapshot=together, version=max(part.version for part in parts), ordered=ordered)
+    applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}
+    version = max(part.version for part in parts)
+    return replace(parts[0], snapshot=together, version=version, applied=applied, ordered=ordered)
 
 
 def _common(snapshots: Sequence[Snapshot]) -> Declaration:
@@ -149,6 +153,12 @@ def _common(snapshots: Sequence[Snapshot]) -> Declaration:
             raise StorageError(f"the checkpoint's shards are of two models: {difference}")
     variables = (variable for snapshot in snapshots for variable in snapshot.declaration.dense)
     return replace(first, dense=tuple(sorted(variables, key=lambda variable: variable.statistic)))
+
+
+def _shaped(array: Floats, variable: DenseVariable) -> Floats:
+    if array.shape != variable.shape:
+        raise ValueError(f"variable '{variable.name}' is {list(array.shape)} where {list(variable.shape)} is declared")
+    return array
 
 
 def _slab(arrays: Sequence[Floats], size: int) -> Floats:

@@ -10,6 +10,8 @@ from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, ParameterStore
 from edl.rpc.refusal import Refused
 
+_REMEDY = "Go on with the model and optimizer that this run began with, or start a new run."
+
 
 class Contents:
     """Parameters and their version; used under the server's lock.
@@ -43,7 +45,7 @@ class Contents:
         if not self._ordered and self._store.declaration.same_but_for_order(declared):
             self._hold(NumpyStore.restored(self._store.snapshot().arranged(declared.dense)))
         if difference := self._store.declaration.difference(declared):
-            raise Refused(difference, kind="bad")
+            raise Refused(difference, kind="bad", hint=_REMEDY)
         return False
 
     def store(self) -> ParameterStore:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -108,16 +108,15 @@ class Declaration:
 
     def difference(self, other: Declaration) -> str | None:
         """What makes ``other`` another model than this one; None if nothing does. The order of variables counts."""
-        if other.fingerprint != self.fingerprint:
-            return f"the model has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
-        if other.optimizer != self.optimizer:
+        if self.optimizer != other.optimizer:
             return f"the optimizer is {_words(other.optimizer)}, this PS applies {_words(self.optimizer)}"
-        if other.tables != self.tables:
-            return f"the tables are {[t.name for t in other.tables]}, this PS holds {[t.name for t in self.tables]}"
-        if other.dense != self.dense:
-            mine, theirs = {v.name for v in self.dense}, {v.name for v in other.dense}
-            return f"other variables, or in another order; they differ in {sorted(mine ^ theirs)}"
-        return None
+        if (self.fingerprint, set(self.dense), self.tables) != (other.fingerprint, set(other.dense), other.tables):
+            return "the model is another one: " + (
+                _first_difference("table", _shapes(other.tables), _shapes(self.tables))
+                or _first_difference("variable", _shapes(other.dense), _shapes(self.dense))
+                or f"it has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
+            )
+        return None if self.dense == other.dense else "the variables are in another order than this PS holds"
 
     def same_but_for_order(self, other: Declaration) -> bool:
         """Whether nothing but the order of the dense variables tells them apart."""
@@ -144,6 +143,31 @@ class Declaration:
             OptimizerSpec.from_json(value["optimizer"]),
             value["fingerprint"],
         )
+
+
+def _shapes(declared: Sequence[DenseVariable | RowTable]) -> Mapping[str, tuple[object, ...]]:
+    """By name, what one must have in common with another that holds the same values; the shape is first."""
+    return {
+        one.name: (list(one.shape), one.statistic)
+        if isinstance(one, DenseVariable)
+        else ([one.rows, one.dim], dict(one.initializer), one.seed)
+        for one in declared
+    }
+
+
+def _first_difference(
+    kind: str, theirs: Mapping[str, tuple[object, ...]], ours: Mapping[str, tuple[object, ...]]
+) -> str | None:
+    """A variable or table that only one of two models has, or that is not the same in both."""
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name not in ours:
+            return f"this PS holds no {kind} '{name}' {theirs[name][0]}"
+        if name not in theirs:
+            return f"it has no {kind} '{name}' {ours[name][0]}, which this PS holds"
+        if theirs[name] != ours[name]:
+            at = next(i for i, pair in enumerate(zip(theirs[name], ours[name], strict=True)) if pair[0] != pair[1])
+            return f"{kind} '{name}' is {theirs[name][at]}, this PS holds {ours[name][at]}"
+    return None
 
 
 def _words(optimizer: OptimizerSpec) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -126,6 +127,30 @@ def test_a_shard_that_lacks_an_array_is_no_shard():
         from_shard(arrays, {**meta, "applied": "nonsense"})
 
 
+def test_a_shard_whose_strings_or_shapes_are_of_another_kind_is_no_shard():
+    arrays, meta = to_shard(trained(variables(*NAMES), seed=0))
+    declared = json.loads(meta["declaration"])
+    for changed in (
+        {"dense": [3]},
+        {"tables": [["emb"]]},
+        {"optimizer": {"name": "x"}},
+        {"dense": [["w", [-1], False]]},
+    ):
+        with pytest.raises(StorageError, match="is not the shard"):
+            from_shard(arrays, {**meta, "declaration": json.dumps({**declared, **changed})})
+    turned = {name: array.T if name.startswith("dense/") else array for name, array in arrays.items()}
+    with pytest.raises(StorageError, match=r"variable 'layer0/kernel' is \[1, 2\] where \[2, 1\] is declared"):
+        from_shard(turned, meta)
+
+
+def test_of_a_lease_the_part_that_knows_most_counts():
+    """A PS that was restored alone after the lease was granted knows less of it."""
+    one, other = (
+        replace(cut, applied=applied) for cut, applied in zip(spread(2), ({11: 2}, {11: 5, 12: 1}), strict=True)
+    )
+    assert merge([one, other]).applied == merge([other, one]).applied == {11: 5, 12: 1}
+
+
 def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start, tmp_path):
     slots = placement(2)
     values = {name: np.full(2, i, np.float32) for i, name in enumerate(NAMES)}
@@ -143,6 +168,15 @@ def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start
         worker.pull()
     with pytest.raises(BulkRefused, match="fingerprint"):
         worker.declare(dict(reversed(values.items())), optimizer="momentum", fingerprint="another")
+    wider = {**values, NAMES[3]: np.zeros((2, 7), np.float32)}
+    with pytest.raises(BulkRefused, match=rf"'{NAMES[3]}' is \[2, 7\], this PS holds \[2\]\. Go on with the model"):
+        worker.declare(wider, optimizer="momentum", fingerprint="another")
+    more = {**values, "more": np.zeros(1, np.float32)}
+    with pytest.raises(BulkRefused, match=r"this PS holds no variable 'more' \[1\]"):
+        worker.declare(more, optimizer="momentum", fingerprint="another")
+    del more["more"], more[NAMES[5]]
+    with pytest.raises(BulkRefused, match=rf"it has no variable '{NAMES[5]}' \[2\], which this PS holds"):
+        worker.declare(more, optimizer="momentum", fingerprint="another")
     assert not worker.declare(values, optimizer="momentum").first
     np.testing.assert_array_equal(worker.pull()[1], np.repeat(np.arange(len(NAMES)), 2))
 
