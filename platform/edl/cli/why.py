@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,7 +58,9 @@ def lines(seen: JobSeen, found: Sequence[Complaint]) -> Iterator[str]:
     """The findings, for people."""
     if seen.unreadable:
         yield f"What the master says cannot be read: {seen.unreadable}"
-    if not found:
+    if seen.phase == "Done":
+        yield f"{seen.name} is Done{_since(seen)}; {'this cost it time:' if found else 'nothing was the matter.'}"
+    elif not found:
         yield f"{seen.name} is {seen.phase}; nothing keeps it from going on."
     for each in found:
         yield f"{each.about}: {each.text}"
@@ -65,6 +68,11 @@ def lines(seen: JobSeen, found: Sequence[Complaint]) -> Iterator[str]:
             yield textwrap.indent(each.remedy, "  -> ", lambda _: True)
         if each.said:
             yield from (f"     {line}" for line in each.said.strip().splitlines()[-_DETAIL_LINES:])
+
+
+def _since(seen: JobSeen) -> str:
+    at = seen.ended_at
+    return "" if at is None else f" since {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _nodes(api: Api) -> list[Manifest] | None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
-from published_job import STATUS, put_job, put_pod, unscheduled
+from published_job import STATUS, conditions, put_job, put_pod, unscheduled, with_status
+from small_cluster import NOW, when
 
 from edl.core.cluster import Role
 from edl.kube.kinds import NODES
@@ -28,6 +29,24 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_nothing_is_the_matter(desk: Desk) -> None:
     assert desk.edl("why", "mnist") == 0
     assert desk.out == "mnist is Training; nothing keeps it from going on.\n"
+
+
+@pytest.mark.parametrize(
+    ("ended", "since"), [({"completionTime": when(NOW - 5)}, " since 2027-01-15 07:59:55 UTC"), ({}, "")]
+)
+def test_a_job_that_is_done_is_said_to_be_done(desk: Desk, ended: dict[str, str], since: str) -> None:
+    complete = conditions(Complete="") | ended
+    put_job(desk.cluster, told=with_status(phase="Done"), status=complete)
+    assert desk.edl("why", "mnist") == 0
+    assert desk.out.splitlines()[:2] == [
+        f"mnist is Done{since}; this cost it time:",
+        "mnist: 3.3 workers on average of 4 that were wanted; in 33% of the time some waited for room",
+    ]
+    put_job(desk.cluster, told=Publication(with_status(phase="Done").status), status=complete)
+    assert desk.edl("why", "mnist") == 0
+    assert desk.out == f"mnist is Done{since}; nothing was the matter.\n"
+    assert desk.edl("why", "mnist", "--json") == 0
+    assert json.loads(desk.out) == []
 
 
 def test_what_waits_and_what_can_be_done(desk: Desk) -> None:
