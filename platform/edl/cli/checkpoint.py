@@ -50,7 +50,9 @@ def ls(
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare the checksums.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the checkpoints of a run: step, records, size, age, whether each is whole, which is the newest usable.
+    """List the checkpoints of a run, and which of them can be used.
+
+    Of each: step and records that are done in it, size, age, whether it is whole; and which is the newest usable one.
 
     Exit codes: 0 done, 2 bad input, or no checkpoint can be used.
     """
@@ -75,9 +77,10 @@ def ls(
 
 @app.command()
 def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption = False) -> None:
-    """Show what a checkpoint holds: variables, tables and the range of their values, optimizer, position in the data.
+    """Show what a checkpoint holds, and what its values are like.
 
-    Every byte is compared with the checksums first.
+    Variables and tables with the range of their values, optimizer, position in the data. Every byte is compared with
+    the checksums first.
 
     Exit codes: 0 done, 2 bad input or a damaged checkpoint.
     """
@@ -102,10 +105,10 @@ def export(
     slots: Annotated[bool, typer.Option("--slots", help="The optimizer's slot variables too.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
 ) -> None:
-    """Write a checkpoint as one file for other programs, from the shards of all parameter servers.
+    """Write a checkpoint as one file for other programs.
 
-    A dense variable has its own name; a table T is T/ids (ascending) and T/rows, the rows that were ever trained. With
-    --slots there are NAME/slot/SLOT too.
+    It is put together from the shards of all parameter servers. A dense variable has its own name; a table T is T/ids
+    (ascending) and T/rows, the rows that were ever trained. With --slots there are NAME/slot/SLOT too.
 
     Exit codes: 0 done, 1 it cannot be written, 2 bad input or a damaged checkpoint.
     """
