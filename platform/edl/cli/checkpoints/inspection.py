@@ -98,8 +98,9 @@ def lines(seen: Inspected, run: str, now: float | None = None) -> Iterator[str]:
     """For people."""
     yield f"Checkpoint {seen.manifest.cut} of {run}, {seen.manifest.directory}"
     yield from (f"  {name:<10} {text}" for name, text in _facts(seen, time.time() if now is None else now))
-    yield ""
-    yield from _variables(seen)
+    if seen.contents.variables:
+        yield ""
+        yield from _variables(seen)
     if seen.contents.tables:
         yield ""
         yield from aligned(
