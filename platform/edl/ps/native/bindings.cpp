@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "gather.hpp"
 #include "table.hpp"
 
 namespace nb = nanobind;
@@ -65,6 +66,15 @@ void load(Table& table, const IdArray& ids, const RowArray& values, const std::v
   table.load(span(ids), values.data(), parts);
 }
 
+void gather_rows(const RowArray& rows, const IdArray& positions, const NewRows& out) {
+  if (out.shape(0) != positions.shape(0) || out.shape(1) != rows.shape(1)) throw std::invalid_argument("out has another shape");
+  for (const std::int64_t position : span(positions)) {
+    if (position < 0 || static_cast<std::size_t>(position) >= rows.shape(0)) throw std::out_of_range("no such position");
+  }
+  const nb::gil_scoped_release released;
+  gather(rows.data(), rows.shape(1), span(positions), out.data());
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -118,6 +128,7 @@ NB_MODULE(_native, module) {
         const nb::gil_scoped_release released;
         return table.memory();
       });
+  module.def("gather", &gather_rows, nb::arg("rows"), nb::arg("positions"), nb::arg("out").noconvert());
 }
 
 }  // namespace edl

@@ -2,6 +2,7 @@
 // edl.core.partition.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace edl {
@@ -19,5 +20,15 @@ inline std::uint64_t place(std::uint64_t id) { return mix(id ^ 0xA0761D6478BD642
 
 inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
 inline void prefetch_to_write(const void* address) { __builtin_prefetch(address, 1, 3); }
+
+// The cache lines of some bytes; the processor sees the pattern behind the first of them.
+inline void prefetch(const std::byte* start, std::size_t bytes) {
+  constexpr std::size_t kLine = 64, kMostLines = 8;
+  const std::size_t before = reinterpret_cast<std::uintptr_t>(start) % kLine;
+  const std::size_t lines = (before + bytes + kLine - 1) / kLine;
+  for (std::size_t line = 0; line < (lines < kMostLines ? lines : kMostLines); ++line) {
+    prefetch(start - before + line * kLine);
+  }
+}
 
 }  // namespace edl

@@ -32,6 +32,19 @@ std::uint32_t Index::find(std::uint64_t id, std::uint64_t hash) const {
   return kNowhere;
 }
 
+std::uint32_t Index::behind(std::uint64_t hash, const Bucket** here) const {
+  const Segment& segment = segments_[number(hash)];
+  const std::uint32_t count = bucket_count(segment);
+  std::uint32_t which = home_in(segment, hash);
+  for (std::uint32_t seen = 1; seen < count && (*here)->passed != 0; ++seen) {
+    which = which + 1 == count ? 0 : which + 1;
+    *here = &bucket(segment, which);
+    const std::uint32_t found = (*here)->matching(tag(hash));
+    if (found != 0) return found;
+  }
+  return 0;
+}
+
 void Index::insert(std::uint64_t hash, std::uint32_t position) {
   while (is_full(segments_[number(hash)])) grow(hash);
   put(segments_[number(hash)], {hash, position});

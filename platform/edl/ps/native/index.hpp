@@ -27,10 +27,17 @@ class Index {
     const Segment& segment = segments_[number(hash)];
     return bucket(segment, home_in(segment, hash));
   }
-  // A row that is probably the one; whoever uses it compares its id. kNowhere says nothing, except to look closely.
-  static std::uint32_t guess(const Bucket& home, std::uint64_t hash) {
-    const std::uint32_t found = home.matching(tag(hash));
-    return found == 0 ? kNowhere : home.positions[__builtin_ctz(found)];
+  // The rows that may be the one, for whoever looks at ids later: `see` is called with those in the first bucket that has
+  // any. Returns the most likely one, kNowhere if the row is not stored.
+  template <typename See>
+  std::uint32_t guess(const Bucket& home, std::uint64_t hash, const See& see) const {
+    const Bucket* here = &home;
+    std::uint32_t found = home.matching(tag(hash));
+    if (found == 0 && home.passed != 0) found = behind(hash, &here);
+    if (found == 0) return kNowhere;
+    const std::uint32_t first = here->positions[__builtin_ctz(found)];
+    for (; found != 0; found &= found - 1) see(here->positions[__builtin_ctz(found)]);
+    return first;
   }
   // The position of a row, kNowhere if it is not stored.
   std::uint32_t find(std::uint64_t id, std::uint64_t hash) const;
@@ -74,6 +81,9 @@ class Index {
   }
   static void put(Segment& segment, const Entry& entry);
   static void clear(Segment& segment);
+
+  // The first bucket behind the home that has rows with this tag, and which they are; 0 if there is none.
+  std::uint32_t behind(std::uint64_t hash, const Bucket** here) const;
 
   std::uint32_t number(std::uint64_t hash) const { return directory_[leading(hash, depth_)]; }
   static std::uint64_t leading(std::uint64_t hash, unsigned bits) { return hash >> 1 >> (63 - bits); }

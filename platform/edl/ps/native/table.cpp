@@ -9,11 +9,9 @@
 namespace edl {
 namespace {
 
-constexpr std::size_t kPart = 2048;   // ids that are worth a thread
-constexpr std::size_t kAhead = 16;    // a row's bucket is fetched this long before the row, and the row before its use
-constexpr std::size_t kRing = 64;     // at least 2 * kAhead + 1, a power of two
-constexpr std::size_t kLine = 64;
-constexpr std::size_t kMostLines = 8;  // of a row; the processor sees the pattern behind them
+constexpr std::size_t kPart = 2048;  // ids that are worth a thread
+constexpr std::size_t kAhead = 16;   // a row's bucket is fetched this long before the row, and the row before its use
+constexpr std::size_t kRing = 64;    // at least 2 * kAhead + 1, a power of two
 
 struct Probe {
   std::uint64_t hash;
@@ -38,9 +36,8 @@ std::size_t Table::size() const {
 }
 
 template <typename Use>
-void Table::locate(Ids ids, std::size_t begin, std::size_t end, const Use& use) const {
+void Table::locate(Ids ids, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const {
   std::array<Probe, kRing> ring;
-  const std::size_t lines = std::min((rows_.stride() + kLine - 1) / kLine, kMostLines);
   const auto at = [&ring](std::size_t i) -> Probe& { return ring[i % kRing]; };
   const auto look_into_index = [&](std::size_t i) {
     Probe& probe = at(i);
@@ -50,16 +47,14 @@ void Table::locate(Ids ids, std::size_t begin, std::size_t end, const Use& use) 
   };
   const auto look_for_row = [&](std::size_t i) {
     Probe& probe = at(i);
-    probe.guess = Index::guess(*probe.home, probe.hash);
-    if (probe.guess == Index::kNowhere) return;
-    const std::byte* row = rows_.start(probe.guess);
-    for (std::size_t line = 0; line < lines; ++line) prefetch(row + line * kLine);
-    prefetch(row + rows_.stride() - 1);
+    probe.guess = index_.guess(*probe.home, probe.hash,
+                               [&](std::uint32_t position) { prefetch(rows_.start(position), bytes); });
   };
   const auto found = [&](std::size_t i) -> float* {
     const Probe& probe = at(i);
+    if (probe.guess == Index::kNowhere) return nullptr;
     const auto id = static_cast<std::uint64_t>(ids[i]);
-    if (probe.guess != Index::kNowhere && rows_.id(probe.guess) == id) return rows_.values(probe.guess);
+    if (rows_.id(probe.guess) == id) return rows_.values(probe.guess);
     const std::uint32_t position = index_.find(id, probe.hash);
     return position == Index::kNowhere ? nullptr : rows_.values(position);
   };
@@ -73,8 +68,9 @@ void Table::locate(Ids ids, std::size_t begin, std::size_t end, const Use& use) 
 void Table::read(Ids ids, float* out) const {
   const std::shared_lock lock(mutex_);
   const std::size_t dim = shape_.dim;
+  const std::size_t bytes = sizeof(std::uint64_t) + dim * sizeof(float);
   pool_.run(ids.size(), kPart, [&](std::size_t begin, std::size_t end) {
-    locate(ids, begin, end, [&](std::size_t i, const float* row) {
+    locate(ids, begin, end, bytes, [&](std::size_t i, const float* row) {
       if (row != nullptr) {
         kernels_.copy(out + i * dim, row, dim);
       } else {
@@ -88,26 +84,32 @@ void Table::apply(Ids ids, const float* gradients, const Step& step) {
   const std::unique_lock lock(mutex_);
   const std::size_t dim = shape_.dim;
   gradients_.take(ids, gradients);
-  missing_.assign(gradients_.size(), 0);
+  is_missing_.assign(gradients_.size(), 0);
   pool_.run(gradients_.size(), kPart, [&](std::size_t begin, std::size_t end) {
-    locate(gradients_.ids(), begin, end, [&](std::size_t i, float* row) {
+    locate(gradients_.ids(), begin, end, rows_.stride(), [&](std::size_t i, float* row) {
       if (row != nullptr) {
         update_(step, row, gradients_.gradient(i), dim);
       } else {
-        missing_[i] = 1;
+        is_missing_[i] = 1;
       }
     });
   });
+  update_missing(step);
+}
+
+void Table::update_missing(const Step& step) {
+  missing_.clear();
+  for (std::size_t i = 0; i < is_missing_.size(); ++i) {
+    if (is_missing_[i] != 0) missing_.push_back(static_cast<std::uint32_t>(i));
+  }
+  const auto id = [this](std::size_t i) { return static_cast<std::uint64_t>(gradients_.ids()[missing_[i]]); };
   for (std::size_t i = 0; i < missing_.size(); ++i) {
-    if (missing_[i] == 0) continue;
-    update_(step, stored(static_cast<std::uint64_t>(gradients_.ids()[i])), gradients_.gradient(i), dim);
+    if (i + kAhead < missing_.size()) prefetch_to_write(&index_.home(place(id(i + kAhead))));
+    update_(step, append(id(i), place(id(i))), gradients_.gradient(missing_[i]), shape_.dim);
   }
 }
 
-float* Table::stored(std::uint64_t id) {
-  const std::uint64_t hash = place(id);
-  const std::uint32_t known = index_.find(id, hash);
-  if (known != Index::kNowhere) return rows_.values(known);
+float* Table::append(std::uint64_t id, std::uint64_t hash) {
   const std::uint32_t position = rows_.prepare(id);
   float* const values = rows_.values(position);
   kernels_.initialize(initializer_, id, values, shape_.dim);
@@ -136,7 +138,9 @@ void Table::load(Ids ids, const float* values, std::span<const float* const> slo
   const std::unique_lock lock(mutex_);
   const std::size_t dim = shape_.dim;
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    float* row = stored(static_cast<std::uint64_t>(ids[i]));
+    const auto id = static_cast<std::uint64_t>(ids[i]);
+    const std::uint32_t known = index_.find(id, place(id));
+    float* row = known == Index::kNowhere ? append(id, place(id)) : rows_.values(known);
     kernels_.copy(row, values + i * dim, dim);
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
       kernels_.copy(row + (slot + 1) * dim, slots[slot] + i * dim, dim);
@@ -148,7 +152,8 @@ Memory Table::memory() const {
   const std::shared_lock lock(mutex_);
   const std::size_t rows = rows_.resident_bytes();
   const std::size_t index = index_.resident_bytes();
-  const std::size_t pushes = gradients_.bytes() + missing_.capacity();
+  const std::size_t pushes =
+      gradients_.bytes() + is_missing_.capacity() + missing_.capacity() * sizeof(missing_[0]);
   return {rows_.reserved_bytes() + index_.reserved_bytes() + pushes, rows + index + pushes, rows, index};
 }
 

@@ -55,10 +55,13 @@ class Table {
   Memory memory() const;
 
  private:
-  // Calls use(i, row) for each id of a part of `ids`, in order; null for a row that is not stored.
+  // Calls use(i, row) for each id of a part of `ids`, in order; null for a row that is not stored. Of rows, the first
+  // `bytes` are used.
   template <typename Use>
-  void locate(Ids ids, std::size_t begin, std::size_t end, const Use& use) const;
-  float* stored(std::uint64_t id);
+  void locate(Ids ids, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const;
+  void update_missing(const Step& step);
+  // The values of a row that is not stored yet, having stored it with its initial values.
+  float* append(std::uint64_t id, std::uint64_t hash);
 
   Shape shape_;
   Initializer initializer_;
@@ -67,7 +70,9 @@ class Table {
   Rows rows_;
   Index index_{rows_};
   Gradients gradients_;
-  std::vector<std::uint8_t> missing_;  // of the push: ids that are not stored yet
+  // Of the push that is applied: which ids are not stored yet, by index.
+  std::vector<std::uint8_t> is_missing_;
+  std::vector<std::uint32_t> missing_;
   mutable ThreadPool pool_;
   mutable std::shared_mutex mutex_;
 };

@@ -1,0 +1,212 @@
+"""The native table beside what bounds it: a gather without a look-up, TensorFlow's sparse Adagrad, its own bytes.
+
+Looking up: rows of 16 floats, ids all over the 64 bits, asked for in batches of 106,496 (26 features of 4096 records)
+that are uniform over the stored ones. The gather copies as many rows of a plain array whose rows begin on cache lines,
+by positions that it is given, with the same prefetching.
+
+Adagrad: a million rows of 16 floats, batches of the same size without duplicates, and from a Zipf law. TensorFlow
+applies ``ResourceSparseApplyAdagradV2`` to a variable, which sums no duplicates; the table does, in this time.
+
+One thread each; sides take turns in every round.
+
+Memory: 100 million ids into a table of width 8 under SGD, in a process of its own: what the kernel counts as resident
+after the last one, less before the first, and the most on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from figures import Figure, Result
+from script import main, say
+
+from edl.ps import _native
+from edl.ps.declaration import RowTable
+from edl.ps.native_table import NativeTable
+from edl.spec.optimizer import OptimizerSpec
+
+BATCH, DIM = 26 * 4096, 16
+VOCABULARY = 1_000_000
+UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
+Rates = dict[str, float]
+
+
+def scattered(numbers: np.ndarray) -> np.ndarray:
+    """Distinct ids all over the 64 bits: the product with an odd number is a permutation."""
+    return (numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
+
+
+def filled(rows: int, optimizer: str) -> NativeTable:
+    table = NativeTable(RowTable("emb", rows, DIM, UNIFORM, 1), OptimizerSpec(optimizer))
+    for start in range(0, rows, BATCH):
+        ids = scattered(np.arange(start, min(start + BATCH, rows)))
+        table.apply(ids, np.zeros((len(ids), DIM), np.float32), 0.1, 1)
+    return table
+
+
+def on_cache_lines(rows: int) -> np.ndarray:
+    room = np.ones(rows * DIM + 16, np.float32)
+    first = (-room.ctypes.data % 64) // 4
+    return room[first : first + rows * DIM].reshape(rows, DIM)
+
+
+def rate(work: Callable[[int], object], batches: int) -> float:
+    """Ids a second."""
+    begun = time.perf_counter()
+    for number in range(batches):
+        work(number)
+    return batches * BATCH / (time.perf_counter() - begun)
+
+
+def looking_up(rows: int, rounds: int, batches: int) -> list[Rates]:
+    random = np.random.default_rng(1)
+    tables = {name: filled(rows, name) for name in ("sgd", "adagrad")}
+    plain, out = on_cache_lines(rows), on_cache_lines(BATCH)
+    positions = [random.integers(0, rows, BATCH) for _ in range(batches)]
+    ids = [scattered(one) for one in positions]
+    found = []
+    for number in range(rounds + 1):  # the first warms up
+        taken = {"gather": rate(lambda i: _native.gather(plain, positions[i], out), batches)}
+        for name, table in tables.items():
+            taken[name] = rate(lambda i, table=table: table.read_into(ids[i], out), batches)
+        taken["numpy_take"] = rate(lambda i: np.take(plain, positions[i], 0, out, "clip"), batches)
+        found.append(taken)
+        say(f"look-up, round {number} of {rounds}: {shown(taken)}")
+    return found[1:]
+
+
+def adagrad(rounds: int, batches: int) -> list[Rates]:
+    random = np.random.default_rng(2)
+    shuffled = [random.permutation(VOCABULARY)[:BATCH] for _ in range(batches)]
+    zipf = [(random.zipf(1.1, BATCH) - 1) % VOCABULARY for _ in range(batches)]
+    gradients = (random.standard_normal((BATCH, DIM)) * 1e-3).astype(np.float32)
+    table, sparse = filled(VOCABULARY, "adagrad"), tensorflow_op(gradients)
+    found = []
+    for number in range(rounds + 1):
+        taken = {}
+        for law, positions in (("uniform", shuffled), ("zipf", zipf)):
+            ids = [scattered(one) for one in positions]
+            taken[f"native_{law}"] = rate(lambda i, ids=ids: table.apply(ids[i], gradients, 0.01, 1), batches)
+            taken[f"tensorflow_{law}"] = rate(lambda i, positions=positions: sparse(positions[i]), batches)
+        found.append(taken)
+        say(f"Adagrad, round {number} of {rounds}: {shown(taken)}")
+    return found[1:]
+
+
+def tensorflow_op(gradients: np.ndarray) -> Callable[[np.ndarray], object]:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    values = tf.Variable(np.zeros((VOCABULARY, DIM), np.float32))
+    sums = tf.Variable(np.full((VOCABULARY, DIM), 0.1, np.float32))
+    constant = [tf.constant(number, tf.float32) for number in (0.01, 1e-7)]
+    given = tf.constant(gradients)
+
+    def apply(ids: np.ndarray) -> object:
+        return tf.raw_ops.ResourceSparseApplyAdagradV2(
+            var=values.handle, accum=sums.handle, lr=constant[0], epsilon=constant[1], grad=given, indices=ids
+        )
+
+    return apply
+
+
+def status(field: str) -> int:
+    """Bytes of this process, from the kernel."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def insertion(rows: int) -> dict[str, float]:
+    """Fill a table of width 8; run in a process of its own."""
+    dim, batch = 8, 1_000_000
+    table = NativeTable(RowTable("emb", 2**31 - 1, dim, UNIFORM, 1), OptimizerSpec("sgd"))
+    gradients = np.zeros((batch, dim), np.float32)
+    gradients[:] = 0.0  # resident from here on
+    numbers = np.arange(batch)
+    scattered(numbers)
+    before, begun = status("VmRSS"), time.perf_counter()
+    for start in range(0, rows, batch):
+        count = min(batch, rows - start)
+        table.apply(scattered(numbers[:count] + start), gradients[:count], 0.1, 1)
+    seconds, after = time.perf_counter() - begun, status("VmRSS") - before
+    return {
+        "rows": len(table),
+        "bytes_a_row_beyond_values": after / rows - 4 * dim,
+        "peak_of_final": (status("VmHWM") - before) / after,
+        "ids_per_second": rows / seconds,
+        "reported": table.memory.resident / after,
+    }
+
+
+def inserted(rows: int, rounds: int) -> Iterator[dict[str, float]]:
+    for number in range(rounds):
+        command = [sys.executable, __file__, "--only-insert", str(rows)]
+        taken = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        say(f"insertion, round {number + 1} of {rounds}: {taken}")
+        yield taken
+
+
+def shown(rates: Rates) -> str:
+    return ", ".join(f"{name} {value / 1e6:.1f} M/s" for name, value in rates.items())
+
+
+def middle(rounds: list[Any], name: str, other: str | None = None) -> float:
+    return statistics.median(taken[name] / (taken[other] if other else 1) for taken in rounds)
+
+
+def measured(arguments: argparse.Namespace) -> Result:
+    if arguments.only_insert:
+        print(json.dumps(insertion(arguments.only_insert)))
+        raise SystemExit
+    rounds = arguments.rounds
+    lookups = looking_up(arguments.rows, rounds, arguments.batches)
+    updates = adagrad(rounds, arguments.batches)
+    memory = list(inserted(arguments.inserted, rounds))
+    details = {"lookups": lookups, "updates": updates, "insertions": memory, "isa": _isa(), "rows": arguments.rows}
+    return Result("native_table", tuple(figures(lookups, updates, memory)), details)
+
+
+def _isa() -> str:
+    return NativeTable(RowTable("emb", 1, 1, UNIFORM, 1), OptimizerSpec("sgd")).isa
+
+
+def figures(lookups: list[Rates], updates: list[Rates], memory: list[dict[str, float]]) -> Iterator[Figure]:
+    yield Figure("table: lookup+gather, of gather alone", middle(lookups, "adagrad", "gather"), "x", 0.5, at_least=True)
+    yield Figure(
+        "table: sparse Adagrad, of TensorFlow's op, one thread",
+        middle(updates, "native_uniform", "tensorflow_uniform"),
+        "x",
+        13.0,
+        at_least=True,
+    )
+    yield Figure("table: bytes a row beyond its values", middle(memory, "bytes_a_row_beyond_values"), "B", 24.0)
+    yield Figure("table: most resident while it grows, of the end's", middle(memory, "peak_of_final"), "x", 2.0)
+    yield Figure("table: the same without slot variables", middle(lookups, "sgd", "gather"), "x")
+    yield Figure("lookup+gather, rows with a slot variable", middle(lookups, "adagrad") / 1e6, "M ids/s")
+    yield Figure("gather alone", middle(lookups, "gather") / 1e6, "M ids/s")
+    yield Figure("`numpy.take`", middle(lookups, "numpy_take") / 1e6, "M ids/s")
+    for law in ("uniform", "zipf"):
+        yield Figure(f"sparse Adagrad, {law} ids", middle(updates, f"native_{law}") / 1e6, "M ids/s")
+        yield Figure(f"TensorFlow's, {law} ids", middle(updates, f"tensorflow_{law}") / 1e6, "M ids/s")
+    yield Figure("ids inserted", middle(memory, "ids_per_second") / 1e6, "M/s")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=10_000_000, help="that are looked up; default 10 million")
+    parser.add_argument("--inserted", type=int, default=100_000_000, help="ids; default 100 million")
+    parser.add_argument("--batches", type=int, default=50, help="a round; default 50")
+    parser.add_argument("--only-insert", type=int, default=0, help=argparse.SUPPRESS)
+
+
+if __name__ == "__main__":
+    main(__doc__, measured, rounds=5, options=options)
