@@ -31,7 +31,7 @@ class NumpyStore:
             table.name: NumpyTable(table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)))
             for table in declaration.tables
         }
-        self._blocks = tuple((block.place, rule(optimizer, block.decay)) for block in blocks(declaration))
+        self._blocks = tuple((block, rule(optimizer, block.decay)) for block in blocks(declaration))
         self._scratch = Scratch.like(self._trained)
 
     @classmethod
@@ -61,9 +61,8 @@ class NumpyStore:
         """As the port says."""
         trained = len(self._trained)
         update = Update(gradients.slab[:trained], gradients.learning_rate, step)
-        for place, block_rule in self._blocks:
-            slots = tuple(slot[place] for slot in self._slots.values())
-            block_rule(self._trained[place], slots, update.part(place), self._scratch.part(place))
+        for block, block_rule in self._blocks:
+            block.apply(block_rule, self._trained, self._slots.values(), update, self._scratch)
         if len(self._statistics):
             self._statistics += gradients.slab[trained:] * np.float32(gradients.weight)
         for name, rows in gradients.rows.items():

@@ -1,7 +1,8 @@
 """What there is to know of each optimizer: its hyperparameters with defaults and bounds, and its slot variables.
 
-Names, meaning and defaults are those of keras.optimizers, and so are the slots' names, with two exceptions: Momentum is
-SGD with momentum > 0 in Keras, and AdamW is Adam with another default of ``weight_decay``.
+Names, meaning and defaults are those of keras.optimizers, and so are the slots' names, with three exceptions: Momentum
+is SGD with momentum > 0 in Keras, AdamW is Adam with another default of ``weight_decay``, and Ftrl has no
+``group_lasso_regularization_strength`` there (``edl.worker.group_ftrl``).
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ RULES: Mapping[str, Rule] = {
         l2_regularization_strength=_amount(0.0),
         l2_shrinkage_regularization_strength=_amount(0.0),
         beta=_amount(0.0),
+        group_lasso_regularization_strength=_amount(0.0),
     ),
     "lamb": _rule({"momentum": Slot(), "velocity": Slot()}, **_MOMENTS),
 }

@@ -24,7 +24,7 @@ from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, recorded_ids, serve
 from edl.worker.fresh_model import diverge, is_generator, new_model
 from edl.worker.metrics import Metrics
-from edl.worker.optimizers import Reproduced, refuse_spread_tables, reproduce
+from edl.worker.optimizers import Reproduced, name_in_keras, refuse_spread_tables, reproduce
 from edl.worker.slab import RowsByTable
 from edl.worker.traced import Traced
 from edl.worker.user_code import user_code
@@ -72,9 +72,10 @@ class Network:
         self.module = module
         self.model = model
         self.keras_optimizer = keras_optimizer
-        trained, tables = [variables.specs[at].name for at in variables.trained], [layer.table.name for layer in served]
-        self.optimizer: Reproduced = reproduce(keras_optimizer, [*trained, *tables])
-        refuse_spread_tables(self.optimizer.spec, tables, len(variables.slices))
+        trained = {variables.specs[at].name: name_in_keras(variables.weights[at]) for at in variables.trained}
+        tables = {layer.table.name: f"{layer.table.name}:0" for layer in served}
+        self.optimizer: Reproduced = reproduce(keras_optimizer, trained | tables)
+        refuse_spread_tables(self.optimizer.spec, list(tables), len(variables.slices))
         self.sample = sample
         self._variables = variables
         self._served = served

@@ -6,9 +6,9 @@ stay with the worker: the rate travels with each push, gradients arrive clipped.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from edl.core.errors import BadInputError
@@ -28,9 +28,10 @@ _RULE: Mapping[str, str] = {
     "Nadam": "nadam",
     "Lion": "lion",
     "Ftrl": "ftrl",
+    "GroupFtrl": "ftrl",
     "Lamb": "lamb",
 }
-"""What the PS call the optimizers of Keras that they apply."""
+"""What the PS call the optimizers of Keras, and EDL's one, that they apply."""
 _INSTEAD: Mapping[str, str] = {
     "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
     "LossScaleOptimizer": "return its inner optimizer, and use the policy mixed_bfloat16, which needs no loss scaling",
@@ -62,12 +63,13 @@ class Reproduced:
     clip: Clipping | None
 
 
-def reproduce(optimizer: Any, names: Iterable[str] = ()) -> Reproduced:
+def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({})) -> Reproduced:
     """Divide a Keras optimizer between PS and worker.
 
     Args:
         optimizer: what the user's ``optimizer()`` returned.
-        names: of the trained variables and served tables, for ``exclude_from_weight_decay``.
+        names: of the trained variables and served tables: EDL's, and what Keras calls them (``name_in_keras``), which
+            ``exclude_from_weight_decay`` goes by.
 
     Raises:
         BadInputError: of another class, or with an argument that the PS cannot reproduce; both are named.
@@ -79,6 +81,11 @@ def reproduce(optimizer: Any, names: Iterable[str] = ()) -> Reproduced:
     if spec.number("weight_decay"):
         spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed(optimizer, names))
     return Reproduced(spec, LearningRate(optimizer), Clipping.of(config))
+
+
+def name_in_keras(variable: Any) -> str:
+    """What ``var_names`` are looked for in: on TensorFlow that is TensorFlow's name, such as ``head/bias:0``."""
+    return str(variable.value.name)
 
 
 def refuse_spread_tables(optimizer: OptimizerSpec, tables: Sequence[str], parts: int) -> None:
@@ -98,12 +105,14 @@ def refuse_spread_tables(optimizer: OptimizerSpec, tables: Sequence[str], parts:
 def _class(optimizer: Any) -> str:
     import keras
 
+    from edl.worker.group_ftrl import GroupFtrl
+
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise BadInputError(
             f"optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer", hint=_supported()
         )
     kind = type(optimizer).__name__
-    if kind not in _RULE or type(optimizer) is not getattr(keras.optimizers, kind):
+    if kind not in _RULE or type(optimizer) is not getattr(keras.optimizers, kind, GroupFtrl):
         raise BadInputError(
             f"the optimizer class {kind} cannot be reproduced by the parameter servers",
             hint=_INSTEAD.get(kind, _supported()),
@@ -122,28 +131,23 @@ def _refuse_arguments(kind: str, config: Mapping[str, Any]) -> None:
 
 
 def _spec(kind: str, config: Mapping[str, Any]) -> OptimizerSpec:
-    values = {name: config[name] for name in RULES[_RULE[kind]].parameters}
+    values = {name: config[name] for name in RULES[_RULE[kind]].parameters if name in config}
     values["weight_decay"] = values["weight_decay"] or 0.0
     if kind == "SGD" and not values["momentum"]:
         return OptimizerSpec("sgd", {"weight_decay": values["weight_decay"]})
     return OptimizerSpec(_RULE[kind], values)
 
 
-def _undecayed(optimizer: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """The variables that ``exclude_from_weight_decay`` leaves alone; Keras looks at the last part of their paths."""
+def _undecayed(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that ``exclude_from_weight_decay`` leaves alone."""
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         raise BadInputError(
             "exclude_from_weight_decay(var_list=...) cannot be reproduced: the optimizer is made apart from the model",
             hint="name them: exclude_from_weight_decay(var_names=[...])",
         )
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
-    return tuple(name for name in names if pattern and pattern.search(_last_part(name)))
-
-
-def _last_part(name: str) -> str:
-    """``kernel`` of ``dense/kernel``, and of ``dense/kernel#2``, as a second variable of the same path is called."""
-    return re.sub(r"#\d+$", "", name.rpartition("/")[2])
+    return tuple(name for name, in_keras in names.items() if pattern and pattern.search(in_keras))
 
 
 def _supported() -> str:
-    return f"use keras.optimizers.{', '.join(_RULE)}"
+    return f"use keras.optimizers.{', '.join(name for name in _RULE if name != 'GroupFtrl')}"

@@ -111,7 +111,10 @@ def ftrl(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     a += g**2
     z += g + 2 * o.number("l2_shrinkage_regularization_strength") * row.w - (a**p - before) / rate * row.w
     curvature = (o.number("beta") + a**p) / rate + 2 * l2
-    row.w[:] = np.where(np.abs(z) <= l1, 0.0, (np.sign(z) * l1 - z) / curvature)
+    pull = np.where(np.abs(z) <= l1, 0.0, np.sign(z) * l1 - z)
+    limit = o.number("group_lasso_regularization_strength") * np.sqrt(len(row.w))
+    length = np.linalg.norm(pull)
+    row.w[:] = 0.0 if limit and length <= limit else (1 - limit / length if limit else 1.0) * pull / curvature
 
 
 FORMULAS: Mapping[str, Formula] = {

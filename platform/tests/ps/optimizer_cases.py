@@ -32,6 +32,9 @@ CASES: Mapping[str, OptimizerSpec] = {
         "ftrl", {"l1_regularization_strength": 0.5, "l2_regularization_strength": 0.3, "initial_accumulator_value": 1.0}
     ),
     "ftrl, shrinkage, beta": OptimizerSpec("ftrl", {"l2_shrinkage_regularization_strength": 0.02, "beta": 0.7}),
+    "ftrl, group lasso": OptimizerSpec(
+        "ftrl", {"group_lasso_regularization_strength": 4.0, "l1_regularization_strength": 0.2}
+    ),
     "ftrl, power": OptimizerSpec("ftrl", {"learning_rate_power": -0.3, "weight_decay": 0.01}),
     "lamb": OptimizerSpec("lamb"),
     "lamb, weight decay": OptimizerSpec("lamb", {"beta_1": 0.8, "weight_decay": 0.02}),

@@ -101,8 +101,8 @@ def test_a_rule_on_many_values_is_the_rule_on_each_part(spec, step, seed):
     parts = [[array.copy() for array in (values, *slots)] for _ in range(2)]
     apply(parts[0][0], parts[0][1:], Update(gradient, 0.1, step), Scratch.like(values))
     for row in rng.permutation(6):
-        value, *slot = (array[row] for array in parts[1])
-        apply(value, slot, Update(gradient[row], 0.1, step), Scratch.like(value))
+        value, *slot = (array[row : row + 1] for array in parts[1])
+        apply(value, slot, Update(gradient[row : row + 1], 0.1, step), Scratch.like(value))
     for whole, by_row in zip(*parts, strict=True):
         np.testing.assert_array_equal(whole, by_row)
 

@@ -18,7 +18,12 @@ from edl.spec.optimizer import OptimizerSpec
 STEPS = 200
 ROWS, DIM = 12, 3
 TABLE = RowTable("emb/embeddings", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 1.0}, seed=5)
-DENSE = (DenseVariable("dense/kernel", (5, 7)), DenseVariable("dense/bias", (7,)), DenseVariable("gain", (3,)))
+DENSE = (
+    DenseVariable("dense/kernel", (5, 7)),
+    DenseVariable("dense/bias", (7,)),
+    DenseVariable("small/embeddings", (4, 2)),
+    DenseVariable("gain", (3,)),
+)
 NOTHING = np.empty(0, np.float32)
 
 
@@ -80,7 +85,13 @@ class DenseProblem:
 def keras_optimizer(spec: OptimizerSpec):
     import keras
 
-    optimizer = getattr(keras.optimizers, KERAS[spec.name])(learning_rate=0.1, **spec.hyperparameters)
+    arguments = dict(spec.hyperparameters)
+    kind = getattr(keras.optimizers, KERAS[spec.name])
+    if arguments.pop("group_lasso_regularization_strength", 0.0):
+        from edl.worker.group_ftrl import GroupFtrl
+
+        arguments, kind = dict(spec.hyperparameters), GroupFtrl
+    optimizer = kind(learning_rate=0.1, **arguments)
     if spec.undecayed:
         optimizer.exclude_from_weight_decay(var_names=[name.rpartition("/")[2] for name in spec.undecayed])
     return optimizer
@@ -99,17 +110,17 @@ def test_dense_variables_and_rows_move_as_in_keras(spec, rng):
 
 @pytest.mark.tensorflow
 def test_variables_that_are_excluded_from_weight_decay_are_left_alone(rng):
-    spec = OptimizerSpec("adam", {"weight_decay": 0.1}, ("dense/bias", TABLE.name))
+    spec = OptimizerSpec("adam", {"weight_decay": 0.1}, ("dense/bias", "small/embeddings", TABLE.name))
     problem = DenseProblem(spec, rng)
-    kernel, bias, gain, rows = problem.on_the_ps()
-    for found, expected in zip((kernel, bias, gain, rows), problem.in_keras(), strict=True):
+    kernel, bias, embedding, gain, rows = problem.on_the_ps()
+    for found, expected in zip((kernel, bias, embedding, gain, rows), problem.in_keras(), strict=True):
         close(found, expected)
     problem.declared = replace(problem.declared, optimizer=OptimizerSpec("adam"))
     undecayed = problem.on_the_ps()
     np.testing.assert_array_equal(bias, undecayed[1])
-    np.testing.assert_array_equal(rows, undecayed[3])
+    np.testing.assert_array_equal(rows, undecayed[4])
     assert not np.allclose(kernel, undecayed[0])
-    assert not np.allclose(gain, undecayed[2])
+    assert not np.allclose(gain, undecayed[3])
 
 
 def row_store(spec: OptimizerSpec) -> tuple[NumpyStore, np.ndarray]:
@@ -151,6 +162,15 @@ def test_l1_makes_rows_exactly_zero_and_a_rate_of_zero_moves_nothing():
     np.testing.assert_array_equal(store.read_rows(TABLE.name, np.arange(ROWS)), start)
     push_rows(store, np.arange(ROWS), np.full((ROWS, DIM), 0.01, np.float32), 0.1, 2)
     np.testing.assert_array_equal(store.read_rows(TABLE.name, np.arange(ROWS)), 0)
+
+
+def test_a_group_lasso_makes_whole_rows_zero(rng):
+    store, _ = row_store(OptimizerSpec("ftrl", {"group_lasso_regularization_strength": 20.0}))
+    pushed = rng.normal(size=(ROWS, DIM)).astype(np.float32) + np.arange(ROWS, dtype=np.float32)[:, None] * 4
+    push_rows(store, np.arange(ROWS), pushed, 0.1, 1)
+    zeros = store.read_rows(TABLE.name, np.arange(ROWS)) == 0
+    np.testing.assert_array_equal(zeros.any(axis=1), zeros.all(axis=1))
+    assert 0 < zeros.all(axis=1).sum() < ROWS
 
 
 def test_every_optimizer_has_its_cases():

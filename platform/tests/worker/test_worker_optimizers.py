@@ -21,13 +21,15 @@ from edl.ps.declaration import Declaration, DenseVariable  # noqa: E402
 from edl.ps.numpy_store import NumpyStore  # noqa: E402
 from edl.ps.store import Gradients  # noqa: E402
 from edl.worker.callbacks import KerasCallbacks  # noqa: E402
-from edl.worker.optimizers import refuse_spread_tables, reproduce  # noqa: E402
+from edl.worker.group_ftrl import GroupFtrl  # noqa: E402
+from edl.worker.optimizers import name_in_keras, refuse_spread_tables, reproduce  # noqa: E402
 
 CLASSES = {
     name: kind
     for name, kind in vars(keras.optimizers).items()
     if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and name != "Optimizer"
 }
+PAGE = Path(__file__).resolve().parents[3] / "docs/reference/optimizers.md"
 REPRODUCED = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Nadam", "Lion", "Ftrl", "Lamb")
 OTHER = {  # a value that is not the default, for every argument that the classes have
     "learning_rate": 0.3,
@@ -77,6 +79,20 @@ def test_other_classes_are_refused_by_name(name: str) -> None:
         reproduce(make(name))
 
 
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_the_page_says_of_every_class_what_becomes_of_it(name: str) -> None:
+    applied, refused = PAGE.read_text().split("## What is refused")
+    assert f"`{name}" in (applied if name in REPRODUCED else refused)
+
+
+@pytest.mark.parametrize("name", REPRODUCED)
+def test_the_page_names_arguments_and_slots(name: str) -> None:
+    spec = reproduce(CLASSES[name]()).spec
+    row = next(line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{name}` |"))
+    for word in (*spec.slots, *spec.hyperparameters):
+        assert f"`{word}`" in row or word == "weight_decay" or name in ("AdamW", "Ftrl")
+
+
 def test_a_users_subclass_is_refused_by_name() -> None:
     class Mine(keras.optimizers.SGD):  # type: ignore[misc]
         pass
@@ -113,10 +129,11 @@ def test_defaults_are_reproduced(name: str) -> None:
 def assert_parity(optimizer: Any, steps: int = 5) -> None:
     """Some steps of Keras and of the reproduced optimizer on a PS, from the same values with the same gradients."""
     rng = np.random.default_rng(0)
-    names, shapes = ("dense/kernel", "dense/bias"), ((3, 2), (4,))
+    names, shapes = ("dense/kernel", "dense/bias", "small/embeddings"), ((3, 2), (4,), (4, 2))
     values = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
     variables = [keras.Variable(v, name=n.rpartition("/")[2]) for n, v in zip(names, values, strict=True)]
-    reproduced = reproduce(optimizer, names)
+    named = {name: name_in_keras(variable) for name, variable in zip(names, variables, strict=True)}
+    reproduced = reproduce(optimizer, named)
     dense = tuple(DenseVariable(name, shape) for name, shape in zip(names, shapes, strict=True))
     store = NumpyStore(Declaration(dense, (), reproduced.spec, "model"), flat(values))
     for step in range(steps):
@@ -140,10 +157,31 @@ def test_a_limit_of_zero_clips_nothing_as_in_keras() -> None:
 
 def test_variables_excluded_by_name_keep_their_weights() -> None:
     optimizer = keras.optimizers.AdamW(weight_decay=0.1)
-    optimizer.exclude_from_weight_decay(var_names=["bias", "^gain$"])
-    names = ["dense/kernel", "dense/bias", "dense/bias#2", "gain", "gains", "bias/embeddings"]
-    assert reproduce(optimizer, names).spec.undecayed == ("dense/bias", "dense/bias#2", "gain")
+    optimizer.exclude_from_weight_decay(var_names=["bias", "head/", "^gain$"])
+    names = {"dense/bias#2": "dense/bias:0", "gain": "gain:0", "m/head/kernel": "m/head/kernel:0", "w": "w:0"}
+    assert reproduce(optimizer, names).spec.undecayed == ("dense/bias#2", "m/head/kernel")
     assert_parity(optimizer)
+
+
+@pytest.mark.parametrize("words", [["bias"], ["head"], ["^emb/"], ["kernel$"], ["kernel:0$", "model"]])
+def test_exclusions_mean_what_keras_takes_them_for(words: list[str]) -> None:
+    class Subclassed(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = [keras.layers.Embedding(4, 2, name="emb"), keras.layers.Dense(2, name="head")]
+
+        def call(self, inputs: Any) -> Any:
+            return self.parts[1](self.parts[0](inputs))
+
+    model, inputs = Subclassed(), keras.Input([1])
+    model(np.zeros((1, 1)))
+    layers = keras.layers.Embedding(4, 2, name="emb"), keras.layers.Dense(2, name="head")
+    functional = keras.Model(inputs, layers[1](layers[0](inputs)))
+    for each in (model.trainable_variables, functional.trainable_variables):
+        optimizer = keras.optimizers.AdamW()
+        optimizer.exclude_from_weight_decay(var_names=words)
+        theirs = {v.path for v in each if not optimizer._use_weight_decay(v.value)}
+        assert set(reproduce(optimizer, {v.path: name_in_keras(v) for v in each}).spec.undecayed) == theirs
 
 
 def test_variables_excluded_by_themselves_are_refused_by_name() -> None:
@@ -157,7 +195,7 @@ def test_variables_excluded_by_themselves_are_refused_by_name() -> None:
 def test_exclusions_mean_nothing_without_weight_decay() -> None:
     optimizer = keras.optimizers.Adam()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
-    assert reproduce(optimizer, ["dense/bias"]).spec == reproduce(keras.optimizers.Adam()).spec
+    assert reproduce(optimizer, {"dense/bias": "dense/bias:0"}).spec == reproduce(keras.optimizers.Adam()).spec
 
 
 def test_lamb_is_refused_for_tables_that_several_ps_share() -> None:
@@ -167,6 +205,15 @@ def test_lamb_is_refused_for_tables_that_several_ps_share() -> None:
     refuse_spread_tables(reproduce(keras.optimizers.AdamW()).spec, ["emb"], 2)
     with pytest.raises(BadInputError, match="Lamb cannot be reproduced for the table 'emb'"):
         refuse_spread_tables(lamb, ["emb"], 2)
+
+
+def test_ftrl_with_a_group_lasso_is_reproduced() -> None:
+    optimizer = GroupFtrl(0.1, group_lasso_regularization_strength=0.3, l1_regularization_strength=0.1)
+    assert reproduce(optimizer).spec.number("group_lasso_regularization_strength") == 0.3
+    assert GroupFtrl.from_config(optimizer.get_config()).get_config() == optimizer.get_config()
+    assert_parity(optimizer)
+    with pytest.raises(ValueError, match="must be 0 or more"):
+        GroupFtrl(group_lasso_regularization_strength=-1.0)
 
 
 @pytest.mark.parametrize("argument", ["use_ema", "loss_scale_factor", "gradient_accumulation_steps"])

@@ -1,6 +1,7 @@
 """Follow the regularized leader: each value is the minimum of a parabola that all gradients so far have shaped.
 
-McMahan et al., *Ad Click Prediction: a View from the Trenches*, 2013. L1 makes values exactly zero.
+McMahan et al., *Ad Click Prediction: a View from the Trenches*, 2013. L1 makes values exactly zero, the
+group lasso whole rows of embeddings.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from edl.ps.optimizers.update import Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
 _SQUARE_ROOT = 0.5
+_ROWS = 2  # dimensions of an array of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class _Strengths:
     l2: float
     shrinkage: float
     beta: float
+    group: float
 
 
 def ftrl(optimizer: OptimizerSpec) -> Rule:
@@ -34,9 +37,20 @@ def ftrl(optimizer: OptimizerSpec) -> Rule:
 
     ``z += g + 2 * shrinkage * w - s * w``, then ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
     """
-    names = ("l1_regularization_strength", "l2_regularization_strength", "l2_shrinkage_regularization_strength", "beta")
-    strengths = _Strengths(-optimizer.number("learning_rate_power"), *map(optimizer.number, names))
+    strengths = _Strengths(
+        power=-optimizer.number("learning_rate_power"),
+        l1=optimizer.number("l1_regularization_strength"),
+        l2=optimizer.number("l2_regularization_strength"),
+        shrinkage=optimizer.number("l2_shrinkage_regularization_strength"),
+        beta=optimizer.number("beta"),
+        group=optimizer.number("group_lasso_regularization_strength"),
+    )
     return partial(_ftrl, strengths)
+
+
+def makes_groups(optimizer: OptimizerSpec) -> bool:
+    """Whether rows of embeddings must reach the rule as ``[n, dim]``."""
+    return optimizer.name == "ftrl" and optimizer.number("group_lasso_regularization_strength") > 0
 
 
 def _ftrl(strengths: _Strengths, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
@@ -62,6 +76,16 @@ def _ftrl(strengths: _Strengths, values: Floats, slots: Sequence[Floats], update
     np.subtract(before, linear, out=before)
     # No curvature: no gradient so far but zeros, and nothing that pulls
     np.divide(before, after, out=values, where=after > 0)
+    if strengths.group and values.ndim == _ROWS:
+        np.multiply(values, _kept(before, strengths.group), out=values)
+
+
+def _kept(pull: Floats, strength: float) -> Floats:
+    """The share of each row that a group lasso leaves: 0 where ``|clip(z) - z|`` is below ``strength * sqrt(dim)``."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", pull, pull))
+    limit = np.float32(strength * np.sqrt(pull.shape[1]))
+    kept: Floats = 1 - limit / np.maximum(lengths, limit)
+    return kept[:, np.newaxis]
 
 
 def _power(exponent: float) -> Callable[[Floats, Floats], object]:

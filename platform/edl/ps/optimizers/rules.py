@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration
+from edl.ps.declaration import Declaration, DenseVariable
 from edl.ps.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.ps.optimizers.adam import adam, adamax, nadam
 from edl.ps.optimizers.descent import lion, momentum, sgd
-from edl.ps.optimizers.ftrl import ftrl
+from edl.ps.optimizers.ftrl import ftrl, makes_groups
 from edl.ps.optimizers.lamb import lamb
 from edl.ps.optimizers.update import Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
@@ -37,10 +37,27 @@ _OF_WHOLE_VARIABLES = frozenset({"lamb"})
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the slab to which a rule is applied at once."""
+    """A part of the slab to which a rule is applied at once.
+
+    Attributes:
+        place: in the slab.
+        decay: weight decay of all variables in it.
+        width: of its rows, when it is one embedding whose rows the rule regards as groups; else 0.
+    """
 
     place: slice
     decay: float
+    width: int = 0
+
+    def apply(self, rule: Rule, values: Floats, slots: Iterable[Floats], update: Update, scratch: Scratch) -> None:
+        """Apply a rule to this part of slabs."""
+        part = Update(self._part(update.gradient), update.learning_rate, update.step)
+        room = Scratch(self._part(scratch.first), self._part(scratch.second))
+        rule(self._part(values), [self._part(slot) for slot in slots], part, room)
+
+    def _part(self, slab: Floats) -> Floats:
+        part = slab[self.place]
+        return part.reshape(-1, self.width) if self.width else part
 
 
 def rule(optimizer: OptimizerSpec, decay: float) -> Rule:
@@ -56,17 +73,23 @@ def rule(optimizer: OptimizerSpec, decay: float) -> Rule:
 
 def blocks(declaration: Declaration) -> tuple[Block, ...]:
     """The trained part of the slab, cut where the weight decay changes; at each variable for rules that want that."""
-    each = declaration.optimizer.name in _OF_WHOLE_VARIABLES
+    optimizer = declaration.optimizer
+    each = optimizer.name in _OF_WHOLE_VARIABLES
     found: list[Block] = []
     for variable, place in declaration.places():
         if variable.statistic:
             break
-        decay = declaration.optimizer.decay_of(variable.name)
-        if found and found[-1].decay == decay and not each:
-            found[-1] = Block(slice(found[-1].place.start, place.stop), decay)
-        else:
-            found.append(Block(place, decay))
+        block = Block(place, optimizer.decay_of(variable.name), _width(variable) if makes_groups(optimizer) else 0)
+        if found and not each and (found[-1].decay, found[-1].width, block.width) == (block.decay, 0, 0):
+            block = replace(block, place=slice(found.pop().place.start, place.stop))
+        found.append(block)
     return tuple(found)
+
+
+def _width(variable: DenseVariable) -> int:
+    """Of the rows of an embedding that is held dense; 0 for other variables."""
+    is_embedding = len(variable.shape) == 2 and variable.name.rpartition("/")[2] == "embeddings"
+    return variable.shape[1] if is_embedding else 0
 
 
 def _decayed(

@@ -22,10 +22,6 @@ class Scratch:
         """New arrays in the shape of ``values``."""
         return cls(np.empty_like(values), np.empty_like(values))
 
-    def part(self, place: slice) -> Scratch:
-        """The same memory, for a part of the values."""
-        return Scratch(self.first[place], self.second[place])
-
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -40,10 +36,6 @@ class Update:
     gradient: Floats
     learning_rate: float
     step: int
-
-    def part(self, place: slice) -> Update:
-        """The update of a part of the values."""
-        return Update(self.gradient[place], self.learning_rate, self.step)
 
 
 Rule = Callable[[Floats, Sequence[Floats], Update, Scratch], None]
