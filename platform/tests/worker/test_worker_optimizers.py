@@ -21,7 +21,9 @@ from edl.ps.declaration import Declaration, DenseVariable  # noqa: E402
 from edl.ps.numpy_store import NumpyStore  # noqa: E402
 from edl.ps.store import Gradients  # noqa: E402
 from edl.worker.callbacks import KerasCallbacks  # noqa: E402
+from edl.worker.contract import ModelModule  # noqa: E402
 from edl.worker.group_ftrl import GroupFtrl  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
 from edl.worker.optimizers import name_in_keras, refuse_spread_tables, reproduce  # noqa: E402
 
 CLASSES = {
@@ -214,6 +216,39 @@ def test_ftrl_with_a_group_lasso_is_reproduced() -> None:
     assert_parity(optimizer)
     with pytest.raises(ValueError, match="must be 0 or more"):
         GroupFtrl(group_lasso_regularization_strength=-1.0)
+
+
+def network(optimizer: Any, parts: int) -> Network:
+    """Of a model with a served table."""
+
+    def model() -> Any:
+        inputs = keras.Input([1])
+        rows = keras.layers.Embedding(50, 2, name="emb")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(1, name="head")(rows))
+
+    module = ModelModule(
+        zoo=Path(__file__).parent,
+        model=model,
+        loss=lambda labels, predictions: predictions,
+        optimizer=lambda: optimizer,
+        eval_metrics_fn=dict,
+        feed=lambda dataset, mode, metadata: dataset,
+    )
+    return Network.build(module, seed=7, embedding_threshold=1, part=lambda name: 0, parts=parts)
+
+
+def test_a_network_knows_which_of_its_variables_and_tables_do_not_decay() -> None:
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_names=["bias", "embeddings"])
+    built = network(optimizer, 2)
+    assert [table.name for table in built.tables] == ["emb/embeddings"]
+    assert built.optimizer.spec.undecayed == ("emb/embeddings", "head/bias")
+
+
+def test_a_network_whose_table_lamb_would_need_whole_is_refused() -> None:
+    assert network(keras.optimizers.Lamb(), 1).optimizer.spec.name == "lamb"
+    with pytest.raises(BadInputError, match=r"Lamb .* table 'emb/embeddings'.* 2 parameter servers"):
+        network(keras.optimizers.Lamb(), 2)
 
 
 @pytest.mark.parametrize("argument", ["use_ema", "loss_scale_factor", "gradient_accumulation_steps"])
