@@ -32,6 +32,7 @@ _RULE: Mapping[str, str] = {
     "Lamb": "lamb",
 }
 """What the PS call the optimizers of Keras, and EDL's one, that they apply."""
+_OF_KERAS = tuple(name for name in _RULE if name != "GroupFtrl")
 _INSTEAD: Mapping[str, str] = {
     "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
     "LossScaleOptimizer": "return its inner optimizer, and use the policy mixed_bfloat16, which needs no loss scaling",
@@ -115,7 +116,7 @@ def _class(optimizer: Any) -> str:
     if kind not in _RULE or type(optimizer) is not getattr(keras.optimizers, kind, GroupFtrl):
         raise BadInputError(
             f"the optimizer class {kind} cannot be reproduced by the parameter servers",
-            hint=_INSTEAD.get(kind, _supported()),
+            hint=_INSTEAD.get(kind) or _of_its_bases(type(optimizer)) or _supported(),
         )
     return kind
 
@@ -149,5 +150,15 @@ def _undecayed(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name, in_keras in names.items() if pattern and pattern.search(in_keras))
 
 
+def _of_its_bases(kind: type) -> str | None:
+    """What a subclass extends, if the PS apply that; what it does otherwise cannot be known."""
+    base = next((base.__name__ for base in kind.__mro__[1:] if base.__name__ in _OF_KERAS), None)
+    return (
+        f"use keras.optimizers.{base} itself: the parameter servers do not run the update of a subclass"
+        if base
+        else None
+    )
+
+
 def _supported() -> str:
-    return f"use keras.optimizers.{', '.join(name for name in _RULE if name != 'GroupFtrl')}"
+    return f"use keras.optimizers.{', '.join(_OF_KERAS)}"

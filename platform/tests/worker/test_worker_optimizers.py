@@ -99,8 +99,18 @@ def test_a_users_subclass_is_refused_by_name() -> None:
     class Mine(keras.optimizers.SGD):  # type: ignore[misc]
         pass
 
-    with pytest.raises(BadInputError, match="class Mine "):
+    with pytest.raises(BadInputError, match="class Mine ") as caught:
         reproduce(Mine())
+    assert str(caught.value.hint).startswith("use keras.optimizers.SGD itself")
+
+
+def test_a_users_own_optimizer_is_refused_with_all_that_there_are() -> None:
+    class Own(keras.optimizers.Optimizer):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(BadInputError, match="class Own ") as caught:
+        reproduce(Own(0.1))
+    assert all(name in str(caught.value.hint) for name in REPRODUCED)
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
