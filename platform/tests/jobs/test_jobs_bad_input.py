@@ -87,7 +87,7 @@ FOLDER/zoo/unparsed.py: feed() raised InvalidArgumentError: Feature: z (data typ
 found.""",
     "averaging": """\
 use_ema=True of the optimizer SGD cannot be reproduced by the parameter servers
-  leave use_ema out""",
+  leave it out, and average what the newest checkpoints hold""",
     "no-loss": """\
 FOLDER/zoo/no_loss.py: the model module does not define 'loss'
   did you mean losses? it defines keras, tf, custom_model, losses, optimizer, eval_metrics_fn, feed""",
