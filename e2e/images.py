@@ -17,6 +17,8 @@ from e2e import site
 from e2e.programs import EDL, ROOT, must
 from e2e.site import Delivery, Site
 
+from edl import __version__
+
 NAMES = ROOT / "e2e" / ".state" / "images.json"
 BUILD_SECONDS = 1800.0
 MISSING = "edl/no-such-image:dev"
@@ -39,16 +41,22 @@ class Images:
 
 
 def build() -> Images:
-    """Build the three images with the Docker engine."""
+    """Build the three images with the Docker engine; what users install from gets the tag of this version, too."""
     images = Images()
     for name, dockerfile in ((images.training, "Dockerfile"), (images.submitter, "submitter.Dockerfile")):
         must("docker", "build", "-t", name, "-f", ROOT / "images" / dockerfile, ROOT, seconds=BUILD_SECONDS)
+        must("docker", "tag", name, _of_this_version(name))
     with tempfile.TemporaryDirectory() as folder:
         zoo = Path(folder) / "model_zoo"
         shutil.copytree(ROOT / "model_zoo", zoo, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "e2e" / "zoo", zoo, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         must(EDL, "zoo", "build", zoo, "--image", images.zoo, "--base", images.training, seconds=BUILD_SECONDS)
     return images
+
+
+def _of_this_version(name: str) -> str:
+    """The tag that charts and the scaffold of ``edl zoo init`` name by default: the project's version."""
+    return f"{name.rpartition(':')[0]}:{__version__}"
 
 
 def deliver(images: Images, where: Site) -> Images:

@@ -85,7 +85,7 @@ def failed(reason: str, step: str) -> BuildFailedError:
     """The error for a build that failed at a step, such as ``Step 2/3 : FROM edl/edl:1``."""
     if _MISSING.search(reason) and " FROM " in f"{step} ":
         hint = (
-            "build the base image first (`docker build -t edl/edl:dev -f images/Dockerfile .` in EDL's repository) "
+            "build the base image first (`make images` in EDL's repository: edl/edl, tagged dev and with the version) "
             "and name it with --base, or log in to its registry"
         )
         return BuildFailedError(f"the base image cannot be had: {reason}", where=step, hint=hint)
