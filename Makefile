@@ -23,7 +23,7 @@ help: ## print every target
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "EDL needs Python 3.11, 3.12 or 3.13 (as python3, python3.11 ...), and none was found."; exit 2; }
-	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB, this takes a few minutes once."
+	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB to download, all takes 2.2 GB on disk and a few minutes once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev,docs]'
 	@touch $(STAMP)
