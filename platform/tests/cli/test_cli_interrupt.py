@@ -101,8 +101,24 @@ def test_a_reader_of_the_output_that_leaves_ends_the_job(stage: Stage, running: 
     running.stdout.close()
     with (stage.run_dir() / "events.jsonl").open("a") as events:
         events.write(json.dumps({"event": "warning", "time": time.time(), "message": "say something"}) + "\n")
-    assert running.wait(PATIENCE) != 0
+    assert running.wait(PATIENCE) == 141
     eventually(lambda: gone(members))
+    assert stage.status()["phase"] == "Interrupted"
+
+
+@pytest.mark.faults
+def test_after_the_reader_left_standard_error_says_how_to_go_on(stage: Stage) -> None:
+    stage.script(*WORKING)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command("run", "job.yaml"), text=True, **pipes) as job:
+        assert job.stdout is not None
+        assert job.stderr is not None
+        job.stdout.readline()
+        job.stdout.close()
+        said = job.stderr.read()
+    assert job.returncode == 141
+    assert said.endswith("Go on with: edl run job.yaml --resume r1\n")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.faults

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from edl.spec.event import JobEnded
 from edl.spec.status import Summary
 
-INTERRUPTED, TERMINATED = 130, 143
-"""Exit codes after Ctrl-C and after SIGTERM, as shells expect them."""
+INTERRUPTED, UNREAD, TERMINATED = 130, 141, 143
+"""Exit codes after Ctrl-C, after the reader of the output left, and after SIGTERM, as shells expect them."""
+
+_STOPS = {INTERRUPTED: "Ctrl-C", UNREAD: "nobody reads the output any more", TERMINATED: "SIGTERM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def decide(ended: JobEnded, failure: Failure, stopped_by: int | None) -> Outcome
 def unexplained(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]:
     """Phase and reason of a run whose master did not end it."""
     if stopped_by is not None:
-        return "Interrupted", "Ctrl-C" if stopped_by == INTERRUPTED else "SIGTERM"
+        return "Interrupted", _STOPS[stopped_by]
     if supervisor_exit < 0:  # its roles are tied to it
         return "Failed", f"the supervisor was killed by signal {-supervisor_exit}, and all processes with it"
     if supervisor_exit in (INTERRUPTED, TERMINATED):

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGPIPE, SIGTERM
 from signal import Signals as Signal
 
-from edl.cli.faces.face import Face
-from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, Failure, Outcome, decide, unexplained
+from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, UNREAD, Failure, Outcome, decide, unexplained
+from edl.cli.faces.pipe import Piped
 from edl.cli.faces.progress import Progress
 from edl.cli.local.signals import Signals
 from edl.core.errors import StorageError
@@ -29,12 +29,13 @@ KILL_SECONDS = 2.0
 SUMMARY_FILE = "summary.json"
 
 _LAST_LINES = 12
+_CODES = {SIGINT: INTERRUPTED, SIGPIPE: UNREAD, SIGTERM: TERMINATED}
 
 
 class Follower:
     """One supervised run as ``edl run`` sees it."""
 
-    def __init__(self, run: RunDir, face: Face, events: Tail, began: float) -> None:
+    def __init__(self, run: RunDir, face: Piped, events: Tail, began: float) -> None:
         """Follow ``run``, of which ``events`` has not been shown yet, and tell ``face``."""
         self._run, self._face, self._events = run, face, events
         self.progress = Progress(began)
@@ -50,6 +51,8 @@ class Follower:
                 if exit_code is not None:
                     break
                 self._face.refresh(self.progress, time.time())
+                if self._face.broken and self._stopped_by is None:
+                    self._stop(supervisor, SIGPIPE)
                 for wish in signals.wait(POLL_SECONDS):
                     self._stop(supervisor, wish)
                 if self._deadline is not None and time.monotonic() > self._deadline:
@@ -66,7 +69,7 @@ class Follower:
 
     def _stop(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
         if self._stopped_by is None:
-            self._stopped_by = TERMINATED if wish == SIGTERM else INTERRUPTED
+            self._stopped_by = _CODES[wish]
             self._face.notice("Stopping: every process is told to go. Once more (Ctrl-C) kills them at once.")
             self._deadline = time.monotonic() + STOP_SECONDS
         else:

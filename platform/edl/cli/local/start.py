@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from edl.cli.faces.face import choose
+from edl.cli.faces.pipe import Piped
 from edl.cli.local.follow import Follower
 from edl.cli.local.plan import Plan
 from edl.core.errors import StorageError
@@ -41,7 +42,7 @@ def supervised(plan: Plan, *, as_json: bool) -> int:
     run, events = plan.run, tail(plan.run.events)
     events.poll()  # what an earlier start of the run wrote was shown then
     write_json(run.spec, dump(plan.spec))
-    with choose(as_json=as_json) as face:
+    with Piped(choose(as_json=as_json)) as face:
         face.planned(plan)
         began = time.time()
         append_line(run.events, _started(plan, began).to_json())
