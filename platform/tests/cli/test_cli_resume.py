@@ -107,3 +107,13 @@ def test_a_change_of_the_storage_is_no_change_of_the_work(stage: Stage) -> None:
     assert resumption.differences(run, spec) == []
     more = replace(spec, workers=replace(spec.workers, max=9))
     assert resumption.differences(run, more) == [("workers.max", 2, 9)]
+
+
+def test_a_run_that_failed_before_its_first_record_is_started_again(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.script(["event", FAILED | {"summary": SUMMARY | {"records_done": 0}}])
+    assert stage.edl("run", "job.yaml") == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "Start again with: edl run job.yaml"
+    assert stage.edl("run", "job.yaml", "--resume") == 1
+    assert "Go on when the cause is gone with" in capsys.readouterr().out

@@ -70,6 +70,8 @@ class Plan:
         if self.output:
             return []
         if outcome.phase != "Done":
+            if outcome.phase == "Failed" and not self.resumed and not outcome.summary.records_done:
+                return [f"Start again with: edl run {self.job_file}"]  # with the cause its fields may have to change
             what = "Go on" if outcome.phase == "Interrupted" else "Go on when the cause is gone"
             return [f"{what} with: edl run {self.job_file} --resume {self.run_id}"]
         if self.spec.data.prediction:
