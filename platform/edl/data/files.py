@@ -38,7 +38,7 @@ def data_files(paths: PathOrPaths) -> tuple[Path, ...]:
     """
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     if not listed:
-        raise BadInputError("no training data: the list of paths is empty", hint="name a file or a directory")
+        raise BadInputError("there are no data files: the list of paths is empty", hint="name a file or a directory")
     files = tuple(file for path in listed for file in _files_of(Path(path)))
     _refuse_twice(files)
     return files
@@ -62,7 +62,7 @@ def _directory_files(directory: Path) -> list[Path]:
     if not files:
         folders = [entry.name for entry in entries if entry.is_dir()]
         hint = f"name one of its directories: {', '.join(folders[:5])}" if folders else "`edl data` can write examples"
-        raise BadInputError("no training data: the directory has no data files", where=str(directory), hint=hint)
+        raise BadInputError("the directory has no data files", where=str(directory), hint=hint)
     return files
 
 

@@ -176,3 +176,12 @@ def test_commands_never_import_what_roles_need(command: str) -> None:
 
 def test_validate_imports_no_heavy_module(job: Path) -> None:
     assert not imported("validate", "job.yaml") & set(HEAVY)
+
+
+def test_a_folder_without_validation_data_is_not_called_training_data(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("empty").mkdir()
+    assert edl("validate", "job.yaml", "--set", "data.validation=empty") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
+    assert line.endswith("empty: the directory has no data files")
