@@ -187,13 +187,16 @@ class Reporter:
 
 
 def records_total(state: JobState) -> int:
-    """Records that the job is to work through; what is done counts, also when a resumed run is to end before that."""
+    """Records that the job is to work through: what is done, and what the steps that are left have room for.
+
+    A minibatch at the end of a range may be smaller, so with ``max_steps`` this is exact once the last step is done.
+    """
     main, limit = state.main, state.settings.max_steps
     if main is None:
         return 0
     if limit is None or state.settings.predict:
         return main.total
-    return min(main.total, max(limit * main.minibatch, main.done_records))
+    return min(main.total, main.done_records + max(0, limit - main.done_steps) * main.minibatch)
 
 
 def epoch_of(ledger: Ledger) -> int:

@@ -176,6 +176,19 @@ def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(stage: St
     assert records_total(state) == 2
 
 
+def test_a_run_that_max_steps_ends_has_done_all_of_its_records(stage: Stage) -> None:
+    stage.train()
+    state = stage.shell.state
+    assert state.main is not None
+    state.settings = replace(state.settings, max_steps=3)
+    state.main.done_records, state.main.done_steps = 3, 2  # one minibatch of two was the single record of a range's end
+    assert records_total(state) == 5
+    state.main.done_records, state.main.done_steps = 5, 3
+    assert records_total(state) == 5
+    state.main.done_records = 4
+    assert stage.reporter.status().records_total == stage.reporter.summary().records_total == 4
+
+
 def seen(stage: Stage, index: int, phase: Phase, **more: Any) -> None:
     stage.shell.handle(PodChanged(PodSeen(f"worker-{index}", Role.WORKER, index, phase, **more)))
 
