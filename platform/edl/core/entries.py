@@ -155,6 +155,10 @@ def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
     else:
         training = state.ledgers[TRAINING]
         training.restore(entry["ledger"])
+        if entry["records"]:
+            state.counters.loss = None  # it is of steps that are not done any more
+        if state.last_evaluation > training.done_steps:
+            state.counters.metrics = {}
         state.counters.rolled_back += entry["records"]
         state.counters.corrupt.clear()  # they are read, and counted, again
         state.last_checkpoint = state.last_evaluation = training.done_steps

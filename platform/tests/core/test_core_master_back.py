@@ -113,6 +113,25 @@ def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
     assert len(masters.entries("rolled_back")) == 1
 
 
+def test_what_was_measured_of_steps_that_went_back_is_forgotten() -> None:
+    masters = Masters()
+    lease = masters.train()
+    masters.see(Progressed("worker-0", 1, (Steps(lease, 5, 3.0, 2),)))
+    masters.state.counters.metrics, masters.state.last_evaluation = {"accuracy": 0.9}, 5
+    masters.see(killed(Role.PS, 0))
+    counters = masters.state.counters
+    assert (masters.state.step, counters.loss, counters.metrics) == (0, None, {})
+
+
+def test_what_was_measured_before_the_checkpoint_stays() -> None:
+    masters = Masters()
+    lease = masters.train()
+    masters.state.counters.metrics = {"accuracy": 0.9}
+    masters.see(Progressed("worker-0", 1, (Steps(lease, 5, 3.0, 2),)))
+    masters.see(killed(Role.PS, 0))
+    assert masters.state.counters.metrics == {"accuracy": 0.9}
+
+
 def test_one_of_two_parameter_servers_that_was_replaced_is_not_lost_again() -> None:
     masters = Masters(ps=2)
     lease = masters.train()
