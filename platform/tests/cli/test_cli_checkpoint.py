@@ -113,6 +113,15 @@ def test_a_checkpoint_of_a_volume_is_named_by_its_path(run: RunDir, edl: Any, tm
     assert seen["checkpoint"] == 1
 
 
+def test_a_copy_is_not_said_to_be_of_a_run(run: RunDir, edl: Any, tmp_path: Path) -> None:
+    copy = tmp_path / "copies/cut-00000002"
+    copy.parent.mkdir()
+    cut_directory(run.checkpoints, 2).rename(copy)
+    (tmp_path / "spec.json").touch()  # a file of this name alone makes no run of the folder around it
+    out = edl("inspect", str(copy))[1]
+    assert out.splitlines()[0] == f"Checkpoint 2 of {copy.parent}, {copy}"
+
+
 def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> None:
     create(run.job_dir)
     assert "Run r1 of mnist" in edl("ls", "mnist")[1]

@@ -56,9 +56,9 @@ def find(word: str) -> Place:
 
 def _in_folder(path: Path) -> Place:
     if match := _CUT.fullmatch(path.name):
-        return Place(path.parent, _name_of(path.parent.parent), int(match[1]))
+        return Place(path.parent, _holder_of(path.parent), int(match[1]))
     if path.name == "checkpoints" or cuts_in(path):
-        return Place(path, _name_of(path.parent))
+        return Place(path, _holder_of(path))
     if (path / "checkpoints").is_dir():
         return Place(path / "checkpoints", _name_of(path))
     found = [run for run in runs(path) or submitted(path) if run.checkpoints.is_dir()]
@@ -81,6 +81,11 @@ def _of_file(path: Path) -> Place:
     if not folder.is_dir():
         raise BadInputError("this job has no run yet", where=str(folder), hint=f"Start one: edl run {path}")
     return _in_folder(folder)
+
+
+def _holder_of(checkpoints: Path) -> str:
+    """What a folder of checkpoints belongs to: only one called ``checkpoints`` can be a run's, others hold copies."""
+    return _name_of(checkpoints.parent) if checkpoints.name == "checkpoints" else str(checkpoints)
 
 
 def _name_of(run: Path) -> str:
