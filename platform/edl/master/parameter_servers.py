@@ -118,15 +118,15 @@ class ParameterServers:
                     self._handle(event)
 
     def _refused(self, link: Link, question: Question, error: RefusedError) -> None:
-        kind, what = kind_of(error), f"ps-{link.index} refuses {question.method.name}: {error}"
+        method, kind = question.method.name, kind_of(error)
+        what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
+        log.warning("%s (%s)", what, error.where)
         if kind == "incarnation":
             self._failed(error)
         elif question.restore and kind == "storage":
             self._handle(self._checkpoints.refused(link.uid, question.restore, what))
         elif question.needed or question.cut:
             self._handle(PsRefused(link.uid, kind, what, question.cut))
-        else:
-            log.warning("%s", what)
 
     def _save(self, command: SaveCheckpoint) -> None:
         addresses = {link.index: link.control_address for link in self.addresses().values()}

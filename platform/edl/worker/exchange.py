@@ -118,13 +118,14 @@ class Exchange:
                     step(part, request, answers)
                 except RetryableError as error:
                     self._forget(part)
-                    requests, problem = _without(requests, part), error
+                    requests, problem = _without(requests, part), RetryableError(error.message, where=f"ps-{part}")
                 except BulkRefused as error:
                     requests = _without(requests, part)
                     if error.kind not in _TRY_AGAIN:
-                        refusal = error
+                        _LOG.warning("ps-%d refuses: %s", part, error)  # with its address, which people have no use for
+                        refusal = BulkRefused(error.message, kind=error.kind, where=f"ps-{part}", hint=error.hint)
                     else:
-                        problem = RetryableError(error.message, where=error.where)
+                        problem = RetryableError(error.message, where=f"ps-{part}")
                         if error.kind == "uninitialized":
                             self._undeclared.add(part)
         if refusal is not None:

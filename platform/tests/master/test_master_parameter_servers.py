@@ -229,14 +229,15 @@ def test_a_newer_master_ends_this_one(servers: ParameterServers, core: Core, ps:
     ],
 )
 def test_a_refusal_that_matters_is_the_core_s(
-    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], method: str, command: Any, cut: int
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], caplog: Any, method: str, command: Any, cut: int
 ) -> None:
     ps[0].answers[method] = refusing("storage")
     servers.do(command)
     event = core.next()
     assert isinstance(event, PsRefused)
     assert (event.uid, event.kind, event.cut) == ("ps-0-a", "storage", cut)
-    assert event.message.startswith(f"ps-0 refuses {method}")
+    assert event.message == f"ps-0 refuses {method}: no"  # people know no addresses; the log has them
+    assert str(ps[1]) in caplog.text
 
 
 def test_other_refusals_are_logged_and_the_next_question_is_asked(

@@ -165,7 +165,7 @@ def test_another_model_is_refused(stage: Stage) -> None:
     stage.parameters(LinearNetwork(len(stage.servers.servers)))
     other = LinearNetwork(len(stage.servers.servers))
     other.fingerprint = "another"
-    with pytest.raises(RefusedError, match="fingerprint"):
+    with pytest.raises(RefusedError, match=r"^ps-\d: .*fingerprint"):
         stage.parameters(other)
 
 
