@@ -120,6 +120,8 @@ def test_a_copy_is_not_said_to_be_of_a_run(run: RunDir, edl: Any, tmp_path: Path
     (tmp_path / "spec.json").touch()  # a file of this name alone makes no run of the folder around it
     out = edl("inspect", str(copy))[1]
     assert out.splitlines()[0] == f"Checkpoint 2 of {copy.parent}, {copy}"
+    code, _, err = edl("inspect", str(copy.rename(tmp_path / "best")))
+    assert (code, "such as cut-00000004" in err) == (2, True)
 
 
 def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> None:

@@ -62,6 +62,9 @@ def _in_folder(path: Path) -> Place:
     if (path / "checkpoints").is_dir():
         return Place(path / "checkpoints", _name_of(path))
     found = [run for run in runs(path) or submitted(path) if run.checkpoints.is_dir()]
+    if not found and (path / MANIFEST).is_file():
+        hint = "Rename it: a checkpoint is called cut- and its number in eight digits, such as cut-00000004."
+        raise BadInputError("is a checkpoint that has lost its name", where=str(path), hint=hint)
     if not found:
         raise BadInputError("is no run of a job, and holds none", where=str(path), hint=_OTHER_PLACES)
     run = next((run for run in reversed(found) if cuts_in(run.checkpoints)), found[-1])
