@@ -9,7 +9,7 @@ import typer
 
 from edl.cli.local.checks import missing
 from edl.spec.job import JobSpec
-from edl.spec.load import load
+from edl.spec.load import load, place_of
 from edl.spec.paths import resolve_local
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -29,8 +29,8 @@ def validate(
     """
     spec = load(job, settings or ())
     typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in outline(spec)))
-    for problem in missing(resolve_local(spec, job.parent)):
-        typer.echo(f"warning: {problem}", err=True)
+    for field, problem in missing(resolve_local(spec, job.parent)):
+        typer.echo(f"warning: {place_of(field, job, settings or ())}: {problem}", err=True)
 
 
 def outline(spec: JobSpec) -> list[str]:

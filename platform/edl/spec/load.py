@@ -74,6 +74,20 @@ def loads(text: str, source: str) -> JobSpec:
     return spec or _load_yaml(text, source, _Use((), (), lambda _: ()))
 
 
+def place_of(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:
+    """File and line, or the option, that gave a field its value: for what is found wrong with it after it was loaded.
+
+    Args:
+        field: its path, such as ``data.training``.
+        path: of a file that ``load`` took with the same ``overrides``.
+    """
+    from edl.spec.document import parse_yaml
+
+    source = os.fspath(path)
+    root = parse_yaml(_text(Path(path)), source, [])
+    return source if root is None else _nearest_node(_overridden(root, tuple(overrides), []), field).where
+
+
 def dump(spec: JobSpec) -> dict[str, Json]:
     """All fields as JSON values, defaults included: what load reads back as an equal spec."""
     return JOB.write(spec)

@@ -64,9 +64,10 @@ def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[s
 def test_what_is_not_on_this_machine_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("validate", "job.yaml") == 0
     zoo, training, validation = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert zoo.startswith("warning: job.yaml:2: ")
     assert "model zoo is not a directory" in zoo
-    assert "data.training: /data/train" in training
-    assert "data.validation: /data/test" in validation
+    assert "job.yaml:3: data.training: /data/train" in training
+    assert "job.yaml:3: data.validation: /data/test" in validation
 
 
 def test_a_function_that_is_missing_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,4 +185,5 @@ def test_a_folder_without_validation_data_is_not_called_training_data(
     Path("empty").mkdir()
     assert edl("validate", "job.yaml", "--set", "data.validation=empty") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
-    assert line.endswith("empty: the directory has no data files")
+    assert line.startswith("warning: --set data.validation=empty: data.validation: ")
+    assert line.endswith("/empty: the directory has no data files")

@@ -38,19 +38,19 @@ def check(spec: JobSpec, *, predict: bool) -> Counts:
     )
 
 
-def missing(spec: JobSpec) -> list[BadInputError]:
-    """What of a job's module and data is not on this machine; no record is counted.
+def missing(spec: JobSpec) -> list[tuple[str, BadInputError]]:
+    """What of a job's module and data is not on this machine, with the field that names it; no record is counted.
 
     Args:
         spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
     """
-    found: list[BadInputError] = []
+    found: list[tuple[str, BadInputError]] = []
     defined: Sequence[str] = ()
     if _here(spec.model.zoo, spec):
         try:
             defined = _defined(spec)
         except BadInputError as error:
-            found.append(error)
+            found.append(("model.definition", error))
     if _OWN_READER in defined:
         return found
     data = spec.data
@@ -65,13 +65,13 @@ def _here(path: str, spec: JobSpec) -> bool:
     return "://" not in path and not any(Path(path).is_relative_to(mount) for mount in away)
 
 
-def _absent(field: str, path: str) -> list[BadInputError]:
+def _absent(field: str, path: str) -> list[tuple[str, BadInputError]]:
     from edl.data.files import data_files
 
     try:
         data_files(path)
     except EdlError as error:
-        return [BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint)]
+        return [(field, BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint))]
     return []
 
 
