@@ -34,7 +34,7 @@ def predict(
 ) -> None:
     """Predict the records of data.prediction with a trained model.
 
-    Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 unread output.
+    Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 nobody reads.
     """
     spec = read(job, settings or [], workers, None, required="prediction")
     if next(output.glob("*.npz"), None) is not None:

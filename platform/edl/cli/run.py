@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Train a job on this machine, elastically.
 
-    Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 unread output.
+    Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 nobody reads.
     """
     spec = read(job, settings or [], workers, ps)
     counts = check(spec, predict=False)
