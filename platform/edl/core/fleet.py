@@ -15,7 +15,7 @@ from edl.core.cluster import PLAIN, PodSeen, Role, Wish
 from edl.core.memory import UNRAISED, Memory
 from edl.core.muster import Muster
 from edl.core.pod import Pod
-from edl.core.pods import State, relaunch
+from edl.core.pods import STEPS_PER_CRASH, State, relaunch
 
 __all__ = ["ASK_PATIENCE", "Asked", "Fleet", "Name", "Pod"]
 
@@ -36,7 +36,8 @@ class Fleet:
         asked: pods asked for and not yet seen, or refused.
         not_before: when a role may be asked for again.
         backoff: the same, after refusals.
-        crashes: pods of a role that crashed since one of them last got work done.
+        crashes: of pods of a role, that no work has made good for.
+        steps: that have not made good for a crash yet, by role.
         roles: the pods that have not ended, by what they are.
         born: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What it says of
             older leases may be older than what they reached.
@@ -55,6 +56,7 @@ class Fleet:
     not_before: dict[Role, float] = field(default_factory=dict)
     backoff: dict[Role, Backoff] = field(default_factory=lambda: {role: Backoff() for role in Role})
     crashes: dict[Role, int] = field(default_factory=dict)
+    steps: dict[Role, int] = field(default_factory=dict)
 
     def live(self, role: Role) -> list[Pod]:
         """Pods of a role that have not ended, by index."""
@@ -163,9 +165,18 @@ class Fleet:
         self.not_before[pod.role] = now + decision.value.delay
         return True, decision.reason
 
-    def worked(self, role: Role) -> None:
-        """A pod of the role got work done: earlier crashes no longer count."""
-        self.crashes.pop(role, None)
+    def worked(self, role: Role, steps: int) -> None:
+        """Pods of the role got so many steps done, which make good for crashes; none are saved for crashes to come."""
+        if not self.crashes.get(role):
+            return
+        amends, self.steps[role] = divmod(self.steps.get(role, 0) + steps, STEPS_PER_CRASH)
+        self.forgive(role, amends)
+
+    def forgive(self, role: Role, crashes: int) -> None:
+        """So many crashes no longer count."""
+        self.crashes[role] = max(0, self.crashes.get(role, 0) - crashes)
+        if not self.crashes[role]:
+            self.steps.pop(role, None)
 
     def ps_ready(self) -> bool:
         """Whether every PS is there, listens to this master and holds variables."""

@@ -19,6 +19,7 @@ from edl.core.events import (
 )
 from edl.core.hearing import heard
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
+from edl.core.pods import STEPS_PER_CRASH
 from edl.core.results import refusal
 from edl.core.state import State
 from edl.core.tasks import Lease, Work
@@ -204,8 +205,8 @@ def _worked(state: State, worker: str, lease: int, made: int, now: float) -> Non
     if made > 0 and holder is not None:
         state.patience.stepped((now - holder.stepped.get(lease, now)) / made, now)
         holder.stepped[lease] = now
-    state.fleet.worked(Role.WORKER)
-    state.fleet.worked(Role.PS)
+    state.fleet.worked(Role.WORKER, made)
+    state.fleet.worked(Role.PS, made)
 
 
 def acknowledge_cut(state: State, worker: str, known: int) -> None:
@@ -253,7 +254,7 @@ def _limit_corrupt(state: State) -> None:
 
 def _result(state: State, kind: str, event: TaskReported) -> None:
     """One entry a result: a master that dies between two would leave half of it behind."""
-    state.fleet.worked(Role.WORKER)
+    state.fleet.worked(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
         state.record({"kind": "dataset", **event.result})
     elif kind == METRICS and state.round is not None:

@@ -111,7 +111,9 @@ class Relaunch:
     delay: float | None
 
 
-CRASHES_WITHOUT_A_STEP = 6
+MOST_CRASHES = 6
+STEPS_PER_CRASH = 16
+"""Steps of all workers that make good for one crash: what gets a few steps further each time is still broken."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _LOST: Mapping[State, str] = {
     State.SUCCEEDED: "it had nothing left to do",
@@ -124,16 +126,16 @@ _LOST: Mapping[State, str] = {
 }
 
 
-def relaunch(ended: State, crashes_in_a_row: int) -> Decision[Relaunch]:
+def relaunch(ended: State, crashes: int) -> Decision[Relaunch]:
     """Whether a worker or PS that ended while it was needed is replaced.
 
     Args:
         ended: how it ended. Whether the job can live with a lack of memory is decided before (module ``memory``).
-        crashes_in_a_row: pods of its role that crashed, this one included, since one of them last got work done.
+        crashes: of pods of its role, this one included, that no work has made good for.
     """
     if ended is not State.CRASHED:
         return Decision(Relaunch(0.0), f"{ended}: {_LOST[ended]}; replaced at once, this is not a failure of the job")
-    if crashes_in_a_row >= CRASHES_WITHOUT_A_STEP:
-        return Decision(Relaunch(None), f"crashed {crashes_in_a_row} times in a row without getting any work done")
-    delay = min(_FIRST_DELAY * 2 ** (crashes_in_a_row - 1), _LONGEST_DELAY)
+    if crashes >= MOST_CRASHES:
+        return Decision(Relaunch(None), f"crashed {crashes} times with next to no work done between")
+    delay = min(_FIRST_DELAY * 2 ** (crashes - 1), _LONGEST_DELAY)
     return Decision(Relaunch(delay), f"crashed: replaced after {delay:g} s")

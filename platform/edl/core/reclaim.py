@@ -152,5 +152,6 @@ def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settle
         message, detail = state.failure or ("the workers' logs say why", "")
         state.end("Failed", f"{what}: {message}", detail, "crash")
         return {}
+    state.fleet.forgive(Role.WORKER, count)  # the range is to blame, and is out of the way
     state.tell("quarantined", **_where(work), reason=what)
     return {current.lease: work.records}

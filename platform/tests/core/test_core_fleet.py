@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
 from edl.core.fleet import ASK_PATIENCE, Fleet
+from edl.core.pods import MOST_CRASHES, STEPS_PER_CRASH
 
 
 def test_new_workers_get_consecutive_indices_though_each_wish_is_entered_as_it_is_read() -> None:
@@ -112,3 +113,33 @@ def test_what_was_asked_for_and_never_shown_is_asked_for_again() -> None:
     assert fleet.elevated() == 1
     assert list(fleet.asked.unseen(ASK_PATIENCE - 1)) == []
     assert list(fleet.asked.unseen(ASK_PATIENCE)) == [(Role.WORKER, 0)]
+
+
+def crashes(fleet: Fleet, steps_between: int, most: int = 100) -> int:
+    """After how many crashed workers, each of which does so many steps, the job is given up."""
+    for index in range(most):
+        fleet.see(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.RUNNING))
+        fleet.worked(Role.WORKER, steps_between)
+        pod, _ = fleet.see(PodSeen(f"worker-{index}", Role.WORKER, index, Phase.FAILED, exit_code=1))
+        if not fleet.ended(pod, now=float(index))[0]:
+            return index + 1
+    return most
+
+
+def test_a_few_steps_between_crashes_do_not_keep_a_broken_job_going() -> None:
+    assert crashes(Fleet(ps=0), steps_between=0) == MOST_CRASHES
+    assert crashes(Fleet(ps=0), steps_between=4) == MOST_CRASHES + 1
+    assert crashes(Fleet(ps=0), steps_between=STEPS_PER_CRASH) == 100
+
+
+def test_steps_before_a_crash_are_not_saved_for_it() -> None:
+    fleet = Fleet(ps=0)
+    fleet.worked(Role.WORKER, 1_000_000)
+    assert crashes(fleet, steps_between=0) == MOST_CRASHES
+
+
+def test_a_range_that_is_put_aside_takes_its_crashes_along() -> None:
+    fleet = Fleet(ps=0)
+    assert crashes(fleet, 0, most=MOST_CRASHES - 1) == MOST_CRASHES - 1
+    fleet.forgive(Role.WORKER, 3)
+    assert crashes(fleet, 0) == 4
