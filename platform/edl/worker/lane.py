@@ -1,0 +1,54 @@
+"""One thread beside the one that computes: it does what it is given, in the order in which it was given."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Lane:
+    """Jobs one after another. Its thread begins with the first job and is a daemon: it keeps no process alive.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._newest: Future[Any] | None = None
+
+    def submit(self, job: Callable[[], Result]) -> Future[Result]:
+        """Do ``job`` after all that were given before; what it returns or raises comes out of the future.
+
+        To be called by one thread.
+        """
+        if self._newest is None:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        future: Future[Result] = Future()
+        self._newest = future
+        self._jobs.put((future, job))
+        return future
+
+    def drain(self) -> None:
+        """Wait until nothing is under way, however it ends."""
+        if self._newest is not None:
+            wait((self._newest,))
+
+    def close(self) -> None:
+        """End the thread once it has done what it was given. No job may follow."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (given := self._jobs.get()) is not None:
+            future, job = given
+            try:
+                future.set_result(job())
+            except BaseException as error:  # noqa: BLE001  raised again where the result is wanted
+                future.set_exception(error)
+            del future, job, given  # a gradient or rows, which nobody needs until the next job comes
