@@ -2,15 +2,22 @@
 
 ``tf.function`` compares every argument with the signatures of earlier traces, about 0.2 ms a call: a quarter of a small
 model's step. Here the types and shapes of the arguments without their first dimension pick the trace.
+
+Several threads may call functions of one model: while one is traced, layers of the model remember what for, so that
+only one is traced at a time.
 """
 
 from __future__ import annotations
 
+import threading
+import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
+
+_TRACING = threading.Lock()
+"""Keras marks layers while they are called: a model cannot be traced by two threads at a time."""
 
 
 class Traced:
@@ -18,10 +25,12 @@ class Traced:
 
     Args:
         function: of nested tensors or arrays, records first; runs as a graph.
+        tracing: held while a function of the same model is traced; by default one of its own.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], tracing: threading.Lock | None = None) -> None:
         self._general = tf.function(function, autograph=False, reduce_retracing=True)
+        self._tracing = tracing or threading.Lock()
         self._traces: dict[Any, Callable[..., Any]] = {}
 
     @property
@@ -31,18 +40,30 @@ class Traced:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it; traces when there is no trace for these types and shapes."""
-        leaves = tf.nest.flatten(arguments)
-        if not all(isinstance(leaf, tf.Tensor | np.ndarray) for leaf in leaves):
-            return self._general(*arguments)  # sparse and ragged tensors
-        tensors = [tf.convert_to_tensor(leaf) for leaf in leaves]
-        key = tuple((tensor.dtype, *tensor.shape[1:]) for tensor in tensors)
-        packed = tf.nest.pack_sequence_as(arguments, tensors)
+        leaves = [_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
+        key = tuple(_kind(leaf) for leaf in leaves)
+        packed = tf.nest.pack_sequence_as(arguments, leaves)
         trace = self._traces.get(key)
         if trace is None:
-            trace = self._traces[key] = self._general.get_concrete_function(*tf.nest.map_structure(_any_count, packed))
+            with _TRACING:
+                trace = self._general.get_concrete_function(*tf.nest.map_structure(any_count, packed))
+            self._traces[key] = trace
         return trace(*packed)
 
 
-def _any_count(tensor: Any) -> Any:
-    shape = [None, *tensor.shape[1:]] if tensor.shape.rank else []
-    return tf.TensorSpec(shape, tensor.dtype)
+def any_count(value: Any) -> Any:
+    """The TensorSpec of a tensor or array with any number of records; also of ragged and sparse tensors."""
+    shape = [None, *value.shape[1:]] if len(value.shape) else []
+    if isinstance(value, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits.dtype)
+    if isinstance(value, tf.SparseTensor):
+        return tf.SparseTensorSpec(shape, value.dtype)
+    return tf.TensorSpec(shape, value.dtype)
+
+
+def _tensor(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(leaf)
+
+
+def _kind(tensor: Any) -> Any:
+    return (tensor.dtype, *tensor.shape[1:]) if isinstance(tensor, tf.Tensor) else any_count(tensor)
