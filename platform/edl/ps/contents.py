@@ -6,8 +6,8 @@ from edl.ps.arrays import Floats
 from edl.ps.checkpoints import Cut
 from edl.ps.declaration import Declaration
 from edl.ps.leases import Leases
-from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, ParameterStore
+from edl.ps.stores import Stores
 from edl.rpc.refusal import Refused
 
 _REMEDY = "Go on with the model and optimizer that this run began with, or start a new run."
@@ -16,13 +16,17 @@ _REMEDY = "Go on with the model and optimizer that this run began with, or start
 class Contents:
     """Parameters and their version; used under the server's lock.
 
+    Args:
+        stores: makes what holds them.
+
     Attributes:
         version: pushes that were applied.
         initialized: there are parameters, declared by a worker or restored from a checkpoint.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stores: Stores | None = None) -> None:
         self.version = 0
+        self._stores = stores or Stores()
         self._store: ParameterStore | None = None
         # Parameters put together from the shards of another number of PS have all values but no order of the slab
         # yet: only workers know it.
@@ -37,13 +41,13 @@ class Contents:
         """Make the parameters, unless they are there; whether they were made.
 
         Raises:
-            Refused: kind ``bad``, if another model or optimizer is here.
+            Refused: kind ``bad``, if another model or optimizer is here, or no store may hold this one.
         """
         if self._store is None:
-            self._hold(NumpyStore(declared, dense))
+            self._hold(self._stores.make(declared, dense))
             return True
         if not self._ordered and self._store.declaration.same_but_for_order(declared):
-            self._hold(NumpyStore.restored(self._store.snapshot().arranged(declared.dense)))
+            self._hold(self._stores.restored(self._store.snapshot().arranged(declared.dense)))
         if difference := self._store.declaration.difference(declared):
             raise Refused(difference, kind="bad", hint=_REMEDY)
         return False
@@ -76,9 +80,9 @@ class Contents:
         return Cut(cut, self.store().snapshot(), self.version, leases.applied())
 
     def restore(self, cut: Cut) -> None:
-        """Hold what a cut held, instead of what is here."""
-        self._hold(NumpyStore.restored(cut.snapshot), ordered=cut.ordered)
+        """Hold what a cut held, instead of what is here; raises Refused (``bad``) if no store may."""
+        self._hold(self._stores.restored(cut.snapshot), ordered=cut.ordered)
         self.version = cut.version
 
-    def _hold(self, store: NumpyStore, *, ordered: bool = True) -> None:
+    def _hold(self, store: ParameterStore, *, ordered: bool = True) -> None:
         self._store, self._ordered = store, ordered

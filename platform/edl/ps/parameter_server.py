@@ -24,6 +24,7 @@ from edl.ps.leases import Admission, Leases
 from edl.ps.shard_writer import Saved, ShardWriter
 from edl.ps.snapshot import StoredRows
 from edl.ps.store import Gradients
+from edl.ps.stores import Stores
 from edl.rpc.refusal import Refused
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class ParameterServer:
     Args:
         index: of this PS.
         writer: writes the shards of checkpoints.
+        stores: makes what holds the parameters; by default the best that there is.
         patience: seconds that a push waits for a cut.
         clock: monotonic seconds, to measure the copy.
     """
@@ -47,6 +49,7 @@ class ParameterServer:
         index: int,
         writer: ShardWriter,
         *,
+        stores: Stores | None = None,
         patience: float = PATIENCE,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -58,7 +61,7 @@ class ParameterServer:
         self._attaching = threading.Lock()
         self._leases = Leases()
         self._cuts: Cuts[Cut] = Cuts()
-        self._contents = Contents()
+        self._contents = Contents(stores)
         self._closed = False
         self._last_taken: Taken | None = None
         self._last_restore: Attachment | None = None

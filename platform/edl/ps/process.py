@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import signal
 import threading
 from contextlib import ExitStack
@@ -14,16 +16,18 @@ from edl.ps.control_plane import ControlPlane
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.registration import keep_registered, request
 from edl.ps.shard_writer import ShardWriter
+from edl.ps.stores import Stores
 from edl.rpc.address import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.rpc.bulk import BulkServer
 from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.rpc.identity import Identity
-from edl.spec.job import JobSpec
+from edl.spec.job import JobSpec, ParameterServers
 
 log = logging.getLogger(__name__)
 
 _CONTROL_THREADS = 8
+_MOST_THREADS = 8  # of one table: beyond that memory is busy
 _UID_TAIL = 8  # characters of the uid in socket names: paths of Unix sockets are short
 
 
@@ -34,7 +38,10 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
         RefusedError: an address cannot be used, or the master refuses this process for good.
         JobFailedError: the master is lost.
     """
-    server = ParameterServer(identity.index, ShardWriter(identity.index))
+    stores = Stores(spec.ps.store, threads(spec.ps, cores(), alone=identity.host is not None))
+    chosen = stores.choose()
+    log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, stores.threads)
+    server = ParameterServer(identity.index, ShardWriter(identity.index), stores=stores)
     control_address, bulk_address = addresses(identity)
     with ExitStack() as running:
         running.callback(server.close)
@@ -63,6 +70,24 @@ def addresses(identity: Identity) -> tuple[str, str]:
         return str(TcpAddress(identity.host, CONTROL_PORT)), str(TcpAddress(identity.host, BULK_PORT))
     base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_TAIL:]}"
     return f"unix:{base}.ctl", f"unix:{base}.blk"
+
+
+def cores() -> int:
+    """Cores that this process may run on; a cpuset or ``taskset`` can leave it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads(ps: ParameterServers, cores: int, *, alone: bool) -> int:
+    """Threads that share a large batch: as many as this parameter server has cores, at least one.
+
+    Args:
+        ps: of the job.
+        cores: that this process may run on.
+        alone: it is in a pod, which was promised ``ps.resources.cpu`` of the node's cores; else the parameter servers
+            of the job divide the machine.
+    """
+    share = math.ceil(ps.resources.cpu) if alone else cores // ps.count
+    return max(1, min(cores, share, _MOST_THREADS))
 
 
 def stop_on_signals() -> threading.Event:

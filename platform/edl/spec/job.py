@@ -174,6 +174,13 @@ class ParameterServers:
     resources: Annotated[Resources, Option(Section(Resources), "What each pod asks for.")] = field(
         default_factory=Resources
     )
+    store: Annotated[
+        str,
+        Option(
+            Choice(("auto", "native", "numpy")),
+            "What holds embedding rows: native code, or numpy, which is slower; auto is native where that is there.",
+        ),
+    ] = "auto"
     max_rows: Annotated[
         int | None, Option(Nullable(_POSITIVE), "Rows that an embedding table may hold.", "rows", built=(None,))
     ] = None

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edl.ps.stores import Stores
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
@@ -86,6 +87,13 @@ def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder,
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
     assert sorted(path.name for path in folder.iterdir() if path.suffix in (".ctl", ".blk")) == []
+
+
+def test_its_first_line_says_which_store_it_has_and_why(folder, process):
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    wanted = Stores().choose()
+    assert f"tables are {wanted.value} ({wanted.reason})" in line
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")

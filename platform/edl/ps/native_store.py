@@ -1,0 +1,32 @@
+"""The parameter store over native tables; importing it without the extension is an ImportError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.ps.arrays import Floats
+from edl.ps.declaration import Declaration
+from edl.ps.native_table import NativeTable
+from edl.ps.table import Table
+from edl.ps.table_store import TableStore
+
+
+class NativeStore(TableStore):
+    """A store whose tables are native; its slab is the same as the NumPy store's.
+
+    Args:
+        declaration: what it holds; its optimizer is one of ``edl.ps.native_table.OPTIMIZERS``.
+        dense: initial slab, copied.
+        threads: that share a large batch of one table.
+
+    Raises:
+        BadInputError: the optimizer has no native kernel.
+    """
+
+    def __init__(self, declaration: Declaration, dense: Floats, *, threads: int = 1) -> None:
+        self._threads = threads
+        super().__init__(declaration, dense)
+
+    def _made(self, declaration: Declaration) -> Mapping[str, Table]:
+        optimizer = declaration.optimizer
+        return {table.name: NativeTable(table, optimizer, threads=self._threads) for table in declaration.tables}

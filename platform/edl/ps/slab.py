@@ -1,0 +1,38 @@
+"""The dense parameters: every variable that is no table, one behind the other in a float32 slab."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edl.ps.arrays import Floats
+from edl.ps.declaration import Declaration
+from edl.ps.optimizers import Scratch, Update, blocks, rule
+from edl.ps.store import Gradients
+
+
+class Slab:
+    """Values and slot variables of the trained variables, then the values of the statistics.
+
+    Args:
+        declaration: what is in it, and what moves it.
+        values: initial ones, ``[declaration.size]``, copied.
+    """
+
+    def __init__(self, declaration: Declaration, values: Floats) -> None:
+        optimizer, trained = declaration.optimizer, declaration.trained
+        self.values: Floats = np.array(values, np.float32)
+        self.slots: dict[str, Floats] = {
+            name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()
+        }
+        self._trained, self._statistics = self.values[:trained], self.values[trained:]
+        self._blocks = tuple((block, rule(optimizer, block.decay)) for block in blocks(declaration))
+        self._scratch = Scratch.like(self._trained)
+
+    def apply(self, gradients: Gradients, step: int) -> None:
+        """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
+        trained = len(self._trained)
+        update = Update(gradients.slab[:trained], gradients.learning_rate, step)
+        for block, block_rule in self._blocks:
+            block.apply(block_rule, self._trained, self.slots.values(), update, self._scratch)
+        if len(self._statistics):
+            self._statistics += gradients.slab[trained:] * np.float32(gradients.weight)

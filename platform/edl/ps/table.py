@@ -1,0 +1,27 @@
+"""The port to the rows of one embedding table: what a store asks of it. docs/design/0007 says what it promises."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edl.ps.arrays import Floats, Ids
+from edl.ps.snapshot import StoredRows
+
+
+class Table(Protocol):
+    """Rows ``[dim]`` by id, each with its slot variables; a row is stored when it is first updated."""
+
+    def read(self, ids: Ids) -> Floats:
+        """Rows ``[n, dim]``, a new array; initial values of what is not stored, which reading does not change."""
+
+    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
+        """Sum the gradients ``[n, dim]`` of equal ids and update those rows, and no others."""
+
+    def scan(self, start: int, limit: int) -> StoredRows:
+        """The stored rows at positions ``start`` to ``start + limit``, copied, without slot variables."""
+
+    def copy(self) -> StoredRows:
+        """All stored rows with their slot variables, copied."""
+
+    def load(self, rows: StoredRows) -> None:
+        """Store rows with their slot variables."""

@@ -1,0 +1,58 @@
+"""The native store keeps the contract of stores and has the NumPy store's bits. ``make native-test`` runs this."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+
+import numpy as np
+import pytest
+from store_contract import DENSE, TABLE, WIDE, Make, StoreContract, drawn, same
+from table_contract import OPTIMIZERS
+
+from edl.ps.declaration import Declaration
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.stores import Stores
+from edl.spec.optimizer import OptimizerSpec
+
+if importlib.util.find_spec("edl.ps._native") is not None:
+    from edl.ps.native_store import NativeStore
+
+pytestmark = pytest.mark.native
+
+
+class TestNativeStore(StoreContract):
+    @pytest.fixture(params=[1, 2], ids=lambda threads: f"{threads} threads")
+    def make(self, request) -> Make:
+        return partial(NativeStore, threads=request.param)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+def test_fifty_pushes_leave_the_bits_of_the_numpy_store(optimizer):
+    declared = Declaration(DENSE, (TABLE, WIDE), optimizer, "model")
+    stores = [make(declared, np.ones(4, np.float32)) for make in (NativeStore, NumpyStore)]
+    random = np.random.default_rng(5)
+    for step in range(1, 51):
+        push = drawn(declared, random)
+        for store in stores:
+            store.apply(push, step)
+    same(*stores)
+
+
+@pytest.mark.parametrize(("before", "after"), [(NumpyStore, "native"), (NativeStore, "numpy")])
+def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
+    declared = Declaration(DENSE, (TABLE, WIDE), OptimizerSpec("adagrad"), "model")
+    random = np.random.default_rng(6)
+    one = before(declared, np.ones(4, np.float32))
+    one.apply(drawn(declared, random), 1)
+    other = Stores(after).restored(one.snapshot())
+    assert type(other) is not type(one)
+    push = drawn(declared, random)
+    for store in (one, other):
+        store.apply(push, 2)
+    same(one, other)
+
+
+def test_the_native_store_is_taken_where_it_can_be():
+    declared = Declaration((), (TABLE,), OptimizerSpec("adam"), "model")
+    assert type(Stores().make(declared, np.empty(0, np.float32))) is NativeStore

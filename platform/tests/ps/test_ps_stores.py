@@ -1,0 +1,114 @@
+"""Which store a parameter server takes, and why; with how many threads."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+
+import numpy as np
+import pytest
+
+from edl.ps import stores
+from edl.ps.contents import Contents
+from edl.ps.declaration import Declaration, RowTable
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.process import cores, threads
+from edl.ps.stores import NATIVE, NUMPY, Extension, Stores, choose
+from edl.rpc.refusal import Refused
+from edl.spec.job import ParameterServers
+from edl.spec.optimizer import OptimizerSpec
+from edl.spec.placement import Resources
+
+BUILT = Extension(("sgd", "adam"))
+ABSENT = Extension(problem="the native extension cannot be imported (no such file)")
+ADAM, FTRL = OptimizerSpec("adam"), OptimizerSpec("ftrl")
+NOTHING = np.empty(0, np.float32)
+
+
+def declared(optimizer: OptimizerSpec) -> Declaration:
+    return Declaration((), (RowTable("emb", 9, 2, {"name": "zeros"}, 1),), optimizer, "model")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "optimizer", "value", "reason"),
+    [
+        ("auto", BUILT, None, NATIVE, "is there"),
+        ("auto", BUILT, ADAM, NATIVE, "is there"),
+        ("auto", BUILT, FTRL, NUMPY, "optimizer ftrl has no native kernel; sgd, adam have"),
+        ("auto", ABSENT, ADAM, NUMPY, "no such file"),
+        ("native", BUILT, ADAM, NATIVE, "ps.store asks for it"),
+        ("numpy", BUILT, ADAM, NUMPY, "ps.store asks for it"),
+        ("numpy", ABSENT, ADAM, NUMPY, "ps.store asks for it"),
+    ],
+)
+def test_the_choice_and_its_reason(wanted, found, optimizer, value, reason):
+    chosen = choose(wanted, found, optimizer)
+    assert chosen.value == value
+    assert reason in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("found", "optimizer", "message", "hint"),
+    [
+        (ABSENT, ADAM, "ps.store is native, but the native extension cannot be imported", "make native"),
+        (BUILT, FTRL, "ps.store is native, but optimizer ftrl has no native kernel", "Without ps.store"),
+    ],
+)
+def test_native_tables_that_cannot_be_had_are_refused_when_they_are_declared_and_when_restored(
+    found, optimizer, message, hint
+):
+    wants = Stores("native", found=found)
+    contents = Contents(wants)
+    snapshot = NumpyStore(declared(optimizer), NOTHING).snapshot()
+    for refused in (lambda: contents.declare(declared(optimizer), NOTHING), lambda: wants.restored(snapshot)):
+        with pytest.raises(Refused, match=message) as caught:
+            refused()
+        assert caught.value.kind == "bad"
+        assert hint in caught.value.hint
+    assert not contents.initialized
+
+
+def test_without_the_extension_numpy_serves_and_the_reason_is_the_import_s(monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *arguments):
+        if name == "edl.ps.native_table":
+            raise ImportError("libstdc++ is too old")
+        return real(name, *arguments)
+
+    monkeypatch.delitem(sys.modules, "edl.ps.native_table", raising=False)
+    monkeypatch.setattr(builtins, "__import__", without)
+    found = stores.extension()
+    assert (found.optimizers, "libstdc++ is too old" in found.problem) == ((), True)
+    assert type(Stores(found=found).make(declared(ADAM), NOTHING)) is NumpyStore
+
+
+def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):
+    caplog.set_level("INFO")
+    Stores(found=BUILT).make(declared(FTRL), NOTHING)
+    assert [record.getMessage() for record in caplog.records] == [
+        "tables are numpy (optimizer ftrl has no native kernel; sgd, adam have)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cpu", "count", "machine", "in_pod", "share"),
+    [
+        (2.0, 1, 16, True, 2),
+        (0.5, 1, 16, True, 1),
+        (2.5, 4, 16, True, 3),
+        (64.0, 1, 96, True, 8),
+        (4.0, 1, 2, True, 2),
+        (2.0, 1, 2, False, 2),
+        (2.0, 2, 2, False, 1),
+        (2.0, 4, 2, False, 1),
+        (2.0, 3, 16, False, 5),
+    ],
+)
+def test_threads_are_the_cores_that_a_parameter_server_has(cpu, count, machine, in_pod, share):
+    ps = ParameterServers(count=count, resources=Resources(cpu=cpu))
+    assert threads(ps, machine, alone=in_pod) == share
+
+
+def test_cores_are_those_that_this_process_may_use():
+    assert cores() >= 1

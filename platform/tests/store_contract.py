@@ -1,0 +1,138 @@
+"""What every store must do: one suite, which each implementation runs with a fixture ``make`` of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edl.ps.arrays import Floats
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.store import Gradients, ParameterStore, RowGradients
+from edl.spec.initializer import initial_rows
+from edl.spec.optimizer import OptimizerSpec
+
+UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
+TABLE = RowTable("emb", 5000, 2, UNIFORM, seed=9)
+WIDE = RowTable("wide", 700, 5, {"name": "normal", "mean": 0.0, "stddev": 0.1}, seed=4)
+DENSE = (DenseVariable("w", (3,)), DenseVariable("mean", (1,), True))
+SGD = OptimizerSpec("sgd")
+PATIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60
+)
+NOTHING = np.empty(0, np.float32)
+pushes = st.lists(st.lists(st.integers(0, TABLE.rows - 1), max_size=40), max_size=12)
+
+Make = Callable[[Declaration, Floats], ParameterStore]
+
+
+def rows_only(*tables: RowTable) -> Declaration:
+    return Declaration((), tables, SGD, "model")
+
+
+def ones(ids: list[int]) -> Gradients:
+    rows = RowGradients(np.array(ids, np.int64), np.ones((len(ids), TABLE.dim), np.float32))
+    return Gradients(NOTHING, {"emb": rows}, 1.0, 1.0)
+
+
+def drawn(declared: Declaration, random: np.random.Generator) -> Gradients:
+    """A push of everything that a model has; the ids of a table do not repeat."""
+    rows = {}
+    for table in declared.tables:
+        ids = random.permutation(table.rows)[: random.integers(table.rows // 3)].astype(np.int64)
+        rows[table.name] = RowGradients(ids, random.standard_normal((len(ids), table.dim)).astype(np.float32))
+    return Gradients(random.standard_normal(declared.size).astype(np.float32), rows, 0.03, 0.5)
+
+
+class StoreContract:
+    """A subclass gives the fixture ``make``."""
+
+    @PATIENT
+    @given(pushes)
+    def test_rows_are_what_a_dictionary_of_rows_would_hold(self, make: Make, pushes):
+        held, expected = make(rows_only(TABLE), NOTHING), {}
+        for step, ids in enumerate(pushes, start=1):
+            held.apply(ones(ids), step)
+            for row in ids:
+                before = expected.get(row, initial_rows(UNIFORM, 9, np.array([row]), 2)[0])
+                expected[row] = before - np.float32(1)
+        copy = held.snapshot()
+        assert sorted(copy.tables["emb"].ids.tolist()) == sorted(expected)
+        asked = np.array([*expected, 17, 4999, 17], np.int64)
+        for reader in (held, copy):
+            values = reader.read_rows("emb", asked)
+            for row, value in zip(asked.tolist(), values, strict=True):
+                wanted = expected.get(row, initial_rows(UNIFORM, 9, np.array([row]), 2)[0])
+                np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-5)
+
+    @PATIENT
+    @given(pushes)
+    def test_reading_stores_nothing(self, make: Make, pushes):
+        held = make(rows_only(TABLE), NOTHING)
+        for ids in pushes:
+            held.read_rows("emb", np.array(ids, np.int64))
+        assert len(held.snapshot().tables["emb"].ids) == 0
+
+    def test_tables_grow_past_their_first_capacity_and_scan_in_a_stable_order(self, make: Make):
+        held = make(rows_only(TABLE), NOTHING)
+        held.apply(ones(list(range(0, 5000, 2))), 1)
+        first = held.scan("emb", 0, 100)
+        held.apply(ones(list(range(5000))), 2)
+        np.testing.assert_array_equal(held.scan("emb", 0, 100).ids, first.ids)
+        chunks = [held.scan("emb", start, 700).ids for start in range(0, 5600, 700)]
+        assert sorted(np.concatenate(chunks).tolist()) == list(range(5000))
+
+    def test_the_slab_moves_by_gradients_and_statistics_by_weighted_deltas(self, make: Make):
+        held = make(Declaration(DENSE, (), SGD, "model"), np.ones(4, np.float32))
+        held.apply(Gradients(np.array([1, 2, 3, 4], np.float32), {}, 0.5, 0.25), 1)
+        slab = np.empty(4, np.float32)
+        held.read_dense(slab)
+        np.testing.assert_array_equal(slab, [0.5, 0, -0.5, 2])
+
+    @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
+    def test_a_snapshot_does_not_change_with_the_store(self, make: Make, optimizer):
+        declared = Declaration(DENSE, (TABLE, WIDE), optimizer, "model")
+        random = np.random.default_rng(1)
+        held = make(declared, np.ones(4, np.float32))
+        held.apply(drawn(declared, random), 1)
+        copy = held.snapshot()
+        arrays = [copy.dense, *copy.slots.values()]
+        for rows in copy.tables.values():
+            arrays += [rows.ids, rows.values, *rows.slots.values()]
+        before = [array.copy() for array in arrays]
+        held.apply(drawn(declared, random), 2)
+        for array, old in zip(arrays, before, strict=True):
+            np.testing.assert_array_equal(array, old)
+
+    @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
+    def test_what_a_snapshot_is_loaded_into_goes_on_alike(self, make: Make, optimizer):
+        declared = Declaration(DENSE, (TABLE, WIDE), optimizer, "model")
+        random = np.random.default_rng(2)
+        one = make(declared, np.ones(4, np.float32))
+        one.apply(drawn(declared, random), 1)
+        other = make(declared, np.zeros(4, np.float32))
+        other.load(one.snapshot())
+        push = drawn(declared, random)
+        for store in (one, other):
+            store.apply(push, 2)
+        same(one, other)
+
+
+def same(one: ParameterStore, other: ParameterStore) -> None:
+    """Both hold the same bits; rows may stand in another order."""
+    ours, theirs = one.snapshot(), other.snapshot()
+    np.testing.assert_array_equal(ours.dense, theirs.dense)
+    assert ours.slots.keys() == theirs.slots.keys()
+    for name, slot in ours.slots.items():
+        np.testing.assert_array_equal(slot, theirs.slots[name])
+    assert ours.tables.keys() == theirs.tables.keys()
+    for name, rows in ours.tables.items():
+        found = theirs.tables[name].select(theirs.tables[name].find(rows.ids))
+        assert len(found.ids) == len(theirs.tables[name].ids)
+        np.testing.assert_array_equal(rows.ids, found.ids)
+        np.testing.assert_array_equal(rows.values, found.values)
+        for slot, values in rows.slots.items():
+            np.testing.assert_array_equal(values, found.slots[slot])
