@@ -440,7 +440,7 @@ class TableRows(_message.Message):
     def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("incarnation", "worker", "lease", "step", "cut", "learning_rate", "weight", "pull", "tables", "empty")
+    __slots__ = ("incarnation", "worker", "lease", "step", "cut", "learning_rate", "weight", "pull", "tables", "empty", "version", "next", "round", "again")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -451,6 +451,10 @@ class Push(_message.Message):
     PULL_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     EMPTY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     worker: int
     lease: int
@@ -461,25 +465,41 @@ class Push(_message.Message):
     pull: bool
     tables: _containers.RepeatedCompositeFieldContainer[TableRows]
     empty: bool
-    def __init__(self, incarnation: _Optional[int] = ..., worker: _Optional[int] = ..., lease: _Optional[int] = ..., step: _Optional[int] = ..., cut: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight: _Optional[float] = ..., pull: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., empty: _Optional[bool] = ...) -> None: ...
+    version: int
+    next: int
+    round: _containers.RepeatedCompositeFieldContainer[Share]
+    again: bool
+    def __init__(self, incarnation: _Optional[int] = ..., worker: _Optional[int] = ..., lease: _Optional[int] = ..., step: _Optional[int] = ..., cut: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight: _Optional[float] = ..., pull: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., empty: _Optional[bool] = ..., version: _Optional[int] = ..., next: _Optional[int] = ..., round: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Pushed(_message.Message):
-    __slots__ = ("outcome", "version", "cut")
+    __slots__ = ("outcome", "version", "cut", "round")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         APPLIED: _ClassVar[Pushed.Outcome]
         DUPLICATE: _ClassVar[Pushed.Outcome]
         REVOKED: _ClassVar[Pushed.Outcome]
+        STALE: _ClassVar[Pushed.Outcome]
     APPLIED: Pushed.Outcome
     DUPLICATE: Pushed.Outcome
     REVOKED: Pushed.Outcome
+    STALE: Pushed.Outcome
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
     outcome: Pushed.Outcome
     version: int
     cut: int
-    def __init__(self, outcome: _Optional[_Union[Pushed.Outcome, str]] = ..., version: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+    round: _containers.RepeatedCompositeFieldContainer[Share]
+    def __init__(self, outcome: _Optional[_Union[Pushed.Outcome, str]] = ..., version: _Optional[int] = ..., cut: _Optional[int] = ..., round: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("lease", "step")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    step: int
+    def __init__(self, lease: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class ScanRows(_message.Message):
     __slots__ = ("pin", "table", "cursor", "limit")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ _LOG = logging.getLogger(__name__)
 
 AHEAD = 1
 """Leases held besides the current one."""
+TRAINING = "training"
+"""Kind of a task that pushes."""
 PLACEMENT = "placement"
 """Kind of what ``take`` gives, besides tasks, after ``look_at_placement``; it has no lease."""
 
@@ -92,6 +95,7 @@ class Leases:
         self._wait_seconds = wait_seconds
         self._room = threading.Semaphore(1 + AHEAD)
         self._tasks: queue.SimpleQueue[Leased | EdlError | None] = queue.SimpleQueue()
+        self._queued: deque[Leased] = deque()
         self._lost: set[int] = set()
         self._stopped = threading.Event()
 
@@ -112,7 +116,7 @@ class Leases:
         if answer == "task":
             task = Leased.from_message(reply.task)
             self._held(task)
-            self._tasks.put(task)
+            self._put(task)
             return True
         self._room.release()
         if answer == "stop":
@@ -126,7 +130,19 @@ class Leases:
 
     def look_at_placement(self) -> None:
         """Give whoever takes tasks something to do between two of them, or while there are none: see PLACEMENT."""
-        self._tasks.put(Leased(0, PLACEMENT))
+        self._put(Leased(0, PLACEMENT))
+
+    def _put(self, task: Leased) -> None:
+        self._queued.append(task)
+        self._tasks.put(task)
+
+    def upcoming(self) -> int:
+        """The lease that ``take`` would give now, if it is one to train on; 0: none."""
+        try:
+            task = self._queued[0]
+        except IndexError:
+            return 0
+        return task.lease if task.kind == TRAINING and self.alive(task.lease) else 0
 
     def take(self) -> Leased | None:
         """The next task, in the order of leasing; blocks. None: no more will come.
@@ -137,6 +153,8 @@ class Leases:
         got = self._tasks.get()
         if isinstance(got, EdlError):
             raise got
+        if got is not None:
+            self._queued.popleft()
         return got
 
     def release(self, task: Leased) -> None:

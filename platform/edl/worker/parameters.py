@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from edl.worker.exchange import Directory, Exchange, Request
 from edl.worker.slab import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
 
 _SCAN_BYTES = 4 << 20
-_REVOKED = pb.Pushed.REVOKED
+_REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 STALE_SECONDS = 0.05
 """Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
 waited for records or traced the model): a gradient at values that others have left far behind does harm."""
@@ -33,6 +34,8 @@ class Push:
         weight: records of this minibatch by records of a full one; weighs statistics.
         slab: gradients (statistics: deltas), float32; None for a step that applies nothing.
         rows: gradients by table, aligned to their ids.
+        versions: by PS, of the values that it was computed at (``Parameters.versions``).
+        following: the lease of the push after this one; 0 if there is none in hand: rounds do not wait for it.
     """
 
     lease: int
@@ -42,15 +45,25 @@ class Push:
     weight: float = 0.0
     slab: Floats | None = None
     rows: RowsByTable | None = None
+    versions: tuple[int, ...] = ()
+    following: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PushResult:
-    """What the PS said: ``revoked`` if any of them refuses the lease, ``version`` the highest of theirs."""
+    """What the PS said.
+
+    Attributes:
+        revoked: one of them refuses the lease.
+        version: the highest of theirs.
+        cut: the newest that was announced.
+        stale: nothing was applied anywhere: the gradient is to be computed again, of the values as they are now.
+    """
 
     revoked: bool
     version: int
     cut: int
+    stale: bool = False
 
 
 class Parameters:
@@ -62,8 +75,12 @@ class Parameters:
         layout: how the model lies in the slab.
         worker: index of this worker.
         patience: seconds without any answer of a PS after which the job has failed here.
+        rounds: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
         clock: seconds, monotonic.
         pause: waits that many seconds.
+
+    Attributes:
+        versions: by PS, of the values that ``slab`` gave.
     """
 
     def __init__(
@@ -74,6 +91,7 @@ class Parameters:
         *,
         worker: int,
         patience: float,
+        rounds: bool = False,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -84,7 +102,13 @@ class Parameters:
         self._slabs = SlabPair(layout)
         self._clock = clock
         self._arrived = clock()
-        self.version = 0
+        self._turns = [layout.parts[:1], layout.parts[1:]] if rounds and len(layout.parts) > 1 else [layout.parts]
+        self.versions = (0,) * len(layout.parts)
+
+    @property
+    def version(self) -> int:
+        """The highest of ``versions``."""
+        return max(self.versions)
 
     def declare(self) -> None:
         """Tell every PS what the model is; the first worker's initial values become the job's."""
@@ -112,21 +136,24 @@ class Parameters:
         return slab
 
     def _pull_live(self) -> None:
-        self.version = max(self._pull_into(self._slabs.next(), 0))
+        self._note(self._pull_into(self._slabs.next(), 0))
         self._swap(complete=True)
+
+    def _note(self, versions: Mapping[int, int]) -> None:
+        self.versions = tuple(versions.get(part, known) for part, known in enumerate(self.versions))
 
     def _swap(self, *, complete: bool) -> None:
         self._slabs.swap(complete=complete)
         self._arrived = self._clock()
 
-    def _pull_into(self, slab: Floats, pin: int) -> list[int]:
+    def _pull_into(self, slab: Floats, pin: int) -> dict[int, int]:
         meta = pb.Pull(pin=pin).SerializeToString()
         answers = self._exchange(
             {part: Request(Kind.PULL, lambda: meta, into=self._layout.view(slab, part)) for part in self._layout.parts}
         )
         for part, frame in answers.items():
             self._layout.take(slab, part, frame.body)
-        return [pb.Pulled.FromString(frame.meta).version for frame in answers.values()]
+        return {part: pb.Pulled.FromString(frame.meta).version for part, frame in answers.items()}
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
@@ -170,24 +197,40 @@ class Parameters:
             RefusedError: a PS refused for good.
         """
         routes = {} if push.rows is None else self._routes({t: rows.ids for t, rows in push.rows.items()})
-        following = self._slabs.next()
-        answers = self._exchange(
-            {part: self._push_request(push, part, routes.get(part, {}), following) for part in self._layout.parts}
-        )
-        complete = True
-        for part, frame in answers.items():
-            complete &= self._layout.take(following, part, frame.body)
-        self._swap(complete=complete)
-        return self._push_result([pb.Pushed.FromString(frame.meta) for frame in answers.values()])
+        slab, complete = self._slabs.next(), True
+        replies: dict[int, pb.Pushed] = {}
+        for turn in self._turns:
+            shares = self._shares(push, replies)
+            requests = {part: self._push_request(push, part, routes.get(part, {}), slab, shares) for part in turn}
+            for part, frame in self._exchange(requests).items():
+                complete &= self._layout.take(slab, part, frame.body)
+                replies[part] = pb.Pushed.FromString(frame.meta)
+            if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
+                break
+        self._swap(complete=complete and len(replies) == len(self._layout.parts))
+        return self._push_result(replies)
 
-    def _push_result(self, replies: Sequence[pb.Pushed]) -> PushResult:
-        self.version = max(reply.version for reply in replies)
-        cut = max(reply.cut for reply in replies)
+    @staticmethod
+    def _shares(push: Push, replies: Mapping[int, pb.Pushed]) -> Sequence[pb.Share]:
+        """What the followers of the first PS are told of the round: this push alone if it has forgotten it."""
+        if not replies:
+            return ()
+        return list(replies[0].round) or [pb.Share(lease=push.lease, step=push.step)]
+
+    def _push_result(self, replies: Mapping[int, pb.Pushed]) -> PushResult:
+        self._note({part: reply.version for part, reply in replies.items()})
+        cut = max(reply.cut for reply in replies.values())
         self._directory.announce(cut)
-        return PushResult(any(reply.outcome == _REVOKED for reply in replies), self.version, cut)
+        outcomes = {reply.outcome for reply in replies.values()}
+        return PushResult(_REVOKED in outcomes, self.version, cut, _STALE in outcomes)
 
     def _push_request(
-        self, push: Push, part: int, where: Mapping[str, npt.NDArray[np.int64]], following: Floats
+        self,
+        push: Push,
+        part: int,
+        where: Mapping[str, npt.NDArray[np.int64]],
+        slab: Floats,
+        shares: Sequence[pb.Share],
     ) -> Request:
         head = pb.Push(
             worker=self._worker,
@@ -198,6 +241,9 @@ class Parameters:
             weight=push.weight,
             pull=True,
             empty=push.slab is None,
+            version=push.versions[part] if push.versions else 0,
+            next=push.following,
+            round=shares,
         )
         buffers: list[memoryview] = []
         if push.slab is not None:
@@ -206,12 +252,14 @@ class Parameters:
             for table, index in where.items():
                 rows = (push.rows or {})[table]
                 buffers += [np.ascontiguousarray(rows.ids[index]).data, np.ascontiguousarray(rows.values[index]).data]
+        tries = count()
 
         def meta() -> bytes:
             head.incarnation = self._directory.incarnation
+            head.again = next(tries) > 0
             return head.SerializeToString()
 
-        return Request(Kind.PUSH, meta, buffers, self._layout.view(following, part))
+        return Request(Kind.PUSH, meta, buffers, self._layout.view(slab, part))
 
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""

@@ -84,6 +84,7 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         layout,
         worker=c.identity.index,
         patience=spec.master.lost_timeout,
+        rounds=spec.strategy.mode == "sync",
     )
     parameters.declare()
     c.session.register(ready=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,14 @@ _LOG = logging.getLogger(__name__)
 
 class NotFiniteError(JobFailedError):
     """A loss or gradient is NaN or infinite, and ``train.on_nan`` is ``stop``."""
+
+
+class Tried(NamedTuple):
+    """What became of a minibatch: its loss if it applied something; whether the lease or the gradient was refused."""
+
+    loss: float | None
+    revoked: bool
+    stale: bool
 
 
 class Trainer:
@@ -62,6 +71,7 @@ class Trainer:
         self._skip_nan = skip_nan
         self._watcher = watcher
         self._not_finite = 0
+        self._rejected = 0
         self._traced = False
 
     def run(self, task: Leased) -> None:
@@ -84,16 +94,22 @@ class Trainer:
         """One step, in on all PS; False if the lease was revoked."""
         number = self._parameters.version
         self._watcher.begin_step(number)
+        while (tried := self._try(task, loaded)).stale:
+            self._rejected += 1
+            _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._rejected)
+        if tried.loss is not None and not tried.revoked:
+            self._watcher.end_step(number, tried.loss)
+        return not tried.revoked
+
+    def _try(self, task: Leased, loaded: Loaded) -> Tried:
+        """Compute and push a minibatch, at the values as they are."""
         result = self._compute(task, loaded)
         loss = None if result is None else result[0].loss
         with self._gate.critical():
-            push = self._push(task, loaded, result)
-            if self._parameters.push(push).revoked:
-                return False
-            self._progress.stepped(task.lease, loaded.step + 1, loss=loss, skipped=loaded.skipped)
-        if loss is not None:
-            self._watcher.end_step(number, loss)
-        return True
+            pushed = self._parameters.push(self._push(task, loaded, result))
+            if not (pushed.revoked or pushed.stale):
+                self._progress.stepped(task.lease, loaded.step + 1, loss=loss, skipped=loaded.skipped)
+        return Tried(loss, pushed.revoked, pushed.stale)
 
     def _compute(self, task: Leased, loaded: Loaded) -> tuple[Step, RowsByTable] | None:
         """Loss and gradients; None if there is nothing to apply."""
@@ -118,12 +134,16 @@ class Trainer:
 
     def _push(self, task: Leased, loaded: Loaded, result: tuple[Step, RowsByTable] | None) -> Push:
         cut = self._progress.acknowledge()
+        following = task.lease if loaded.step + 1 < task.steps else self._leases.upcoming()
+        versions = self._parameters.versions
         if result is None:
-            return Push(task.lease, loaded.step, cut)
+            return Push(task.lease, loaded.step, cut, versions=versions, following=following)
         return Push(
             task.lease,
             loaded.step,
             cut,
+            versions=versions,
+            following=following,
             learning_rate=self._learning_rate(self._parameters.version),
             weight=loaded.records / task.minibatch,
             slab=result[0].slab,
