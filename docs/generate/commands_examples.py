@@ -60,6 +60,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "data ls": (("edl data ls fileserver-claim:/ -R", "all of it"),),
     "data mnist": (("edl data mnist demo-data/mnist --source digits --records 12000", "without a network"),),
     "data iris": (("edl data iris demo-data/iris", "rows with a header"),),
+    "data clicks": (
+        ("edl data clicks demo-data/clicks", "for model_zoo/deepfm and model_zoo/wide_and_deep"),
+        ("edl data clicks log --records 1000000 --vocabulary 26000", "each id often enough to be learned"),
+    ),
     "zoo init": (("edl zoo init my_zoo", "a model to start from"),),
     "zoo build": (("edl zoo build my_zoo --image registry.example.com/team/mnist:1", "with the Docker engine"),),
     "zoo push": (("edl zoo push registry.example.com/team/mnist:1", "where the cluster pulls it"),),

@@ -40,7 +40,7 @@ FormatOption = Annotated[
 CompressionOption = Annotated[Compression, typer.Option(help="Of RecordIO files.")]
 PerFileOption = Annotated[int, typer.Option("--records-per-file", help="Most records in one file.", min=1)]
 ShareOption = Annotated[float, typer.Option("--validation", help="Share held back in test/ (MNIST has its own part).")]
-SeedOption = Annotated[int, typer.Option(help="Of the split, the order and the copies.", min=0)]
+SeedOption = Annotated[int, typer.Option(help="Of all that is drawn; the same one gives the same files.", min=0)]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace train/ and test/ in a directory that is in use.")]
 
 
@@ -91,6 +91,34 @@ def iris(
     _make(load, out, file_format, compression, records_per_file, force)
 
 
+@app.command()
+def clicks(
+    out: Out,
+    records: Annotated[int, typer.Option(help="Records of both parts together.", min=2)] = 100_000,
+    vocabulary: Annotated[
+        int, typer.Option(help="Ids of the 26 categorical features together, in equal shares.", min=1)
+    ] = 1_000_000,
+    exponent: Annotated[
+        float, typer.Option(help="Of the Zipf law of the ids: the larger, the fewer are frequent.", min=0)
+    ] = 1.05,
+    file_format: FormatOption = "recordio",
+    compression: CompressionOption = "none",
+    records_per_file: PerFileOption = 131_072,
+    validation: ShareOption = 0.1,
+    seed: SeedOption = 0,
+    force: ForceOption = False,
+) -> None:
+    """A click log: 13 numbers, 26 ids and a label, from a planted model whose AUC is the best that there is."""
+
+    def load() -> DataSet:
+        from edl.data import sets
+        from edl.data.clicks import ClickLaw
+
+        return sets.clicks(ClickLaw(vocabulary, exponent, seed), records=records, held_back=validation)
+
+    _make(load, out, file_format, compression, records_per_file, force)
+
+
 def _make(
     load: Callable[[], DataSet], out: Path, file_format: Format, compression: Compression, per_file: int, force: bool
 ) -> None:
@@ -112,9 +140,12 @@ def _make(
 def _write(data: DataSet, out: Path, layout: Layout) -> None:
     from edl.data.layout import write_set
 
+    records = len(data.training) + len(data.validation)
+    console = Console(stderr=True)
+    console.print(f"Writing {records:,} records to {out}/train and {out}/test", highlight=False, soft_wrap=True)
     columns = (TextColumn("Writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(data.training) + len(data.validation))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=records)
         written = write_set(data, out, layout, lambda count: progress.advance(task, count))
     _summarize(data, written)
 

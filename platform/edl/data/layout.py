@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ Advance: TypeAlias = Callable[[int], None]
 
 CHUNK_BYTES = 1024 * 1024
 """Chunks of what is made here: small, for cheap access to any range; the original writes 32 MiB."""
+ABOUT = "about.json"
+"""What is known of a data set, beside its directories."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def refuse_in_use(out: Path) -> None:
 
 
 def write_set(data: DataSet, out: Path, layout: Layout, advance: Advance) -> dict[str, list[Path]]:
-    """Write ``out/train`` and ``out/test``, replacing each as a whole; the files, by directory name.
+    """Write ``out/train`` and ``out/test``, replacing each as a whole, and ``data.about``; the records' files, by part.
 
     Args:
         data: the records.
@@ -67,9 +70,12 @@ def write_set(data: DataSet, out: Path, layout: Layout, advance: Advance) -> dic
     """
     parts = {"train": data.training, "test": data.validation}
     try:
-        return {name: _write_part(table, out / name, layout, advance) for name, table in parts.items()}
+        written = {name: _write_part(table, out / name, layout, advance) for name, table in parts.items()}
+        if data.about:
+            (out / ABOUT).write_text(json.dumps(dict(data.about), indent=1) + "\n")
     except OSError as error:
         raise StorageError(f"cannot be written: {error.strerror}", where=str(error.filename or out)) from error
+    return written
 
 
 def _write_part(table: Table, directory: Path, layout: Layout, advance: Advance) -> list[Path]:

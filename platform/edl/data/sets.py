@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from edl.core.errors import BadInputError
+from edl.data.clicks import IDS, NUMBERS, ClickLaw, ClickTable
 from edl.data.digits import Digits, enlarge, load_digits, split
 from edl.data.mnist import MnistUnavailableError, load_mnist
 from edl.data.tables import DataSet, DigitTable, IrisTable
@@ -64,6 +65,27 @@ def iris(*, held_back: float, seed: int) -> DataSet:
         IrisTable(raw.data[part].tolist(), raw.target[part].tolist()) for part in (order[count:], order[:count])
     )
     return DataSet(training, validation, "scikit-learn's iris flowers")
+
+
+def clicks(law: ClickLaw, *, records: int, held_back: float) -> DataSet:
+    """A click log from a planted model; ``about`` says the best AUC that a model can reach on the validation part.
+
+    Args:
+        law: of the log.
+        records: in both parts together.
+        held_back: share of them for validation.
+
+    Raises:
+        BadInputError: a share that leaves nothing of one part.
+    """
+    _refuse_share(held_back)
+    count = round(records * held_back)
+    if not 0 < count < records:
+        raise BadInputError(f"{records} records, of which {held_back:g} are held back", hint="take more records")
+    training, validation = ClickTable(law, records - count, part=0), ClickTable(law, count, part=1)
+    best = validation.best()
+    origin = f"a planted model over {NUMBERS} numbers and {IDS} ids; the best AUC on test/ is {best['auc']:.4f}"
+    return DataSet(training, validation, origin, {"law": law.told(), "test": best})
 
 
 def _refuse_share(held_back: float) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -75,8 +75,16 @@ class IrisTable:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is to be written, and a sentence on where it comes from."""
+    """What is to be written.
+
+    Attributes:
+        training: records of ``train/``.
+        validation: records of ``test/``.
+        origin: a sentence on where they come from.
+        about: facts that are written beside them as ``about.json``; nothing is when it is empty.
+    """
 
     training: Table
     validation: Table
     origin: str
+    about: Mapping[str, Any] = field(default_factory=dict)

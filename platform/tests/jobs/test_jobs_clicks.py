@@ -1,0 +1,48 @@
+"""The zoo's click models learn what was planted into a generated log, with their tables served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jobs.places import MODEL_ZOO, Place, newest_cut
+from jobs.plain_keras import QUIET, checkpoint_arrays
+
+from edl.spec.load import load
+from edl.testing.jobs import edl
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
+
+VOCABULARY = 1300
+MODELS = {"deepfm": ("weights", "vectors"), "wide_and_deep": ("wide", "vectors")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: str) -> None:
+    made = edl("data", "clicks", "log", "--records", "18000", "--vocabulary", str(VOCABULARY), cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    best = json.loads((tmp_path / "log" / "about.json").read_text())["test"]["auc"]
+    definition = f"{name}.{name}.custom_model"
+    params = {"vocabulary": VOCABULARY, "dim": 8, "hidden": [32]}
+    place = Place.make(
+        tmp_path,
+        name,
+        definition,
+        model={"zoo": str(MODEL_ZOO), "definition": definition, "params": params},
+        data={"training": str(tmp_path / "log" / "train"), "validation": str(tmp_path / "log" / "test")},
+        train={"epochs": 2, "minibatch_size": 64, "minibatches_per_task": 32},
+        ps={"count": 1, "embedding_threshold": "1Ki"},
+    )
+    with place.run() as run:
+        summary, run_dir = run.summary(), run.run_dir
+    assert 0.5 + 0.75 * (best - 0.5) < summary["metrics"]["auc"] < best
+    arrays = checkpoint_arrays(newest_cut(run_dir))
+    served = {path.split("/")[1] for path in arrays if path.startswith("rows/")}
+    assert served == set(MODELS[name])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_its_job_file_names_the_model_that_is_tested(name: str) -> None:
+    spec = load(MODEL_ZOO / name / "job.yaml")
+    assert spec.model.definition == f"{name}.{name}.custom_model"
