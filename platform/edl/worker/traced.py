@@ -10,14 +10,10 @@ only one is traced at a time.
 from __future__ import annotations
 
 import threading
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-
-_TRACING = threading.Lock()
-"""Keras marks layers while they are called: a model cannot be traced by two threads at a time."""
 
 
 class Traced:
@@ -25,12 +21,10 @@ class Traced:
 
     Args:
         function: of nested tensors or arrays, records first; runs as a graph.
-        tracing: held while a function of the same model is traced; by default one of its own.
     """
 
-    def __init__(self, function: Callable[..., Any], tracing: threading.Lock | None = None) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._general = tf.function(function, autograph=False, reduce_retracing=True)
-        self._tracing = tracing or threading.Lock()
         self._traces: dict[Any, Callable[..., Any]] = {}
 
     @property
@@ -45,7 +39,7 @@ class Traced:
         packed = tf.nest.pack_sequence_as(arguments, leaves)
         trace = self._traces.get(key)
         if trace is None:
-            with _TRACING:
+            with self._tracing:
                 trace = self._general.get_concrete_function(*tf.nest.map_structure(any_count, packed))
             self._traces[key] = trace
         return trace(*packed)
