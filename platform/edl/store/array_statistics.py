@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edl.store.array_header import StoredArray
-from edl.store.arrayfile import Array
+from edl.store.arrayparts import Array
 from edl.store.durable import translated
 
 PIECE = 1 << 20

@@ -7,15 +7,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from edl.core.errors import StorageError
-from edl.store.array_header import DTYPES, header_of
-from edl.store.durable import publish, removed_on_error, translated, write_all
-
-Array = NDArray[np.generic]
+from edl.store.arrayparts import Array, ArrayShape, write_parts
+from edl.store.durable import translated, write_all
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, str]) -> tuple[int, int]:
@@ -28,15 +24,8 @@ def write_arrays(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, str
         StorageError: it cannot be written (the disk is full); nothing of it is left.
         ValueError: an array's dtype cannot be stored.
     """
-    stored = {name: _storable(name, array) for name, array in arrays.items()}
-    header = header_of([(name, array.dtype.name, array.shape) for name, array in stored.items()], meta)
-    temporary = path.with_suffix(".tmp")
-    with translated(path, "write a checkpoint"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with removed_on_error(temporary):
-            written = stream(temporary, [header, *(bytes_of(array) for array in stored.values())])
-            publish(temporary, path)
-    return written
+    shapes = [ArrayShape(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    return write_parts(path, shapes, arrays.items(), meta)
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
@@ -50,17 +39,6 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except SafetensorError as error:
         raise StorageError(f"is not a safetensors file: {error}", where=str(path)) from error
-
-
-def _storable(name: str, array: Array) -> Array:
-    if array.dtype.name not in DTYPES:
-        raise ValueError(f"array {name!r} has dtype {array.dtype}; a checkpoint stores {', '.join(DTYPES)}")
-    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-
-
-def bytes_of(array: Array) -> memoryview:
-    """The bytes of a C-ordered array, without a copy."""
-    return array.reshape(-1).view(np.uint8).data
 
 
 def stream(path: Path, parts: Iterable[memoryview]) -> tuple[int, int]:

@@ -7,17 +7,19 @@ about arrays need NumPy; what a master needs is in ``commits``, and ``integrity`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edl.core.errors import StorageError
-from edl.store.arrayfile import Array, read_arrays, write_arrays
+from edl.store.arrayfile import read_arrays, write_arrays
+from edl.store.arrayparts import Array, ArrayShape, write_parts
 from edl.store.commits import commit, prune
 from edl.store.integrity import check_bytes, newest, verify
 from edl.store.manifest import Manifest, ShardInfo, Skipped, cut_directory, load_manifest
 
 __all__ = [
     "Array",
+    "ArrayShape",
     "Manifest",
     "ShardInfo",
     "Skipped",
@@ -30,6 +32,7 @@ __all__ = [
     "shard_path",
     "verify",
     "write_shard",
+    "write_shard_parts",
 ]
 
 
@@ -57,6 +60,19 @@ def write_shard(
     """
     path = shard_path(directory, ps_index)
     size, checksum = write_arrays(path, arrays, meta or {})
+    return ShardInfo(file=path.name, size=size, crc32=checksum)
+
+
+def write_shard_parts(
+    directory: Path,
+    ps_index: int,
+    arrays: Sequence[ArrayShape],
+    parts: Iterable[tuple[str, Array]],
+    meta: Mapping[str, str],
+) -> ShardInfo:
+    """The same of arrays that come in parts: see :func:`edl.store.arrayparts.write_parts`."""
+    path = shard_path(directory, ps_index)
+    size, checksum = write_parts(path, arrays, parts, meta)
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from edl.core.errors import StorageError
 from edl.store.array_header import DTYPES, StoredArray, header_of
 from edl.store.array_statistics import PIECE, mapped
-from edl.store.arrayfile import Array, bytes_of, stream
+from edl.store.arrayfile import stream
+from edl.store.arrayparts import Array, bytes_of
 from edl.store.contents import Contents, Table
 from edl.store.durable import publish, removed_on_error, translated
 

@@ -1,0 +1,73 @@
+"""Arrays that come in parts make the very file that whole arrays make, with the same checksum."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl.store.arrayfile import read_arrays, write_arrays
+from edl.store.arrayparts import ArrayShape, write_parts
+from edl.store.checksum import combined
+
+PATIENT = settings(deadline=None, max_examples=40)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_checksums_of_two_pieces_are_put_together(front, back):
+    assert combined(zlib.crc32(front), zlib.crc32(back), len(back)) == zlib.crc32(front + back)
+
+
+def test_a_long_piece_takes_no_longer():
+    length = 5_000_000_000
+    in_steps = 0x12345678
+    for part in (4_000_000_000, 999_999_999, 1):
+        in_steps = combined(in_steps, 0, part)
+    assert combined(0x12345678, 0, length) == in_steps
+
+
+@PATIENT
+@given(st.data())
+def test_parts_in_any_order_make_the_same_file(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("parts")
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    arrays = {
+        "ids": random.integers(0, 99, data.draw(st.integers(0, 20))),
+        "values": random.standard_normal((data.draw(st.integers(0, 20)), 3)).astype(np.float32),
+        "scalar": np.array(2.5),
+    }
+    left = {name: np.atleast_1d(array) for name, array in arrays.items()}
+
+    def parts():
+        while rest := [name for name in left if len(left[name])]:
+            name = data.draw(st.sampled_from(rest))
+            count = data.draw(st.integers(1, len(left[name])))
+            yield name, left[name][:count]
+            left[name] = left[name][count:]
+
+    shapes = [ArrayShape(name, array.dtype.name, array.shape) for name, array in arrays.items()]
+    meta = {"cut": "7"}
+    whole, parted = folder / "whole.safetensors", folder / "parted.safetensors"
+    written = write_parts(parted, shapes, parts(), meta)
+    assert written == write_arrays(whole, arrays, meta)
+    assert parted.read_bytes() == whole.read_bytes()
+    assert written == (len(parted.read_bytes()), zlib.crc32(parted.read_bytes()))
+    assert read_arrays(parted)[1] == meta
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ([np.ones(2, np.float32)], "lacks 4 bytes"),
+        ([np.ones(2, np.float32), np.ones(2, np.float32)], "more values"),
+        ([np.ones(3)], "is float32, a part of it is float64"),
+    ],
+)
+def test_parts_that_are_not_the_array_leave_nothing_behind(tmp_path, parts, problem):
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(ValueError, match=problem):
+        write_parts(path, [ArrayShape("x", "float32", (3,))], [("x", part) for part in parts], {})
+    assert not list(tmp_path.iterdir())
