@@ -1,15 +1,19 @@
-"""How fast tensors travel between two processes: bulk frames beside unary gRPC, over a Unix socket and over TCP.
+"""How fast tensors travel between two processes: bulk frames, bare sockets and unary gRPC, over TCP and Unix sockets.
 
-The server answers each frame with a body of the same size from memory that it keeps, as a PS answers a push with its
-slab; the client receives into memory that it keeps. For each plane, transport and size: the median round trip in
-microseconds and the bytes of both directions per second (GB = 1e9 bytes).
+The server answers each message with as many bytes as it is asked for, from memory that it keeps, as a PS answers with
+its slab; the client receives into memory that it keeps. A push carries 16 MB there and nothing back, a pull nothing
+there and 16 MB back. The bare sockets do the same with a head of 16 bytes and nothing else: no kinds, no messages, no
+proof of a token, no limits. For each plane, transport and exchange: the median round trip in microseconds and the bytes
+of both directions per second (GB = 1e9 bytes).
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import socket
 import statistics
+import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,29 +28,109 @@ from script import main, say
 from edl.rpc.bulk import Answer, BulkClient, BulkServer, Frame, Kind
 
 TOKEN = "benchmark"
-SIZES = {"empty": 0, "400 KB": 400_000, "16 MB": 16_000_000}
-LARGEST = max(SIZES.values())
-METHOD = "/edl.bench/Echo"
+LARGE = 16_000_000
+EXCHANGES = {
+    "empty": (0, 0),
+    "400 KB": (400_000, 400_000),
+    "16 MB": (LARGE, LARGE),
+    "push": (LARGE, 0),
+    "pull": (0, LARGE),
+}
+"""Bytes there and back."""
+METHOD = "/edl.bench/Exchange"
 UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+META = struct.Struct("<QQ24x")  # bytes there and back; as long as the head of a push
+HEAD = struct.Struct("<QQ")
+Call = Callable[[memoryview, int], object]
+"""Sends a body and gets that many bytes back."""
+Taken = dict[str, dict[str, dict[str, float]]]
+"""By transport, exchange and name of the number."""
 
 
 def serve_bulk(address: str, pipe: Connection) -> None:
-    slab = memoryview(bytearray(LARGEST))
+    slab = memoryview(bytearray(LARGE))
 
     def handle(frame: Frame) -> Answer:
-        return Answer(Kind.PUSHED, frame.meta, [slab[: frame.body.nbytes]])
+        _, back = META.unpack(frame.meta)
+        return Answer(Kind.PUSHED, frame.meta, [slab[:back]])
 
-    server = BulkServer(address, TOKEN, handle, max_body=LARGEST)
+    server = BulkServer(address, TOKEN, handle, max_body=LARGE)
     server.start()
     pipe.send(server.address)
     pipe.recv()
     server.stop()
 
 
+@contextmanager
+def bulk_calls(address: str) -> Iterator[Call]:
+    slab = memoryview(bytearray(LARGE))
+    with BulkClient(address, TOKEN, timeout=30.0) as client:
+        yield lambda body, back: client.request(Kind.PUSH, META.pack(body.nbytes, back), [body], into=slab[:back])
+
+
+def serve_bare(address: str, pipe: Connection) -> None:
+    slab = memoryview(bytearray(LARGE))
+    with bare_listener(address) as listener:
+        name = listener.getsockname()
+        pipe.send(address if address.startswith("unix:") else f"{name[0]}:{name[1]}")
+        connection, _ = listener.accept()
+        with connection:
+            if connection.family == socket.AF_INET:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            head = memoryview(bytearray(HEAD.size))
+            while filled(connection, head):
+                there, back = HEAD.unpack(head)
+                filled(connection, slab[:there])
+                connection.sendall(head)
+                connection.sendall(slab[:back])
+    pipe.recv()
+
+
+def bare_listener(address: str) -> socket.socket:
+    if address.startswith("unix:"):
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address.removeprefix("unix:"))
+        listener.listen()
+        return listener
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def filled(connection: socket.socket, room: memoryview) -> bool:
+    """Receive until ``room`` is full; False if the other side is gone."""
+    while room:
+        count = connection.recv_into(room, 0, socket.MSG_WAITALL)
+        if not count:
+            return False
+        room = room[count:]
+    return True
+
+
+@contextmanager
+def bare_calls(address: str) -> Iterator[Call]:
+    slab, head = memoryview(bytearray(LARGE)), memoryview(bytearray(HEAD.size))
+    if address.startswith("unix:"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address.removeprefix("unix:"))
+    else:
+        host, port = address.split(":")
+        connection = socket.create_connection((host, int(port)))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def call(body: memoryview, back: int) -> None:
+        connection.sendall(HEAD.pack(body.nbytes, back))
+        connection.sendall(body)
+        if not (filled(connection, head) and filled(connection, slab[:back])):
+            raise ConnectionError("the server is gone")
+
+    with connection:
+        yield call
+
+
 def serve_grpc(address: str, pipe: Connection) -> None:
+    bodies = {back: bytes(back) for _, back in EXCHANGES.values()}
     server = grpc.server(ThreadPoolExecutor(2), options=UNLIMITED)
-    echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("edl.bench", {"Echo": echo}),))
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: bodies[HEAD.unpack_from(request)[1]])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("edl.bench", {"Exchange": handler}),))
     port = server.add_insecure_port(address)
     server.start()
     pipe.send(address if address.startswith("unix:") else f"127.0.0.1:{port}")
@@ -55,35 +139,29 @@ def serve_grpc(address: str, pipe: Connection) -> None:
 
 
 @contextmanager
-def bulk_calls(address: str) -> Iterator[Callable[[memoryview], object]]:
-    slab = memoryview(bytearray(LARGEST))
-    with BulkClient(address, TOKEN, timeout=30.0) as client:
-        yield lambda body: client.request(Kind.PUSH, b"0123456789" * 4, [body], into=slab)
-
-
-@contextmanager
-def grpc_calls(address: str) -> Iterator[Callable[[memoryview], object]]:
+def grpc_calls(address: str) -> Iterator[Call]:
     with grpc.insecure_channel(address, options=UNLIMITED) as channel:
-        call = channel.unary_unary(METHOD)
-        yield lambda body: call(bytes(body), timeout=30.0)
+        method = channel.unary_unary(METHOD)
+        yield lambda body, back: method(HEAD.pack(body.nbytes, back) + body, timeout=30.0)
 
 
-PLANES = {"bulk": (serve_bulk, bulk_calls), "grpc": (serve_grpc, grpc_calls)}
+PLANES = {"bulk": (serve_bulk, bulk_calls), "bare": (serve_bare, bare_calls), "grpc": (serve_grpc, grpc_calls)}
 
 
-def measure(call: Callable[[memoryview], object], size: int, seconds: float) -> dict[str, float]:
-    body = memoryview(bytearray(LARGEST))[:size]
-    call(body)
+def measure(call: Call, exchange: tuple[int, int], seconds: float) -> dict[str, float]:
+    there, back = exchange
+    body = memoryview(bytearray(LARGE))[:there]
+    call(body, back)
     took: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         begun = time.perf_counter()
-        call(body)
+        call(body, back)
         took.append(time.perf_counter() - begun)
     median = statistics.median(took)
     return {
         "round_trip_us": round(median * 1e6, 1),
-        "gb_per_second": round(2 * size / median / 1e9, 2),
+        "gb_per_second": round((there + back) / median / 1e9, 3),
         "round_trips": len(took),
     }
 
@@ -96,7 +174,7 @@ def run(plane: str, address: str, seconds: float) -> dict[str, dict[str, float]]
     process.start()
     try:
         with calls(ours.recv()) as call:
-            return {name: measure(call, size, seconds) for name, size in SIZES.items()}
+            return {name: measure(call, exchange, seconds) for name, exchange in EXCHANGES.items()}
     finally:
         ours.send("end")
         process.join()
@@ -107,31 +185,42 @@ def measured(arguments: argparse.Namespace) -> Result:
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(arguments.rounds):
-            addresses = {"unix": f"unix:{folder}/{number}", "tcp": "127.0.0.1:0"}
-            rounds.append(
-                {
-                    plane: {kind: run(plane, address, arguments.seconds) for kind, address in addresses.items()}
-                    for plane in PLANES
-                }
-            )
+            taken: dict[str, Taken] = {plane: {} for plane in PLANES}
+            for kind in ("tcp", "unix"):
+                for plane in PLANES:
+                    address = f"unix:{folder}/{plane}-{number}" if kind == "unix" else "127.0.0.1:0"
+                    taken[plane][kind] = run(plane, address, arguments.seconds)
+            rounds.append(taken)
             say(f"round {number + 1} of {arguments.rounds}")
     return Result("bulk_plane", tuple(figures(rounds)), {"rounds": rounds})
 
 
-def figures(rounds: list[dict[str, dict[str, dict[str, dict[str, float]]]]]) -> Iterator[Figure]:
-    """What matters to training: a small frame, and a large one, over the Unix socket that local roles use."""
+def figures(rounds: list[dict[str, Taken]]) -> Iterator[Figure]:
+    """The shares of bare TCP, each the median of ratios of one round; then what matters to training on one machine."""
 
-    def middle(plane: str, size: str, name: str) -> float:
-        return statistics.median(taken[plane]["unix"][size][name] for taken in rounds)
+    def middle(plane: str, kind: str, exchange: str, name: str) -> float:
+        return statistics.median(taken[plane][kind][exchange][name] for taken in rounds)
 
+    for exchange in ("push", "pull"):
+        shares = [
+            taken["bare"]["tcp"][exchange]["round_trip_us"] / taken["bulk"]["tcp"][exchange]["round_trip_us"]
+            for taken in rounds
+        ]
+        name = f"bulk plane: {exchange} of 16 MB, of a bare TCP socket's bandwidth"
+        yield Figure(name, statistics.median(shares), "x", 0.85, at_least=True, aim=0.95)
+    for plane, name in (("bulk", "bulk plane"), ("bare", "bare TCP")):
+        for exchange in ("push", "pull"):
+            yield Figure(f"{name}: {exchange} of 16 MB", middle(plane, "tcp", exchange, "gb_per_second"), "GB/s")
     for plane, name in (("bulk", "bulk plane"), ("grpc", "unary gRPC")):
-        yield Figure(f"{name}: round trip of an empty message", middle(plane, "empty", "round_trip_us"), "us")
-        yield Figure(f"{name}: 16 MB there and back", middle(plane, "16 MB", "gb_per_second"), "GB/s")
+        yield Figure(f"{name}: round trip of an empty message", middle(plane, "unix", "empty", "round_trip_us"), "us")
+        yield Figure(f"{name}: 16 MB there and back", middle(plane, "unix", "16 MB", "gb_per_second"), "GB/s")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each plane, transport and size; default 1")
+    parser.add_argument(
+        "--seconds", type=float, default=0.4, help="for each plane, transport and exchange; default 0.4"
+    )
 
 
 if __name__ == "__main__":
-    main(__doc__, measured, rounds=3, options=options)
+    main(__doc__, measured, rounds=5, options=options)

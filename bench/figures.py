@@ -23,6 +23,7 @@ class Figure:
         measured: the number, in ``unit``.
         limit: what is required, in ``unit``; None for a number that is only shown beside the others.
         at_least: ``limit`` is the least that is allowed; otherwise the most.
+        aim: what would be better still, in ``unit``; None where none was named.
         note: how the limit or the number came about.
     """
 
@@ -32,6 +33,7 @@ class Figure:
     limit: float | None = None
     at_least: bool = False
     note: str = ""
+    aim: float | None = None
 
     @property
     def met(self) -> bool | None:

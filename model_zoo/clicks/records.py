@@ -6,7 +6,7 @@ import tensorflow as tf
 NUMBERS, IDS = 13, 26
 
 _FEATURES = {
-    "dense": tf.io.FixedLenFeature([NUMBERS], tf.float32),
+    "numbers": tf.io.FixedLenFeature([NUMBERS], tf.float32),
     "ids": tf.io.FixedLenFeature([IDS], tf.int64),
     "label": tf.io.FixedLenFeature([], tf.int64),
 }
@@ -14,13 +14,13 @@ _AT_ONCE = 1024
 
 
 def inputs():
-    return {"dense": keras.Input([NUMBERS], name="dense"), "ids": keras.Input([IDS], dtype="int64", name="ids")}
+    return {"numbers": keras.Input([NUMBERS], name="numbers"), "ids": keras.Input([IDS], dtype="int64", name="ids")}
 
 
 def feed(dataset, mode, metadata):
     def parse(records):
         example = tf.io.parse_example(records, _FEATURES)
-        features = {"dense": example["dense"], "ids": example["ids"]}
+        features = {"numbers": example["numbers"], "ids": example["ids"]}
         return features if mode == "prediction" else (features, tf.cast(example["label"], tf.float32))
 
     # Many records are parsed by one operation: several times as fast as one by one.

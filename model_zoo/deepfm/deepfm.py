@@ -17,7 +17,7 @@ def custom_model(vocabulary=1_000_000, dim=16, hidden=(256, 128, 64)):
     vectors = keras.layers.Embedding(vocabulary, dim, name="vectors")(given["ids"])
     # The sum of the products of all pairs, without going through the pairs.
     pairs = (ops.square(ops.sum(vectors, axis=1)) - ops.sum(ops.square(vectors), axis=1)) / 2
-    x = keras.layers.Concatenate()([given["dense"], keras.layers.Flatten()(vectors)])
+    x = keras.layers.Concatenate()([given["numbers"], keras.layers.Flatten()(vectors)])
     for units in hidden:
         x = keras.layers.Dense(units, activation="relu")(x)
     logit = keras.layers.Dense(1)(x) + ops.sum(weights, axis=1) + ops.sum(pairs, axis=1, keepdims=True)

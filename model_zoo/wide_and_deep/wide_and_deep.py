@@ -14,10 +14,10 @@ def custom_model(vocabulary=1_000_000, dim=16, hidden=(256, 128, 64)):
     given = inputs()
     wide = keras.layers.Embedding(vocabulary, 1, embeddings_initializer="zeros", name="wide")(given["ids"])
     vectors = keras.layers.Embedding(vocabulary, dim, name="vectors")(given["ids"])
-    x = keras.layers.Concatenate()([given["dense"], keras.layers.Flatten()(vectors)])
+    x = keras.layers.Concatenate()([given["numbers"], keras.layers.Flatten()(vectors)])
     for units in hidden:
         x = keras.layers.Dense(units, activation="relu")(x)
-    logit = keras.layers.Dense(1)(x) + keras.layers.Dense(1)(given["dense"]) + ops.sum(wide, axis=1)
+    logit = keras.layers.Dense(1)(x) + keras.layers.Dense(1)(given["numbers"]) + ops.sum(wide, axis=1)
     return keras.Model(given, logit)
 
 

@@ -22,7 +22,7 @@ from edl.core.partition import mix
 from edl.data.example import Value
 
 NUMBERS, IDS = 13, 26
-"""Dense and categorical features of a record."""
+"""Features of a record."""
 BATCH = 8192
 """Records that are drawn at once; part of what a seed means."""
 
@@ -142,16 +142,16 @@ class ClickTable:
             yield Clicks(numbers, ids, (rng.random(count) < chances).astype(np.int64), chances)
 
     def features(self) -> Iterator[dict[str, Value]]:
-        """``dense``: 13 floats; ``ids``: 26 int64; ``label``: 0 or 1 as int64."""
+        """``numbers``: 13 floats; ``ids``: 26 int64; ``label``: 0 or 1 as int64."""
         for batch in self.batches():
-            for dense, ids, label in _lists(batch):
-                yield {"dense": dense, "ids": ids, "label": label}
+            for numbers, ids, label in _lists(batch):
+                yield {"numbers": numbers, "ids": ids, "label": label}
 
     def rows(self) -> Iterator[Sequence[object]]:
         """The label, the numbers, the ids."""
         for batch in self.batches():
-            for dense, ids, label in _lists(batch):
-                yield [label, *dense, *ids]
+            for numbers, ids, label in _lists(batch):
+                yield [label, *numbers, *ids]
 
     def best(self) -> Mapping[str, Any]:
         """What a model that knew the chances would reach here, in JSON.

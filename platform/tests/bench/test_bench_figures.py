@@ -87,18 +87,24 @@ def test_no_progress_is_not_a_rate(figures) -> None:
 
 def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
     kept = figures.Figure("start", 3.0, "s", 5.0, note="import + 2.5 s")
-    missed = figures.Figure("rate", 0.5, "x", 0.8, at_least=True)
+    missed = figures.Figure("rate", 0.5, "x", 0.8, at_least=True, aim=0.9)
     beside = figures.Figure("import", 2.5, "s")
     results = [
         figures.Result("start", (kept, missed, beside)).to_json(),
         figures.Result("cli", failed="exit code 1").to_json(),
     ]
     text = table.generated(results)
-    assert "| start | at most 5.00 s (import + 2.5 s) | 3.00 s | 0.60 | yes |" in text
-    assert "| rate | at least 0.800 x | 0.500 x | 0.62 | **no** |" in text
+    assert "| start | at most 5.00 s (import + 2.5 s) |  | 3.00 s | 0.60 | yes |" in text
+    assert "| rate | at least 0.800 x | 0.900 x | 0.500 x | 0.62 | **no** |" in text
     assert "| import | 2.50 s |" in text
     assert "`cli` failed: exit code 1" in text
     assert text.count("Measured on") == 1
+
+
+def test_a_result_of_before_there_were_aims_is_still_shown(figures, table) -> None:
+    result = figures.Result("start", (figures.Figure("start", 3.0, "s", 5.0),)).to_json()
+    del result["figures"][0]["aim"]
+    assert "| start | at most 5.00 s |  | 3.00 s | 0.60 | yes |" in table.generated([result])
 
 
 def test_results_of_two_machines_are_told_apart(figures, table) -> None:

