@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,7 +55,7 @@ class BulkPlane:
             raise Refused(f"a parameter server does not take {frame.kind.name} frames", kind="bad")
         try:
             return handler(frame)
-        except (BadInputError, DecodeError, json.JSONDecodeError) as error:
+        except (BadInputError, DecodeError) as error:
             raise Refused(f"{frame.kind.name}: {error}", kind="bad") from error
 
     def _push(self, frame: Frame) -> Answer:

@@ -19,6 +19,8 @@ from edl.spec.optimizer import OptimizerSpec
 
 MAX_ROWS = 2**31 - 1
 """Rows of one table: positions are int32."""
+MAX_DIM = 1 << 16
+"""Values of one row: with three slot variables it takes a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,11 @@ class RowTable:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.rows <= MAX_ROWS or self.dim < 1:
-            raise BadInputError(f"table '{self.name}' has {self.rows} x {self.dim} values; rows are 1 to {MAX_ROWS}")
+        if not (0 < self.rows <= MAX_ROWS and 0 < self.dim <= MAX_DIM):
+            raise BadInputError(
+                f"table '{self.name}' has {self.rows} x {self.dim} values; a table has 1 to {MAX_ROWS} rows of 1 to "
+                f"{MAX_DIM} values"
+            )
         initializer.check(self.initializer)
 
 

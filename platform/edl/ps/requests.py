@@ -6,7 +6,9 @@ Whether gradients are finite is not checked here: the worker knows the records t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -64,14 +66,28 @@ def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats
     """
     declared = Declaration(
         tuple(DenseVariable(v.name, tuple(v.shape), v.statistic) for v in head.dense),
-        tuple(RowTable(t.name, t.rows, t.dim, json.loads(t.initializer), t.seed) for t in head.tables),
-        OptimizerSpec.from_json(json.loads(head.optimizer)),
+        tuple(
+            RowTable(t.name, t.rows, t.dim, _object(t.initializer, f"the initializer of table '{t.name}'"), t.seed)
+            for t in head.tables
+        ),
+        OptimizerSpec.from_json(_object(head.optimizer, "the optimizer")),
         head.fingerprint,
     )
     content = Body(body)
     dense = content.floats(declared.size)
     content.end()
     return declared, dense
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    """The JSON object that a text is."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON; a number of more digits, or deeper, than Python reads
+        raise Refused(f"{what} is not JSON: {error}", kind="bad") from error
+    if not isinstance(value, dict):
+        raise Refused(f"{what} is {value!r:.40}, not a JSON object", kind="bad")
+    return value
 
 
 def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradients | None:
@@ -84,6 +100,8 @@ def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradien
     if head.empty:
         content.end()
         return None
+    if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
+        raise Refused(f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad")
     slab = content.floats(declared.size)
     rows: dict[str, RowGradients] = {}
     for part in head.tables:

@@ -92,6 +92,19 @@ class BulkClient:
         self.send(kind, meta, buffers)
         return self.receive(into)
 
+    def expect(self, kind: Kind, frame: Frame) -> Frame:
+        """The frame, which must be of a kind.
+
+        Raises:
+            BulkRefused: it is of another one; the connection is closed.
+        """
+        if frame.kind is not kind:
+            self.close()
+            raise BulkRefused(
+                f"The server answered {frame.kind.name} instead of {kind.name}", kind="bad", where=self.address
+            )
+        return frame
+
     def close(self) -> None:
         """Close the connection; again is harmless."""
         self._connection.close()
@@ -104,7 +117,7 @@ class BulkClient:
 
     def _greet(self, token: str) -> None:
         try:
-            self.request(Kind.HELLO, token.encode())
+            self.expect(Kind.WELCOME, self.request(Kind.HELLO, token.encode()))
         except BulkRefused:
             self.close()
             raise

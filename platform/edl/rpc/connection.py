@@ -1,5 +1,8 @@
 """One bulk connection: frames through a stream socket, with neither copies nor allocations per frame.
 
+Memory is taken as bytes arrive, not as a head announces them: whatever a peer sends, a connection takes at most twice
+as many bytes, and ``2 * AHEAD`` more.
+
 Waiting is bounded by the kernel (``SO_RCVTIMEO``, ``SO_SNDTIMEO``), which spares the poll before every call that
 Python's own timeouts cost. A connection is used by one thread at a time; only ``wake`` may be called from another.
 """
@@ -25,6 +28,8 @@ _KEEPALIVE_PROBES = 3
 _UNREACHABLE = 10_000  # milliseconds that sent bytes may stay unacknowledged
 _PARTING = 1.0  # seconds that a peer which was refused may go on sending
 _FIRST_BODY = 1 << 16  # bytes
+AHEAD = 1 << 20
+"""Bytes that a connection takes for a body before they have come."""
 
 
 class Connection:
@@ -87,8 +92,10 @@ class Connection:
             self._fill([memoryview(self._head)], HEAD_SIZE, deadline)
             kind, meta_size, body_size = decode_head(self._head, self._limits)
             meta, body = self._room_for_meta(meta_size), self._room_for_body(body_size, into)
-            if meta_size or body_size:
-                self._fill([meta, body], meta_size + body_size, deadline)
+            if meta_size or body.nbytes:
+                self._fill([meta, body], meta_size + body.nbytes, deadline)
+            if body.nbytes < body_size:
+                body = self._fill_more(body_size, deadline)
         except OSError as error:
             raise self._gone("receiving", error) from error
         return Frame(kind, bytes(meta), body)
@@ -127,11 +134,21 @@ class Connection:
         return memoryview(self._meta)[:size]
 
     def _room_for_body(self, size: int, into: memoryview | None) -> memoryview:
+        """Memory for a body, or for its beginning if it is larger than any before."""
         if into is not None and size <= into.nbytes:
             return into.cast("B")[:size] if size else into[:0]
-        if size > len(self._body):
-            self._body = bytearray(size)
+        if len(self._body) < min(size, AHEAD):
+            self._body = bytearray(min(size, AHEAD))
         return memoryview(self._body)[:size]
+
+    def _fill_more(self, size: int, deadline: float | None) -> memoryview:
+        """Receive the rest of a body of which as much has come as there was room for."""
+        arrived, piece = bytearray(self._body), memoryview(bytearray(AHEAD))
+        self._body = arrived
+        while left := size - len(arrived):
+            self._fill([piece[:left]], min(left, AHEAD), deadline)
+            arrived += piece[:left]
+        return memoryview(arrived)
 
     def _fill(self, views: list[memoryview], size: int, deadline: float | None) -> None:
         """Receive exactly ``size`` bytes into the views, which are together that long."""

@@ -28,6 +28,8 @@ PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "normal": ("mean", "stddev"),
 }
 """Initializers that can be computed row by row, and the parameters of each."""
+LARGEST = 1e37
+"""Of a parameter's size: a tenth of float32's range leaves room for the rarest value of ``normal``."""
 
 
 def check(initializer: Mapping[str, Any]) -> None:
@@ -40,9 +42,15 @@ def check(initializer: Mapping[str, Any]) -> None:
     if name not in PARAMETERS:
         raise BadInputError(f"unknown row initializer {name!r}", hint=f"known: {', '.join(PARAMETERS)}")
     given = {key: value for key, value in initializer.items() if key != "name"}
-    numbers = all(isinstance(value, (int, float)) for value in given.values())
+    numbers = all(_is_number(value) for value in given.values())
     if set(given) != set(PARAMETERS[name]) or not numbers:
-        raise BadInputError(f"row initializer {name} takes the numbers {PARAMETERS[name]}, got {given}")
+        raise BadInputError(
+            f"row initializer {name} takes the numbers {PARAMETERS[name]} from {-LARGEST:g} to {LARGEST:g}, got {given}"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int64], dim: int) -> NDArray[np.float32]:

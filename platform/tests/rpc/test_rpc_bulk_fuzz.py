@@ -1,0 +1,205 @@
+"""Any bytes on the bulk plane: an error or a closed connection for who sent them, and nothing for anybody else."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from edl.core.errors import EdlError
+from edl.rpc.bulk import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
+from edl.rpc.frames import HEAD_SIZE, MAGIC, MAX_META, encode_head
+from edl.rpc.proof import PROTOCOL_VERSION
+
+TOKEN = "the-token-of-these-tests"
+MAX_BODY = 1 << 16
+MANY = settings(
+    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+LENGTHS = st.one_of(
+    st.integers(0, 40), st.sampled_from([MAX_META, MAX_META + 1, MAX_BODY, MAX_BODY + 1, 2**31, 2**32 - 1])
+)
+HELLO = encode_head(Kind.HELLO, len(TOKEN), 0) + TOKEN.encode()
+
+
+@st.composite
+def heads(draw: st.DrawFn) -> bytes:
+    """Heads that are right but for some of their fields."""
+    magic = draw(st.sampled_from([MAGIC, MAGIC, MAGIC, b"EDLC", b"\0\0\0\0"]))
+    version = draw(st.sampled_from([PROTOCOL_VERSION] * 5 + [0, PROTOCOL_VERSION + 1, 2**16 - 1]))
+    kind = draw(st.one_of(st.sampled_from([int(kind) for kind in Kind]), st.integers(0, 2**16 - 1)))
+    body = draw(st.one_of(LENGTHS, st.sampled_from([2**40, 2**63, 2**64 - 1])))
+    return struct.pack("<4sHHIQ", magic, version, kind, draw(LENGTHS), body)
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> bytes:
+    """Whole frames."""
+    meta, body = draw(st.binary(max_size=40)), draw(st.binary(max_size=200))
+    return encode_head(draw(st.sampled_from(Kind)), len(meta), len(body)) + meta + body
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> bytes:
+    """What somebody sends who may know the token, and who may stop anywhere."""
+    parts = draw(st.lists(st.one_of(frames(), heads(), st.binary(max_size=60)), max_size=4))
+    said = b"".join([*draw(st.sampled_from([[HELLO], [HELLO], []])), *parts])
+    return said[: draw(st.integers(0, len(said)))] if draw(st.booleans()) else said
+
+
+def echo(frame: Frame) -> Answer:
+    return Answer(Kind.PULLED, frame.meta, [frame.body])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkServer]:
+    server = BulkServer(f"unix:{tmp_path_factory.mktemp('fuzz')}/s", TOKEN, echo, max_body=MAX_BODY)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def bystander(server: BulkServer) -> Iterator[BulkClient]:
+    """Somebody else's connection."""
+    with BulkClient(server.address, TOKEN, timeout=20) as client:
+        yield client
+
+
+@MANY
+@given(conversations())
+@example(b"")
+@example(HELLO)
+@example(HELLO + HELLO)
+@example(HELLO + encode_head(Kind.PUSH, MAX_META, MAX_BODY))
+@example(encode_head(Kind.HELLO, 0, 0))
+@example(encode_head(Kind.HELLO, MAX_META, 0))
+def test_a_server_answers_whole_frames_or_hangs_up_and_serves_the_others(
+    server: BulkServer, bystander: BulkClient, caplog: pytest.LogCaptureFixture, said: bytes
+) -> None:
+    caplog.clear()
+    answers = answers_to(server.address, said)
+    assert not answers or answers[0] in (Kind.WELCOME, Kind.REFUSED)
+    assert Kind.REFUSED not in answers[:-1]
+    assert bystander.request(Kind.PULL, b"still here").meta == b"still here"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_server_keeps_nothing_of_those_who_sent_garbage(server: BulkServer, bystander: BulkClient) -> None:
+    before = threading.active_count()
+    for _ in range(20):
+        answers_to(server.address, HELLO + encode_head(Kind.PUSH, 9, 9) + b"short")
+    assert bystander.request(Kind.PULL, b"").kind is Kind.PULLED
+    assert threading.active_count() <= before + 1  # the last one may be on its way out
+
+
+def answers_to(address: str, said: bytes) -> list[Kind]:
+    """Say something, stop talking, and listen to the end."""
+    with closing(socket.socket(socket.AF_UNIX)) as sock:
+        sock.settimeout(20)
+        sock.connect(address.removeprefix("unix:"))
+        with suppress(OSError):  # it has hung up before we were done: what it said can be read
+            sock.sendall(said)
+            sock.shutdown(socket.SHUT_WR)
+        return kinds(heard(sock))
+
+
+def heard(sock: socket.socket) -> bytes:
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := sock.recv(1 << 16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def kinds(data: bytes) -> list[Kind]:
+    """The kinds of the frames that these bytes are, all of them whole."""
+    found = []
+    while data:
+        magic, version, kind, meta, body = struct.unpack_from("<4sHHIQ", data)
+        assert (magic, version) == (MAGIC, PROTOCOL_VERSION)
+        assert len(data) >= HEAD_SIZE + meta + body
+        found.append(Kind(kind))
+        data = data[HEAD_SIZE + meta + body :]
+    return found
+
+
+# ------------------------------------------------------------------ the other side
+
+WELCOME = encode_head(Kind.WELCOME, 0, 0)
+
+
+@st.composite
+def replies(draw: st.DrawFn) -> bytes:
+    """What a server says that may be none."""
+    parts = draw(st.lists(st.one_of(frames(), heads(), st.binary(max_size=60)), max_size=3))
+    return b"".join([*draw(st.sampled_from([[WELCOME], [WELCOME], []])), *parts])
+
+
+class FalseServer:
+    """Listens, lets a client say HELLO, says what it is told to, and hangs up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.address = f"unix:{folder}/f"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"{folder}/f")
+        self._listener.listen()
+
+    def say(self, reply: bytes) -> threading.Thread:
+        thread = threading.Thread(target=self._one, args=(reply,))
+        thread.start()
+        return thread
+
+    def _one(self, reply: bytes) -> None:
+        with closing(self._listener.accept()[0]) as sock:
+            sock.recv(len(HELLO), socket.MSG_WAITALL)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the client has heard enough
+                sock.sendall(reply)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture(scope="module")
+def false_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FalseServer]:
+    with closing(FalseServer(tmp_path_factory.mktemp("false"))) as server:
+        yield server
+
+
+@MANY
+@given(replies())
+@example(b"")
+@example(WELCOME + encode_head(Kind.REFUSED, 3, 0) + b"\xff\xff\xff")
+@example(encode_head(Kind.REFUSED, 0, 0))
+@example(WELCOME + encode_head(Kind.PULLED, MAX_META, 0))
+@example(encode_head(Kind.PULLED, 0, 0))
+def test_a_client_gets_frames_or_an_error_that_names_the_server(false_server: FalseServer, reply: bytes) -> None:
+    speaking = false_server.say(reply)
+    with pytest.raises(EdlError) as caught:
+        listen(false_server.address)
+    speaking.join()
+    assert false_server.address in str(caught.value)
+
+
+def listen(address: str) -> NoReturn:
+    target = bytearray(16)
+    with BulkClient(address, TOKEN, timeout=20, max_body=MAX_BODY) as client:
+        while True:
+            assert isinstance(client.receive(memoryview(target)), Frame)
+
+
+def test_only_a_welcome_is_one(false_server: FalseServer) -> None:
+    speaking = false_server.say(encode_head(Kind.PULLED, 0, 0))
+    with pytest.raises(BulkRefused, match="PULLED instead of WELCOME") as caught:
+        BulkClient(false_server.address, TOKEN, timeout=20)
+    speaking.join()
+    assert caught.value.where == false_server.address
