@@ -15,6 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
+_TRACING = threading.Lock()
+"""Keras marks layers while they are called: a model cannot be traced by two threads at a time."""
+
 
 class Traced:
     """See the module's docstring.
@@ -39,7 +42,7 @@ class Traced:
         packed = tf.nest.pack_sequence_as(arguments, leaves)
         trace = self._traces.get(key)
         if trace is None:
-            with self._tracing:
+            with _TRACING:
                 trace = self._general.get_concrete_function(*tf.nest.map_structure(any_count, packed))
             self._traces[key] = trace
         return trace(*packed)
