@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 
 from edl.core.errors import BadInputError, EdlError, RefusedError, StorageError
-from edl.worker.training import NotFiniteError
+from edl.worker.not_finite import NotFiniteError
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ from edl.worker.corruption import CorruptRecords
 from edl.worker.leases import Leased
 from edl.worker.local_model import LocalModel
 from edl.worker.local_report import LocalReport
+from edl.worker.not_finite import report_not_finite
 from edl.worker.pipeline import Feeder, fed
 from edl.worker.serving import KERAS_FILE, SAVED_MODEL, export_directory
-from edl.worker.training import report_not_finite
 
 _LOG = logging.getLogger(__name__)
 

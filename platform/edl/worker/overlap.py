@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from edl.worker.lane import Lane
 
@@ -24,20 +25,21 @@ Ready = TypeVar("Ready")
 Done = TypeVar("Done")
 
 
-class Steps(Protocol[Ready, Done]):
-    """The steps of one range. Each method is called once for each step, in the order of the steps."""
+@dataclass(frozen=True, slots=True)
+class Steps(Generic[Ready, Done]):
+    """The parts of the steps of one range. Each is called once for each step, in the order of the steps.
 
-    def prepare(self) -> Ready | None:
-        """What the next step needs; None after the last one."""
+    Attributes:
+        prepare: gives what the next step needs; None after the last one.
+        compute: gives the outcome of a step; called on the caller's thread.
+        send: puts a step in; False if the rest of the range is not wanted any more.
+        end: tells the user's code that a step is over; on the caller's thread, before the next one is computed.
+    """
 
-    def compute(self, ready: Ready) -> Done:
-        """What a step gives; on the caller's thread."""
-
-    def send(self, ready: Ready, done: Done) -> bool:
-        """Put a step in; False if the rest of the range is not wanted any more."""
-
-    def end(self, ready: Ready, done: Done) -> None:
-        """A step is over for the user's code; on the caller's thread, before the next is computed."""
+    prepare: Callable[[], Ready | None]
+    compute: Callable[[Ready], Done]
+    send: Callable[[Ready, Done], bool]
+    end: Callable[[Ready, Done], None]
 
 
 Schedule: TypeAlias = Callable[[Steps[Any, Any]], bool]

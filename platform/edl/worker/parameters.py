@@ -67,7 +67,7 @@ class PushResult:
 
 
 class Parameters:
-    """All parameter servers; used by one thread.
+    """All parameter servers; used by one thread at a time.
 
     Args:
         directory: where they are.
@@ -124,10 +124,10 @@ class Parameters:
         return bool(strangers)
 
     def slab(self) -> Floats:
-        """The newest dense values; valid until the push after the next."""
+        """The newest dense values; nothing is written there until values that were pulled later are asked for."""
         if not self._slabs.fresh or self._clock() - self._arrived > STALE_SECONDS:
             self._pull_live()
-        return self._slabs.current
+        return self._slabs.lend()
 
     def pull(self, pin: int) -> Floats:
         """The dense values of a pinned cut, in memory of their own."""

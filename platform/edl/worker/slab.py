@@ -132,18 +132,32 @@ class Layout:
 
 
 class SlabPair:
-    """Two slabs in turn, so that an answer never overwrites values that a step may still read."""
+    """Two slabs, so that values that arrive never overwrite those that a step may still read.
+
+    Attributes:
+        fresh: the newest values are complete.
+    """
 
     def __init__(self, layout: Layout) -> None:
-        self.current = np.empty(layout.size, np.float32)
-        self._other = np.empty(layout.size, np.float32)
+        self._current = np.empty(layout.size, np.float32)
+        self._spare = np.empty(layout.size, np.float32)
+        self._lent: Floats | None = None
         self.fresh = False
 
+    def lend(self) -> Floats:
+        """The newest values; those that were lent before are given back by that."""
+        self._lent = self._current
+        return self._current
+
     def next(self) -> Floats:
-        """Where the next values go."""
-        return self._other
+        """Where the next values go: over newer ones that nobody reads rather than over older ones that are lent."""
+        if self._current is self._lent:
+            return self._spare
+        self.fresh = False  # until all of the next ones have arrived
+        return self._current
 
     def swap(self, *, complete: bool) -> None:
         """The next values have arrived, all of them or not."""
-        self.current, self._other = self._other, self.current
+        if self._current is self._lent:
+            self._current, self._spare = self._spare, self._current
         self.fresh = complete

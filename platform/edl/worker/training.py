@@ -1,36 +1,67 @@
-"""Training one leased range: a push for every minibatch, and what happens to the ones that cannot be used."""
+"""Training one leased range: a push for every minibatch, and what happens to the ones that cannot be used.
+
+The parts of a step are methods here; in which order those of several steps happen is for the schedule (``overlap``).
+"""
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
-
-from edl.core.errors import JobFailedError
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
 from edl.worker.model_port import Network, Step, Watcher, rows_of
+from edl.worker.not_finite import is_finite, report_not_finite
+from edl.worker.overlap import Schedule, Steps, in_turn
 from edl.worker.parameters import Parameters, Push
 from edl.worker.progress import Progress
-from edl.worker.slab import Rows, RowsByTable
+from edl.worker.slab import Floats, Rows, RowsByTable
 from edl.worker.stream import Loaded, Minibatch, RecordStream
 
 _LOG = logging.getLogger(__name__)
 
 
-class NotFiniteError(JobFailedError):
-    """A loss or gradient is NaN or infinite, and ``train.on_nan`` is ``stop``."""
+class Ready(NamedTuple):
+    """A minibatch with all that it is computed from.
+
+    Attributes:
+        loaded: the minibatch.
+        number: the global step that it is to be, as far as this worker knows.
+        versions: by PS, of the dense values.
+        slab: the dense values; nothing writes there while the step is computed.
+        rows: of served tables.
+    """
+
+    loaded: Loaded
+    number: int
+    versions: tuple[int, ...]
+    slab: Floats
+    rows: RowsByTable
 
 
-class Tried(NamedTuple):
-    """What became of a minibatch: its loss if it applied something; whether the lease or the gradient was refused."""
+class Done(NamedTuple):
+    """A minibatch's loss, None if it applies nothing, and its push, which gets its stamp when it is sent."""
 
     loss: float | None
-    revoked: bool
-    stale: bool
+    push: Push
+
+
+@dataclass(slots=True)
+class _Range:
+    """A leased range that is worked on.
+
+    Attributes:
+        task: the lease.
+        minibatches: of all its steps.
+        through: steps that are in.
+    """
+
+    task: Leased
+    minibatches: Iterator[Loaded]
+    through: int = 0
 
 
 class Trainer:
@@ -46,6 +77,7 @@ class Trainer:
         gate: held while a push is on its way.
         skip_nan: ``train.on_nan`` is ``skip``.
         watcher: the user's callbacks.
+        schedule: in which order the parts of neighbouring steps happen.
     """
 
     def __init__(
@@ -60,6 +92,7 @@ class Trainer:
         *,
         skip_nan: bool,
         watcher: Watcher,
+        schedule: Schedule = in_turn,
     ) -> None:
         self._network = network
         self._learning_rate = learning_rate
@@ -70,6 +103,7 @@ class Trainer:
         self._gate = gate
         self._skip_nan = skip_nan
         self._watcher = watcher
+        self._schedule = schedule
         self._not_finite = 0
         self._rejected = 0
         self._traced = False
@@ -83,94 +117,104 @@ class Trainer:
             EdlError: records cannot be read, or the PS are away for too long.
         """
         self._watcher.begin_epoch(task.epoch)
-        for loaded in self._stream.minibatches(task):
-            if not self._leases.alive(task.lease) or not self._step(task, loaded):
-                _LOG.info("lease %d: dropped after %d steps", task.lease, loaded.step)
-                self._progress.drop(task.lease)
-                return
-        self._progress.finish(task.lease)
+        work = _Range(task, self._stream.minibatches(task))
+        self._schedule(
+            Steps(
+                prepare=partial(self._prepare, work),
+                compute=partial(self._compute, task),
+                send=partial(self._send, work),
+                end=self._end,
+            )
+        )
+        if work.through == task.steps:
+            self._progress.finish(task.lease)
+        else:
+            _LOG.info("lease %d: dropped after %d steps", task.lease, work.through)
+            self._progress.drop(task.lease)
 
-    def _step(self, task: Leased, loaded: Loaded) -> bool:
-        """One step, in on all PS; False if the lease was revoked."""
-        number = self._parameters.version
-        self._watcher.begin_step(number)
-        while (tried := self._try(task, loaded)).stale:
-            self._rejected += 1
-            _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._rejected)
-        if tried.loss is not None and not tried.revoked:
-            self._watcher.end_step(number, tried.loss)
-        return not tried.revoked
+    # ------------------------------------------------------------ the parts of a step
 
-    def _try(self, task: Leased, loaded: Loaded) -> Tried:
-        """Compute and push a minibatch, at the values as they are."""
-        result = self._compute(task, loaded)
-        loss = None if result is None else result[0].loss
-        with self._gate.critical():
-            pushed = self._parameters.push(self._push(task, loaded, result))
-            if not (pushed.revoked or pushed.stale):
-                self._progress.stepped(task.lease, loaded.step + 1, loss=loss, skipped=loaded.skipped)
-        return Tried(loss, pushed.revoked, pushed.stale)
-
-    def _compute(self, task: Leased, loaded: Loaded) -> tuple[Step, RowsByTable] | None:
-        """Loss and gradients; None if there is nothing to apply."""
-        if loaded.minibatch is None:
+    def _prepare(self, work: _Range) -> Ready | None:
+        """Everything that the next step needs; None at the end of the range, or of its lease."""
+        loaded = next(work.minibatches, None)
+        if loaded is None or not self._leases.alive(work.task.lease):
             return None
-        minibatch: Minibatch = loaded.minibatch
-        result, rows = self._gradients(minibatch)
-        if not self._traced:
-            # Tracing takes seconds, in which other workers go on: these gradients are of values long gone.
-            self._traced = True
-            result, rows = self._gradients(minibatch)
+        return self._ready(work, loaded)
+
+    def _ready(self, work: _Range, loaded: Loaded) -> Ready:
+        slab = self._parameters.slab()
+        rows: RowsByTable = {}
+        if loaded.minibatch is not None:
+            rows = rows_of(self._network, self._parameters, loaded.minibatch.features)
+            if not self._traced:
+                self._trace(slab, rows, loaded.minibatch)
+                return self._ready(work, loaded)
+        # Steps of this range that are on their way precede it
+        number = self._parameters.version + loaded.step - work.through
+        return Ready(loaded, number, self._parameters.versions, slab, rows)
+
+    def _trace(self, slab: Floats, rows: RowsByTable, minibatch: Minibatch) -> None:
+        """Tracing takes seconds, in which other workers go on: these gradients are of values long gone."""
+        self._network.train(slab, rows, minibatch.features, minibatch.labels)
+        self._traced = True
+
+    def _compute(self, task: Leased, ready: Ready) -> Done:
+        """Loss and gradients, as a push without a stamp."""
+        self._watcher.begin_step(ready.number)
+        return self._done(task, ready)
+
+    def _done(self, task: Leased, ready: Ready) -> Done:
+        push = Push(task.lease, ready.loaded.step, 0, versions=ready.versions)
+        result = self._gradients(task, ready)
+        if result is None:
+            return Done(None, push)
+        push = replace(
+            push,
+            learning_rate=self._learning_rate(ready.number),
+            weight=ready.loaded.records / task.minibatch,
+            slab=result.slab,
+            rows={table: Rows(ready.rows[table].ids, values) for table, values in result.rows.items()},
+        )
+        return Done(result.loss, push)
+
+    def _gradients(self, task: Leased, ready: Ready) -> Step | None:
+        """None if there is nothing to apply."""
+        if ready.loaded.minibatch is None:
+            return None
+        minibatch: Minibatch = ready.loaded.minibatch
+        result = self._network.train(ready.slab, ready.rows, minibatch.features, minibatch.labels)
         if is_finite(result):
-            return result, {table: Rows(rows[table].ids, values) for table, values in result.rows.items()}
+            return result
         self._not_finite += 1
-        report_not_finite(task, loaded.step, result.loss, self._not_finite, skip=self._skip_nan)
+        report_not_finite(task, ready.loaded.step, result.loss, self._not_finite, skip=self._skip_nan)
         return None
 
-    def _gradients(self, minibatch: Minibatch) -> tuple[Step, RowsByTable]:
-        slab = self._parameters.slab()
-        rows = rows_of(self._network, self._parameters, minibatch.features)
-        return self._network.train(slab, rows, minibatch.features, minibatch.labels), rows
+    def _send(self, work: _Range, ready: Ready, done: Done) -> bool:
+        """Put a step in, on all PS; False if the lease is lost.
 
-    def _push(self, task: Leased, loaded: Loaded, result: tuple[Step, RowsByTable] | None) -> Push:
-        cut = self._progress.acknowledge()
-        following = task.lease if loaded.step + 1 < task.steps else self._leases.upcoming()
-        versions = self._parameters.versions
-        if result is None:
-            return Push(task.lease, loaded.step, cut, versions=versions, following=following)
-        return Push(
-            task.lease,
-            loaded.step,
-            cut,
-            versions=versions,
-            following=following,
-            learning_rate=self._learning_rate(self._parameters.version),
-            weight=loaded.records / task.minibatch,
-            slab=result[0].slab,
-            rows=result[1],
-        )
-
-
-def is_finite(result: Step) -> bool:
-    """Whether loss and all gradients are finite. A finite sum proves it in one pass; only else is each looked at."""
-    if not math.isfinite(result.loss):
+        A synchronous PS may find a gradient too old: it is computed again, here, because a schedule for
+        synchronous training has nothing else under way.
+        """
+        task, loaded = work.task, ready.loaded
+        while self._leases.alive(task.lease):
+            with self._gate.critical():
+                pushed = self._parameters.push(self._stamped(task, done.push))
+                if pushed.revoked:
+                    return False
+                if not pushed.stale:
+                    work.through = loaded.step + 1
+                    self._progress.stepped(task.lease, work.through, loss=done.loss, skipped=loaded.skipped)
+                    return True
+            self._rejected += 1
+            _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._rejected)
+            ready = self._ready(work, loaded)
+            done = self._done(task, ready)
         return False
-    with np.errstate(over="ignore", invalid="ignore"):
-        return all(bool(np.isfinite(a.sum()) or np.isfinite(a).all()) for a in (result.slab, *result.rows.values()))
 
+    def _stamped(self, task: Leased, push: Push) -> Push:
+        following = task.lease if push.step + 1 < task.steps else self._leases.upcoming()
+        return replace(push, cut=self._progress.acknowledge(), following=following)
 
-def report_not_finite(task: Leased, step: int, loss: float, count: int, *, skip: bool) -> None:
-    """Stop, or say what is skipped.
-
-    Raises:
-        NotFiniteError: the job does not skip.
-    """
-    start, end = task.window(step)
-    what = f"loss {loss}" if not math.isfinite(loss) else "a gradient that is not finite"
-    if not skip:
-        raise NotFiniteError(
-            f"{what} from records {start} to {end - 1}",
-            where=task.source,
-            hint="look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out",
-        )
-    _LOG.warning("%s: %s from records %d to %d: not applied, %d so far", task.source, what, start, end - 1, count)
+    def _end(self, ready: Ready, done: Done) -> None:
+        if done.loss is not None:
+            self._watcher.end_step(ready.number, done.loss)

@@ -19,8 +19,8 @@ from edl.worker.evaluation import Evaluator
 from edl.worker.gate import LeavingError
 from edl.worker.leases import PLACEMENT, Leased
 from edl.worker.loop import Loop
+from edl.worker.not_finite import NotFiniteError
 from edl.worker.redeclaration import follow_placement
-from edl.worker.training import NotFiniteError
 
 
 @pytest.fixture

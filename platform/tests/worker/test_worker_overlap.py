@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.worker.lane import Lane
-from edl.worker.overlap import Overlapped, Schedule, in_turn
+from edl.worker.overlap import Overlapped, Schedule, Steps, in_turn
 
 
 class ScriptedError(Exception):
@@ -52,6 +52,10 @@ class ScriptedSteps:
         self._happens("end", ready)
 
     @property
+    def parts(self) -> Steps[int, str]:
+        return Steps(self.prepare, self.compute, self.send, self.end)
+
+    @property
     def sent(self) -> list[int]:
         return [step for what, step in self.log if what == "send"]
 
@@ -83,7 +87,7 @@ def overlapped() -> Iterator[Overlapped]:
 
 def outcome(schedule: Schedule, steps: ScriptedSteps) -> bool | tuple[str, int]:
     try:
-        return schedule(steps)
+        return schedule(steps.parts)
     except ScriptedError as error:
         return error.args  # type: ignore[return-value]
 
@@ -128,7 +132,7 @@ def test_nothing_is_under_way_at_the_end(count: int, fault: tuple[str, int] | No
 def test_callers_and_lane_share_no_part_of_a_step() -> None:
     steps = ScriptedSteps(5)
     with overlapped() as schedule:
-        assert schedule(steps)
+        assert schedule(steps.parts)
     (caller,) = steps.threads["compute"]
     assert steps.threads["end"] == {caller}
     assert steps.threads["send"] == steps.threads["prepare"]
@@ -159,14 +163,14 @@ def test_a_step_is_sent_and_the_next_prepared_while_another_is_computed() -> Non
 
     steps = Watched(4)
     with overlapped() as schedule:
-        assert schedule(steps)
+        assert schedule(steps.parts)
     assert steps.sent == [0, 1, 2, 3]
 
 
 def test_callbacks_see_one_step_after_the_other() -> None:
     steps = ScriptedSteps(3)
     with overlapped() as schedule:
-        schedule(steps)
+        schedule(steps.parts)
     seen = [entry for entry in steps.log if entry[0] in ("compute", "end")]
     assert seen == [("compute", 0), ("end", 0), ("compute", 1), ("end", 1), ("compute", 2), ("end", 2)]
 
