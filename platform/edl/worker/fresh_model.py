@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ import numpy as np
 from edl.core.errors import BadInputError
 from edl.core.partition import mix
 from edl.worker.contract import ModelModule
-from edl.worker.lean_tables import made_lean
+from edl.worker.lean_tables import lean_tables
 from edl.worker.user_code import user_code
 
 _UINT32 = 0xFFFFFFFF
@@ -24,24 +25,22 @@ def new_model(module: ModelModule, *, seed: int, sample: Any = None, lean_from: 
         module: the user's.
         seed: of the initial values.
         sample: features of a minibatch, for a model that is built by its first call.
-        lean_from: bytes of an Embedding from which on its table is not given values here; see ``lean_tables``.
+        lean_from: bytes of an Embedding from which on it is served; see ``lean_tables``. None: every table is made.
 
     Raises:
-        BadInputError: it can only be built by calling it, and there is no sample.
+        BadInputError: it can only be built by calling it, and there is no sample; or a large Embedding cannot be
+            served.
         ModuleError: the user's code raised.
     """
     policy = keras.config.dtype_policy()
-
-    def make() -> Any:
+    with nullcontext() if lean_from is None else lean_tables(lean_from, seed):
         keras.utils.clear_session(free_memory=False)
         keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
         keras.utils.set_random_seed(seed)
-        return module.model()
-
-    model = make() if lean_from is None else made_lean(make, lean_from)
-    if sample is not None and not _is_graph(model):
-        with user_code(module.zoo, "the model, called on features of feed,"):
-            model(sample, training=False)
+        model = module.model()
+        if sample is not None and not _is_graph(model):
+            with user_code(module.zoo, "the model, called on features of feed,"):
+                model(sample, training=False)
     if not model.built:
         raise BadInputError("the model is built by its first call, and there are no features to call it on")
     return model

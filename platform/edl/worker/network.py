@@ -8,7 +8,7 @@ and changed statistics into a slab again. It is traced once, for any number of r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,11 @@ from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
 from edl.worker.contract import ModelModule
-from edl.worker.embedding import ServedEmbedding, TableSpec, recorded_ids, serve
+from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
+from edl.worker.features import feature_spec
 from edl.worker.fresh_model import diverge, is_generator, new_model
+from edl.worker.known_ids import check_ids
+from edl.worker.lookups import Lent, Recording, WantedIds, positions_among, rows_from
 from edl.worker.metrics import Metrics
 from edl.worker.optimizers import Reproduced, name_in_keras, refuse_spread_tables, reproduce
 from edl.worker.slab import RowsByTable
@@ -51,7 +54,9 @@ class Step:
 
 
 class Network:
-    """See the module's docstring. Made by :meth:`build`; not safe to use from several threads at a time.
+    """See the module's docstring. Made by :meth:`build`.
+
+    One thread may ask for ids while another one does anything else; apart from that it is used by one at a time.
 
     Attributes:
         module: the user's.
@@ -73,7 +78,7 @@ class Network:
         self.model = model
         self.keras_optimizer = keras_optimizer
         trained = {variables.specs[at].name: name_in_keras(variables.weights[at]) for at in variables.trained}
-        tables = {layer.table.name: f"{layer.table.name}:0" for layer in served}
+        tables = {layer.served_table.name: f"{layer.served_table.name}:0" for layer in served}
         self.optimizer: Reproduced = reproduce(keras_optimizer, trained | tables)
         refuse_spread_tables(self.optimizer.spec, list(tables), len(variables.slices))
         self.sample = sample
@@ -103,7 +108,7 @@ class Network:
         Args:
             module: the user's.
             seed: of the initial values: equal in all workers.
-            embedding_threshold: bytes from which on a top-level Embedding is served as rows.
+            embedding_threshold: bytes from which on an Embedding is served as rows.
             part: the index of the PS that owns a variable.
             parts: number of PS.
             sample: features of a minibatch, as ``feed`` gives them; models that are built by their first call need it.
@@ -114,7 +119,10 @@ class Network:
             ModuleError: the user's code raised.
         """
         model = new_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
-        model, served = serve(model, embedding_threshold, seed)
+        served = served_layers(model, embedding_threshold)
+        if served:
+            with user_code(module.zoo, "the model"):
+                check_ids(model, served, feature_spec(model, sample))
         variables = Variables.of(model, part, parts)
         if not variables.trained and not served:
             raise BadInputError("the model has no trained variable")
@@ -140,7 +148,7 @@ class Network:
     @property
     def tables(self) -> tuple[TableSpec, ...]:
         """Served tables."""
-        return tuple(layer.table for layer in self._served)
+        return tuple(layer.served_table for layer in self._served)
 
     @property
     def fingerprint(self) -> str:
@@ -171,16 +179,13 @@ class Network:
             self._variables.assign(self._initial)
 
     def ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
-        """The ids of each served table that a minibatch needs: unique, ascending.
+        """The ids of each served table that a minibatch needs, each once; may be called while another thread trains.
 
         Raises:
             BadInputError: an id is outside of its table.
+            ModuleError: the model raised.
         """
-        if not self._served:
-            return {}
-        with user_code(self.module.zoo, "the model"):
-            found = self._ids(features)
-        return {layer.table.name: _unique(layer.table, flat) for layer, flat in zip(self._served, found, strict=True)}
+        return dict(self._wanted(features))
 
     def train(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any) -> Step:
         """Loss and gradients of a minibatch.
@@ -195,7 +200,7 @@ class Network:
             ModuleError: model or loss raised.
         """
         with user_code(self.module.zoo, "the model or its loss", of=self.module.loss):
-            loss, gradients, row_gradients = self._train(slab, self._lent(rows), features, labels)
+            loss, gradients, row_gradients = self._train(slab, self._lent(rows, features), features, labels)
         found = zip(self.tables, row_gradients, strict=True)
         step = Step(float(loss), _array(gradients), {table.name: _array(gradient) for table, gradient in found})
         if self.optimizer.clip is not None:
@@ -211,8 +216,8 @@ class Network:
         """
         with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss):
             if not self._metrics.trusted:
-                self._metrics.trust(labels, self._predict(slab, self._lent(rows), features))
-            self._evaluate(slab, self._lent(rows), features, labels)
+                self._metrics.trust(labels, self._predict(slab, self._lent(rows, features), features))
+            self._evaluate(slab, self._lent(rows, features), features, labels)
 
     def reset_metrics(self) -> None:
         """Begin an evaluation."""
@@ -230,11 +235,23 @@ class Network:
     def predict(self, slab: Slab, rows: RowsByTable, features: Any) -> Any:
         """Outputs of a minibatch: nested arrays as the model nests them."""
         with user_code(self.module.zoo, "the model"):
-            found = self._predict(slab, self._lent(rows), features)
+            found = self._predict(slab, self._lent(rows, features), features)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
-    def _lent(self, rows: RowsByTable) -> tuple[tuple[Any, Any], ...]:
-        return tuple((rows[table.name].ids, rows[table.name].values) for table in self.tables)
+    def _wanted(self, features: Any) -> Iterator[tuple[str, WantedIds]]:
+        if not self._served:
+            return
+        with user_code(self.module.zoo, "the model"):
+            found = self._ids(features)
+        for table, (ids, positions) in zip(self.tables, found, strict=True):
+            yield table.name, _checked(table, WantedIds.of(ids.numpy(), positions.numpy()))
+
+    def _lent(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
+        """For each table, where each look-up finds its row, and the rows."""
+        pulled = {table.name: rows[table.name] for table in self.tables}
+        known = {name: ids for name, (ids, _) in pulled.items() if isinstance(ids, WantedIds)}
+        wanted = known if len(known) == len(pulled) else dict(self._wanted(features))
+        return tuple((positions_among(ids, wanted[name]), values) for name, (ids, values) in pulled.items())
 
     def _trained_views(self, slab: Slab) -> list[Slab]:
         return [slab[self._variables.offsets[index]] for index in self._variables.trained]
@@ -295,7 +312,10 @@ class Network:
             return self.model(features, training=False)
 
     def _ids_graph(self, features: Any) -> list[Any]:
-        return recorded_ids(self.model, self._served, features)
+        recording = Recording(self._served)
+        with rows_from(recording), keras.StatelessScope(collect_losses=True):
+            self.model(features, training=False)
+        return [recording.wanted(layer) for layer in self._served]
 
     def _cut(self, slab: Any) -> list[Any]:
         specs = self._variables.specs
@@ -304,26 +324,25 @@ class Network:
 
     def _given(self, values: Any, rows: Any) -> Any:
         """A scope in which the model's variables have these values and served layers these rows."""
-        return _Given(zip(self._variables.weights, values, strict=True), zip(self._served, rows, strict=True))
+        lent = Lent(dict(zip(self._served, rows, strict=True)))
+        return _Given(zip(self._variables.weights, values, strict=True), lent)
 
 
 class _Given(ExitStack):
-    def __init__(self, values: Any, lent: Any) -> None:
+    def __init__(self, values: Any, lent: Lent) -> None:
         super().__init__()
         self._values = list(values)
-        self._lent = list(lent)
+        self._lent = lent
 
     def __enter__(self) -> Any:
         super().__enter__()
-        for layer, (ids, rows) in self._lent:
-            self.enter_context(layer.lend(ids, rows))
+        self.enter_context(rows_from(self._lent))
         return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
 
 
-def _unique(table: TableSpec, flat: Any) -> NDArray[np.int64]:
-    ids: NDArray[np.int64] = np.unique(flat.numpy())
-    if ids.size and (ids[0] < 0 or ids[-1] >= table.rows):
-        wrong = ids[0] if ids[0] < 0 else ids[-1]
+def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
+    if table.rows and ids.size and (ids.min() < 0 or ids.max() >= table.rows):
+        wrong = ids.min() if ids.min() < 0 else ids.max()
         raise BadInputError(f"id {wrong} is outside of the embedding '{table.name}' with ids 0 to {table.rows - 1}")
     return ids
 

@@ -1,0 +1,150 @@
+"""Where served Embeddings get their rows from, while the user's model is traced.
+
+A worker runs the model's look-ups in two parts. First, on a minibatch's features alone, a :class:`Recording` finds the
+ids of every table: each once, and for each look-up the position of its id among them. The rows of these ids are
+pulled; then the step, with rows :class:`Lent`, takes them by position. So ids are compared once, away from the step.
+
+The source belongs to the thread that traces: one thread may record while another runs steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from edl.worker.not_served import NotServedError, not_served
+
+
+class Source(Protocol):
+    """Gives rows to look-ups."""
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """The rows ``[n, dim]`` of flat int64 ids ``[n]``, for a call of a layer."""
+
+
+_SOURCE: ContextVar[Source | None] = ContextVar("source", default=None)
+
+_UNKNOWN = "the model does not know it; make it an attribute of the model or of a layer"
+
+
+@contextmanager
+def rows_from(source: Source) -> Iterator[None]:
+    """In here, in this thread, served layers get their rows from ``source``."""
+    token = _SOURCE.set(source)
+    try:
+        yield
+    finally:
+        _SOURCE.reset(token)
+
+
+def rows(layer: Any, ids: Any) -> Any:
+    """Rows for a call of a layer; zeros where there is no source, which is enough to build a model."""
+    source = _SOURCE.get()
+    return _zeros(layer, ids) if source is None else source.rows(layer, ids)
+
+
+def _zeros(layer: Any, ids: Any) -> Any:
+    return tf.zeros([tf.size(ids), layer.output_dim])
+
+
+class Recording:
+    """Gives zeros, and keeps the ids of every call in the graph in which it was made.
+
+    Attributes:
+        calls: by layer, the ids of its calls in their order.
+        given: the operations that made the zeros.
+        refused: what was raised, which a tf.function that is called by the model hides in errors of its own.
+
+    Args:
+        layers: the model's served layers.
+    """
+
+    def __init__(self, layers: Iterable[Any]) -> None:
+        self.calls: dict[Any, list[Any]] = {layer: [] for layer in layers}
+        self.given: set[Any] = set()
+        self.refused: NotServedError | None = None
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """As :class:`Source`.
+
+        Raises:
+            NotServedError: what the layer is called with cannot be known outside of the call.
+        """
+        reason = self._why_unknown(layer)
+        if reason:
+            self.refused = not_served(layer, reason)
+            raise self.refused
+        self.calls[layer].append(ids)
+        zeros = _zeros(layer, ids)
+        self.given.add(zeros.op)
+        return zeros
+
+    def _why_unknown(self, layer: Any) -> str | None:
+        if layer not in self.calls:
+            return _UNKNOWN
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return "it is called inside of a loop, a tf.cond or a tf.function of the model's"
+        return None
+
+    def wanted(self, layer: Any) -> tuple[Any, Any]:
+        """For the graph: a layer's ids in the order in which they come first, and the position of every look-up."""
+        flat = tf.concat([tf.zeros([0], tf.int64), *self.calls[layer]], 0)
+        unique = tf.unique(flat, tf.int32)
+        return unique.y, unique.idx
+
+
+class Lent:
+    """Gives rows by the positions that a recording found, call by call in the same order.
+
+    Args:
+        pulled: by layer, the positions of all look-ups, int32 ``[lookups]``, and the rows, ``[n, dim]``.
+    """
+
+    def __init__(self, pulled: Mapping[Any, tuple[Any, Any]]) -> None:
+        self._pulled = pulled
+        self._next: dict[Any, Any] = dict.fromkeys(pulled, 0)
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """As :class:`Source`; of the ids only the number counts.
+
+        Raises:
+            NotServedError: the layer was not recorded.
+        """
+        if layer not in self._pulled:
+            raise not_served(layer, _UNKNOWN)
+        positions, values = self._pulled[layer]
+        start = self._next[layer]
+        self._next[layer] = end = start + tf.size(ids)
+        return tf.gather(values, positions[start:end])
+
+
+class WantedIds(np.ndarray[tuple[int, ...], np.dtype[np.int64]]):
+    """The ids of a table that a minibatch needs, each once, which know where each look-up finds its own.
+
+    Wherever ids go between recording and step, the positions go with them.
+    """
+
+    positions: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, ids: NDArray[np.int64], positions: NDArray[np.int32]) -> WantedIds:
+        """Ids ``[n]``, and for each look-up the position of its id, ``[lookups]``."""
+        wanted = ids.view(cls)
+        wanted.positions = positions
+        return wanted
+
+
+def positions_among(ids: NDArray[np.int64], wanted: WantedIds) -> NDArray[np.int32]:
+    """For each look-up, where its id is among ``ids``: the wanted ones themselves, or all of them in another order."""
+    if ids is wanted:
+        return wanted.positions
+    order = np.argsort(ids)
+    found = order[np.searchsorted(ids, wanted, sorter=order)].astype(np.int32)
+    return np.asarray(found[wanted.positions])

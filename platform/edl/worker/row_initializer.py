@@ -1,0 +1,29 @@
+"""Keras' initializers as what ``edl.spec.initializer`` can compute for single rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] | None:
+    """The JSON of a Keras initializer; None if its values cannot be computed row by row.
+
+    Args:
+        initializer: of an Embedding. Its seed does not count: a table's values follow from the job's seed.
+        shape: of the table: rows and columns.
+    """
+    known = keras.initializers
+    if type(initializer) is known.RandomUniform:
+        return {"name": "uniform", "minval": float(initializer.minval), "maxval": float(initializer.maxval)}
+    if type(initializer) is known.RandomNormal:
+        return {"name": "normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
+    if type(initializer) is known.Zeros:
+        return {"name": "zeros"}
+    if type(initializer) is known.Ones:
+        return {"name": "constant", "value": 1.0}
+    if type(initializer) is known.Constant and np.ndim(initializer.value) == 0:
+        return {"name": "constant", "value": float(initializer.value)}
+    return None

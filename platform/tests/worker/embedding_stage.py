@@ -1,0 +1,88 @@
+"""A model with served tables on a stage: rows as the parameter servers would give them, and plain Keras beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.spec.initializer import initial_rows
+from edl.worker import export
+from edl.worker.contract import ModelModule
+from edl.worker.network import Network
+from edl.worker.slab import Rows
+
+SERVE_ALL = 1
+"""A threshold that every table reaches."""
+
+
+def squared(labels: Any, predictions: Any) -> Any:
+    return tf.reduce_mean(tf.square(tf.cast(labels, tf.float32) - predictions))
+
+
+def module_of(model: Any, loss: Any = squared) -> ModelModule:
+    """A module of functions, without a file."""
+    return ModelModule(
+        zoo=Path(__file__).parent,
+        model=model,
+        loss=loss,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+        eval_metrics_fn=dict,
+        feed=lambda dataset, mode, metadata: dataset,
+    )
+
+
+def network_of(model: Any, sample: Any = None, threshold: int = SERVE_ALL) -> Network:
+    return Network.build(
+        module_of(model), seed=7, embedding_threshold=threshold, part=lambda name: 0, parts=1, sample=sample
+    )
+
+
+def rows_for(network: Network, features: Any) -> dict[str, Rows]:
+    """What parameter servers that nobody pushed to would answer."""
+    wanted = network.ids(features)
+    return {
+        t.name: Rows(wanted[t.name], initial_rows(t.initializer, t.seed, np.asarray(wanted[t.name]), t.dim))
+        for t in network.tables
+    }
+
+
+def plain_of(network: Network) -> Any:
+    """The same model and values in plain Keras."""
+    return export.plain_model(network, network.initial(), {table.name: [] for table in network.tables})
+
+
+def check_step(network: Network, features: Any, labels: Any) -> None:
+    """One step gives the loss, predictions and gradients of plain Keras, of rows and of dense variables."""
+    rows, plain = rows_for(network, features), plain_of(network)
+    step = network.train(network.initial(), rows, features, labels)
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([squared(labels, plain(features, training=True)), *plain.losses])
+    found = tape.gradient(loss, [v.value for v in plain.trainable_weights])
+    expected = {
+        v.path: np.zeros(v.shape) if g is None else tf.convert_to_tensor(g).numpy()
+        for v, g in zip(plain.trainable_weights, found, strict=True)
+    }
+    np.testing.assert_allclose(step.loss, float(loss), rtol=1e-5)
+    for name, gradient in gradients(network, step, rows).items():
+        np.testing.assert_allclose(gradient, expected.pop(name), rtol=1e-4, atol=1e-7, err_msg=name)
+    assert not expected, "variables that nothing trains"
+    outputs = network.predict(network.initial(), rows, features)
+    np.testing.assert_allclose(outputs, plain(features), rtol=1e-5, atol=1e-6)
+
+
+def gradients(network: Network, step: Any, rows: Mapping[str, Rows]) -> dict[str, Any]:
+    """By variable, the whole gradient: of rows that were not pulled it is zero."""
+    whole = {
+        spec.name: step.slab[place].reshape(spec.shape)
+        for spec, place in zip(network.variables, network.offsets, strict=True)
+        if not spec.statistic
+    }
+    for table in network.tables:
+        whole[table.name] = np.zeros((table.rows, table.dim), np.float32)
+        np.add.at(whole[table.name], np.asarray(rows[table.name].ids), step.rows[table.name])
+    return whole

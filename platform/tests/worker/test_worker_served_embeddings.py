@@ -1,0 +1,320 @@
+"""Embeddings are served wherever they are in a model, with the numbers of plain Keras, or refused by name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),  # Keras'
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from worker.embedding_stage import check_step, network_of, rows_for  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.not_served import NotServedError  # noqa: E402
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(0, 50, (12, 5))
+LABELS = RNG.random((12, 1), np.float32)
+Layers = keras.layers
+
+
+# ---------------------------------------------------------------- models in which an Embedding is served
+
+
+class Doubled(keras.layers.Embedding):  # type: ignore[misc]
+    """A user's subclass with a call and a variable of its own."""
+
+    def build(self, input_shape: Any = None) -> None:
+        super().build(input_shape)
+        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
+
+    def call(self, inputs: Any) -> Any:
+        return 2 * self.scale * super().call(inputs)
+
+
+class Tower(keras.layers.Layer):  # type: ignore[misc]
+    """An Embedding inside of a user's layer, in a list."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.parts = [Layers.Embedding(50, 3), Layers.Flatten(), Layers.Dense(2)]
+
+    def call(self, inputs: Any) -> Any:
+        for part in self.parts:
+            inputs = part(inputs)
+        return inputs
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (input_shape[0], 2)
+
+
+class Subclassed(keras.Model):  # type: ignore[misc]
+    """Control flow in Python, two widths, one layer called twice, one behind a table that is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = Layers.Embedding(50, 4)
+        self.wide = Layers.Embedding(50, 1, embeddings_initializer="zeros")
+        self.out = Layers.Dense(1)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        total = tf.reduce_sum(self.wide(inputs), 1)
+        for column in (0, 3):
+            total += self.out(self.deep(inputs[:, column]))
+        return total if training else total + 0.0
+
+
+def sequential(*layers: Any) -> Any:
+    return keras.Sequential([*layers, Layers.Flatten(), Layers.Dense(1)])
+
+
+def functional(layer: Any) -> Any:
+    ids = keras.Input([5], dtype="int32")
+    return keras.Model(ids, Layers.Dense(1)(Layers.Flatten()(layer(ids))))
+
+
+def used_twice() -> Any:
+    a, b = keras.Input([5], dtype="int32"), keras.Input([5], dtype="int32")
+    shared = Layers.Embedding(50, 4, mask_zero=True, embeddings_initializer="normal")
+    pooled = [Layers.GlobalAveragePooling1D()(shared(each)) for each in (a, b)]
+    ids = keras.Input([5], dtype="int32")
+    twice = keras.Model([a, b], Layers.Dense(1)(pooled[0] * pooled[1]))
+    return keras.Model(ids, twice([ids, 49 - ids]))
+
+
+def with_activity() -> Any:
+    return functional(Layers.Embedding(50, 4, activity_regularizer="l2"))
+
+
+KINDS = {
+    "functional": lambda: functional(Layers.Embedding(50, 4)),
+    "sequential": lambda: sequential(keras.Input([5]), Layers.Embedding(50, 4)),
+    "sequential without an Input": lambda: sequential(Layers.Embedding(50, 4)),
+    "subclassed": Subclassed,
+    "nested": lambda: sequential(keras.Input([5]), sequential(keras.Input([5]), Layers.Embedding(50, 4))),
+    "inside of a layer": lambda: functional(Tower()),
+    "a model in a model, used twice": used_twice,
+    "a user's subclass": lambda: functional(Doubled(50, 4)),
+    "mask_zero": lambda: keras.Sequential(
+        [keras.Input([5]), Layers.Embedding(50, 4, mask_zero=True), Layers.GRU(3), Layers.Dense(1)]
+    ),
+    "an activity regularizer": with_activity,
+    "a ReversibleEmbedding that is not reversed": lambda: functional(Layers.ReversibleEmbedding(50, 4)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_has_the_gradients_of_plain_keras(kind: str) -> None:
+    network = network_of(KINDS[kind], IDS)
+    assert network.tables
+    assert all("embedding" not in spec.name or spec.size < 50 for spec in network.variables), "none of it is dense"
+    check_step(network, IDS, LABELS)
+
+
+def test_a_model_with_inputs_needs_no_sample() -> None:
+    for kind in ("functional", "sequential", "nested", "inside of a layer"):
+        assert network_of(KINDS[kind]).tables
+
+
+def test_a_vocabulary_before_the_table() -> None:
+    words = np.array([["a", "b"], ["c", "a"], ["z", "b"]])
+
+    def model() -> Any:
+        text = keras.Input([2], dtype="string")
+        ids = Layers.StringLookup(vocabulary=["a", "b", "c"])(text)
+        return keras.Model(text, Layers.Dense(1)(Layers.Flatten()(Layers.Embedding(4, 3)(ids))))
+
+    network = network_of(model)
+    assert set(network.ids(tf.constant(words))[network.tables[0].name]) == {0, 1, 2, 3}
+    check_step(network, tf.constant(words), LABELS[:3])
+
+
+def test_integer_vocabulary_in_a_subclass() -> None:
+    class Looked(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.lookup = Layers.IntegerLookup(vocabulary=[1000, 2000, 3000])
+            self.table, self.out = Layers.Embedding(4, 3), Layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.out(self.table(self.lookup(inputs)))
+
+    check_step(network_of(Looked, np.array([1000, 5])), np.array([3000, 1000, 77]), LABELS[:3])
+
+
+def test_rows_may_come_in_another_order_than_they_were_asked_for() -> None:
+    network = network_of(KINDS["functional"], IDS)
+    (name,) = (table.name for table in network.tables)
+    rows = rows_for(network, IDS)
+    step = network.train(network.initial(), rows, IDS, LABELS)
+    back = {name: type(rows[name])(np.array(rows[name].ids)[::-1].copy(), rows[name].values[::-1].copy())}
+    again = network.train(network.initial(), back, IDS, LABELS)
+    assert again.loss == pytest.approx(step.loss, rel=1e-6)
+    np.testing.assert_allclose(again.rows[name][::-1], step.rows[name], rtol=1e-5, atol=1e-8)
+
+
+def test_ids_are_found_on_one_thread_while_another_trains() -> None:
+    network = network_of(Subclassed, IDS)
+    rows, found = rows_for(network, IDS), []
+    other = threading.Thread(target=lambda: found.extend(network.ids(IDS.astype(np.int32)) for _ in range(20)))
+    other.start()
+    losses = {network.train(network.initial(), rows, IDS, LABELS).loss for _ in range(20)}
+    other.join()
+    assert len(losses) == 1
+    for ids in found:
+        np.testing.assert_array_equal(
+            ids["subclassed/embedding/embeddings"], np.array(rows["subclassed/embedding/embeddings"].ids)
+        )
+
+
+@pytest.mark.parametrize("wrong", [50, -1])
+def test_ids_outside_of_the_table_are_named(wrong: int) -> None:
+    network = network_of(KINDS["functional"], IDS)
+    with pytest.raises(BadInputError, match=f"id {wrong} is outside of the embedding 'embedding/embeddings'"):
+        network.ids(np.full((2, 5), wrong))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+class Tied(keras.Model):  # type: ignore[misc]
+    """The table projects the output back to ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Layers.Embedding(50, 4)
+
+    def call(self, inputs: Any) -> Any:
+        return self.table(inputs)[:, 0] @ tf.transpose(self.table.embeddings)
+
+
+class OwnBuild(keras.layers.Embedding):  # type: ignore[misc]
+    def build(self, input_shape: Any = None) -> None:
+        self._embeddings = self.add_weight(shape=(self.input_dim, self.output_dim), name="embeddings")
+        self.built = True
+
+
+class Calling(keras.Model):  # type: ignore[misc]
+    """Looks ids up in the way that ``how(table, ids, training)`` says."""
+
+    def __init__(self, how: Any) -> None:
+        super().__init__()
+        self.how = how
+        self.table, self.scores, self.out = Layers.Embedding(50, 4), Layers.Dense(5), Layers.Dense(1)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        scores = self.scores(tf.cast(inputs, tf.float32))
+        return self.out(self.how(self, inputs, scores, training))
+
+
+def in_a_loop(model: Any, ids: Any, scores: Any, training: bool) -> Any:
+    return tf.map_fn(model.table, ids, fn_output_signature=tf.float32)[:, 0]
+
+
+def in_a_function(model: Any, ids: Any, scores: Any, training: bool) -> Any:
+    return tf.function(model.table)(ids)[:, 0]
+
+
+def with_computed(model: Any, ids: Any, scores: Any, training: bool) -> Any:
+    return model.table(tf.argmax(scores, -1))
+
+
+def with_looked_up(model: Any, ids: Any, scores: Any, training: bool) -> Any:
+    return model.table(tf.argmax(model.table(ids)[:, 0], -1))
+
+
+def with_drawn(model: Any, ids: Any, scores: Any, training: bool) -> Any:
+    return model.table(tf.random.uniform([12], maxval=50, dtype=tf.int64))
+
+
+def with_mode(model: Any, ids: Any, scores: Any, training: bool) -> Any:
+    return model.table(ids[:, 0] if training else ids[:, 1])
+
+
+def pretrained() -> Any:
+    model = KINDS["functional"]()
+    model.layers[1].set_weights([np.ones((50, 4))])
+    return model
+
+
+def same_names() -> Any:
+    layers = [Layers.Embedding(50, 4, name="same"), Layers.Embedding(50, 4, name="same")]
+
+    class Two(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables, self.out = layers, Layers.Dense(1)
+
+        def call(self, inputs: Any) -> Any:
+            return self.out(sum(table(inputs)[:, 0] for table in self.tables))
+
+    return Two()
+
+
+REFUSED = {
+    "Orthogonal cannot be computed row by row": lambda: functional(
+        Layers.Embedding(50, 4, embeddings_initializer="orthogonal")
+    ),
+    "it has embeddings_regularizer": lambda: functional(Layers.Embedding(50, 4, embeddings_regularizer="l2")),
+    "it has embeddings_constraint": lambda: functional(Layers.Embedding(50, 4, embeddings_constraint="non_neg")),
+    "it has lora_rank": lambda: functional(Layers.Embedding(50, 4, lora_rank=2)),
+    "it is not trainable": lambda: functional(Layers.Embedding(50, 4, trainable=False)),
+    "is float64": lambda: functional(Layers.Embedding(50, 4, dtype="float64")),
+    "it is given values": pretrained,
+    "given values": lambda: functional(Layers.Embedding(50, 4, weights=np.ones((50, 4)))),
+    "uses the table as a whole": Tied,
+    "a build\\(\\) of its own": lambda: functional(OwnBuild(50, 4)),
+    "inside of a loop": lambda: Calling(in_a_loop),
+    "a tf.function": lambda: Calling(in_a_function),
+    "depend on variables of the model": lambda: Calling(with_computed),
+    "depend on rows that were looked up": lambda: Calling(with_looked_up),
+    "depend on more than the features: on a RandomUniformInt": lambda: Calling(with_drawn),
+    "other ids in training than in evaluation": lambda: Calling(with_mode),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_served_is_refused_by_name_and_can_be_dense(said: str) -> None:
+    with pytest.raises(NotServedError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
+        network_of(REFUSED[said], IDS)
+    assert "ps.embedding_threshold above 800" in str(caught.value)
+    if "float64" not in said and "constraint" not in said:  # dense ones cannot be trained either
+        assert network_of(REFUSED[said], IDS, threshold=801).tables == ()
+
+
+def test_a_table_that_the_model_does_not_track_is_refused() -> None:
+    def hidden() -> Any:
+        table = Layers.Embedding(50, 4)
+        ids = keras.Input([5], dtype="int32")
+        return keras.Model(ids, Layers.Dense(1)(Layers.Lambda(lambda x: table(x)[:, 0], output_shape=(4,))(ids)))
+
+    network = network_of(hidden)
+    with pytest.raises(NotServedError, match="the model does not know it"):
+        network.train(network.initial(), {}, IDS, LABELS)
+
+
+def test_two_tables_of_one_name_are_refused() -> None:
+    with pytest.raises(BadInputError, match="'two/same/embeddings' of an Embedding has the name of another"):
+        network_of(same_names, IDS)
+
+
+def test_a_table_made_before_the_model_function_is_refused() -> None:
+    table = Layers.Embedding(50, 4)
+    table(IDS)
+    with pytest.raises(NotServedError, match="made outside of the model function"):
+        network_of(lambda: functional(table), IDS)
+
+
+def test_keras_builds_ordinary_embeddings_afterwards() -> None:
+    network_of(KINDS["functional"], IDS)
+    table = Layers.Embedding(50, 4)
+    table(IDS)
+    assert table.embeddings.shape == (50, 4)
