@@ -12,23 +12,43 @@ class Optimizer(Enum):
     adagrad = 3
     adam = 4
     amsgrad = 5
+    adamax = 6
+    nadam = 7
+    rmsprop = 8
+    rmsprop_momentum = 9
+    centered = 10
+    centered_momentum = 11
+    adadelta = 12
+    lion = 13
+    ftrl = 14
+    ftrl_power = 15
 
 class Distribution(Enum):
     constant = 0
     uniform = 1
     normal = 2
+    truncated_normal = 3
 
 class Step:
     def __init__(
         self,
         *,
-        rate: float,
-        decay: float,
-        decay_rate: float,
-        momentum: float,
-        epsilon: float,
-        first_weight: float,
-        second_weight: float,
+        rate: float = ...,
+        decay: float = ...,
+        decay_rate: float = ...,
+        momentum: float = ...,
+        epsilon: float = ...,
+        first_weight: float = ...,
+        second_weight: float = ...,
+        first_keep: float = ...,
+        second_keep: float = ...,
+        of_gradient: float = ...,
+        correction: float = ...,
+        shrinkage: float = ...,
+        curvature: float = ...,
+        l1: float = ...,
+        group: float = ...,
+        power: float = ...,
     ) -> None: ...
 
 class Initializer:

@@ -7,24 +7,19 @@ docs/design/0007-the-parameter-table.md says how it works.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from edl.core.errors import BadInputError
 from edl.core.partition import mix
 from edl.ps import _native
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
-from edl.ps.optimizers.adam import correction
+from edl.ps.native_rules import OPTIMIZERS, kernel, steps
 from edl.ps.snapshot import StoredRows
 from edl.spec.optimizer import OptimizerSpec
 
-OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam", "adamw")
-"""Those that have native kernels."""
-
-_ADAMS = ("adam", "adamw")
+__all__ = ["OPTIMIZERS", "NativeTable"]
 
 
 class NativeTable:
@@ -44,13 +39,11 @@ class NativeTable:
     """
 
     def __init__(self, declared: RowTable, optimizer: OptimizerSpec, *, threads: int = 1, isa: str = "") -> None:
+        chosen, starts = kernel(optimizer), list(optimizer.slots.values())
         self._dim = declared.dim
         self._slots = tuple(optimizer.slots)
-        self._step = partial(_step, optimizer, optimizer.decay_of(declared.name))
-        starts = list(optimizer.slots.values())
-        self._table = _native.Table(
-            declared.dim, starts, _initializer(declared), _kernel(optimizer), threads=threads, isa=isa
-        )
+        self._step = steps(optimizer, declared)
+        self._table = _native.Table(declared.dim, starts, _initializer(declared), chosen, threads=threads, isa=isa)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -105,19 +98,6 @@ class NativeTable:
         return np.empty((count, self._dim), np.float32)
 
 
-def _kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
-    match optimizer.name:
-        case "sgd":
-            return _native.Optimizer.sgd
-        case "momentum":
-            return _native.Optimizer.nesterov if optimizer.flag("nesterov") else _native.Optimizer.momentum
-        case "adagrad":
-            return _native.Optimizer.adagrad
-        case "adam" | "adamw":
-            return _native.Optimizer.amsgrad if len(optimizer.slots) == 3 else _native.Optimizer.adam
-    raise BadInputError(f"optimizer '{optimizer.name}' has no native kernel", hint=f"those that have: {OPTIMIZERS}")
-
-
 def _initializer(declared: RowTable) -> _native.Initializer:
     """The table's initializer; that its parameters are right was checked with the declaration."""
     given: Mapping[str, Any] = declared.initializer
@@ -127,25 +107,6 @@ def _initializer(declared: RowTable) -> _native.Initializer:
             a = given["value"]
         case "uniform":
             distribution, a, b = _native.Distribution.uniform, given["minval"], given["maxval"]
-        case "normal":
-            distribution, a, b = _native.Distribution.normal, given["mean"], given["stddev"]
+        case "normal" | "truncated_normal" as name:
+            distribution, a, b = _native.Distribution[name], given["mean"], given["stddev"]
     return _native.Initializer(distribution, a, b, mix(declared.seed))
-
-
-def _step(optimizer: OptimizerSpec, decay: float, learning_rate: float, step: int) -> _native.Step:
-    """One step in the kernels' terms; 1 - beta is taken in float64, as the NumPy rules do."""
-    adam = optimizer.name in _ADAMS
-    return _native.Step(
-        rate=_corrected(optimizer, learning_rate, step) if adam else learning_rate,
-        decay=decay,
-        decay_rate=learning_rate,
-        momentum=optimizer.number("momentum") if optimizer.name == "momentum" else 0.0,
-        epsilon=optimizer.number("epsilon") if adam or optimizer.name == "adagrad" else 0.0,
-        first_weight=1 - optimizer.number("beta_1") if adam else 0.0,
-        second_weight=1 - optimizer.number("beta_2") if adam else 0.0,
-    )
-
-
-def _corrected(optimizer: OptimizerSpec, learning_rate: float, step: int) -> float:
-    first, second = (correction(optimizer.number(beta), step) for beta in ("beta_1", "beta_2"))
-    return float(np.float32(learning_rate) * np.sqrt(second) / first)

@@ -5,17 +5,12 @@ from __future__ import annotations
 import importlib.util
 import threading
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from table_contract import OPTIMIZERS, PATIENT, Make, TableContract, array, declared, dyadic, initial
-
-from edl.core.errors import BadInputError
-from edl.ps.numpy_table import NumpyTable
-from edl.ps.optimizers import rule
 
 if importlib.util.find_spec("edl.ps._native") is not None:
     from edl.ps.native_table import NativeTable
@@ -34,35 +29,11 @@ def table_with(isa: str, threads: int) -> Make:
     return partial(NativeTable, threads=threads, isa=isa)
 
 
-def oracle(table, spec) -> NumpyTable:
-    return NumpyTable(table, spec.slots, rule(spec, spec.decay_of(table.name)))
-
-
 @pytest.mark.parametrize(("isa", "threads"), SETTINGS)
 class TestNativeTable(TableContract):
     @pytest.fixture
     def make(self, isa: str, threads: int) -> Make:
         return table_with(isa, threads)
-
-
-@pytest.mark.parametrize(("isa", "threads"), SETTINGS)
-@pytest.mark.parametrize("dim", [5, 8, 16, 64])
-@pytest.mark.parametrize("spec", OPTIMIZERS, ids=str)
-def test_two_hundred_steps_have_the_bits_of_numpy(isa, threads, dim, spec):
-    """Values that are no round numbers, ids that do not repeat within a push: no sum leaves its order open."""
-    random = np.random.default_rng(8)
-    shape = declared({"name": "normal", "mean": 0.0, "stddev": 0.05}, dim=dim)
-    native, numpy = table_with(isa, threads)(shape, spec), oracle(shape, spec)
-    for step in range(1, 201):
-        ids = array(random.permutation(shape.rows)[:300])
-        gradients = random.standard_normal((300, dim)).astype(np.float32)
-        for table in (native, numpy):
-            table.apply(ids, gradients, 0.03 / step, step)
-    ids = np.arange(shape.rows)
-    np.testing.assert_array_equal(native.read(ids), numpy.read(ids))
-    theirs, ours = numpy.copy(), native.copy()
-    for name, slot in ours.slots.items():
-        np.testing.assert_array_equal(slot, theirs.slots[name][theirs.find(ours.ids)])
 
 
 @PATIENT
@@ -156,12 +127,6 @@ def test_arrays_of_another_type_or_shape_are_refused():
     with pytest.raises(TypeError):
         table.read_into(array([1, 2]), np.empty((4, 6), np.float32)[::2, ::2])
     assert len(table) == 0
-
-
-def test_an_optimizer_without_a_kernel_is_refused_by_name():
-    spec = SimpleNamespace(name="rmsprop", slots={}, decay_of=lambda table: 0.0)
-    with pytest.raises(BadInputError, match="rmsprop"):
-        NativeTable(declared(), spec)
 
 
 def test_a_gradient_may_be_read_only():

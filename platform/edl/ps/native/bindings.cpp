@@ -2,9 +2,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gather.hpp"
@@ -75,6 +79,22 @@ void gather_rows(const RowArray& rows, const IdArray& positions, const NewRows& 
   gather(rows.data(), rows.shape(1), span(positions), out.data());
 }
 
+// The numbers of a Step by name.
+constexpr std::pair<std::string_view, float Step::*> kStepFields[] = {
+    {"rate", &Step::rate}, {"decay", &Step::decay}, {"decay_rate", &Step::decay_rate}, {"momentum", &Step::momentum},
+    {"epsilon", &Step::epsilon}, {"first_weight", &Step::first_weight}, {"second_weight", &Step::second_weight},
+    {"first_keep", &Step::first_keep}, {"second_keep", &Step::second_keep}, {"of_gradient", &Step::of_gradient},
+    {"correction", &Step::correction}, {"shrinkage", &Step::shrinkage}, {"curvature", &Step::curvature},
+    {"l1", &Step::l1}, {"group", &Step::group}, {"power", &Step::power},
+};
+
+float Step::*step_field(std::string_view name) {
+  for (const auto& [known, field] : kStepFields) {
+    if (known == name) return field;
+  }
+  throw std::invalid_argument("a step has no '" + std::string(name) + "'");
+}
+
 }  // namespace
 
 NB_MODULE(_native, module) {
@@ -84,19 +104,26 @@ NB_MODULE(_native, module) {
       .value("nesterov", Optimizer::nesterov)
       .value("adagrad", Optimizer::adagrad)
       .value("adam", Optimizer::adam)
-      .value("amsgrad", Optimizer::amsgrad);
+      .value("amsgrad", Optimizer::amsgrad)
+      .value("adamax", Optimizer::adamax)
+      .value("nadam", Optimizer::nadam)
+      .value("rmsprop", Optimizer::rmsprop)
+      .value("rmsprop_momentum", Optimizer::rmsprop_momentum)
+      .value("centered", Optimizer::centered)
+      .value("centered_momentum", Optimizer::centered_momentum)
+      .value("adadelta", Optimizer::adadelta)
+      .value("lion", Optimizer::lion)
+      .value("ftrl", Optimizer::ftrl)
+      .value("ftrl_power", Optimizer::ftrl_power);
   nb::enum_<Distribution>(module, "Distribution")
       .value("constant", Distribution::constant)
       .value("uniform", Distribution::uniform)
-      .value("normal", Distribution::normal);
-  nb::class_<Step>(module, "Step")
-      .def("__init__",
-           [](Step* self, float rate, float decay, float decay_rate, float momentum, float epsilon, float first_weight,
-              float second_weight) {
-             new (self) Step{rate, decay, decay_rate, momentum, epsilon, first_weight, second_weight};
-           },
-           nb::kw_only(), nb::arg("rate"), nb::arg("decay"), nb::arg("decay_rate"), nb::arg("momentum"),
-           nb::arg("epsilon"), nb::arg("first_weight"), nb::arg("second_weight"));
+      .value("normal", Distribution::normal)
+      .value("truncated_normal", Distribution::truncated_normal);
+  nb::class_<Step>(module, "Step").def("__init__", [](Step* self, const nb::kwargs& given) {
+    new (self) Step{};
+    for (const auto& [name, value] : given) self->*step_field(nb::cast<std::string_view>(name)) = nb::cast<float>(value);
+  });
   nb::class_<Initializer>(module, "Initializer")
       .def("__init__",
            [](Initializer* self, Distribution distribution, double a, double b, std::uint64_t seed) {

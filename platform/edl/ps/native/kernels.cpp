@@ -3,71 +3,89 @@
 // the newest processor.
 #include "kernels.hpp"
 
+#include "elementary.hpp"
+#include "rules.hpp"
+
 #define EDL_NAME_(isa) #isa
 #define EDL_NAME(isa) EDL_NAME_(isa)
 
 namespace edl::EDL_ISA {
 namespace {
 
-using Size = std::size_t;
-using U64 = std::uint64_t;
+template <typename... Slots>
+constexpr Size count_slots(void (*)(const Step&, float, float&, Slots&...)) {
+  return sizeof...(Slots);
+}
 
 // `kDim` is the row's length when it is known here, so that the loop has no remainder; 0 means `dim`.
-template <Optimizer kOptimizer, Size kDim>
+template <auto kRule, Size kDim>
 void update(const Step& step, float* __restrict row, const float* __restrict gradient, Size dim) {
+  constexpr Size kSlots = count_slots(kRule);
   const Size n = kDim == 0 ? dim : kDim;
   if (step.decay != 0.0F) {
     for (Size i = 0; i < n; ++i) row[i] -= row[i] * step.decay * step.decay_rate;
   }
   float* __restrict const first = row + n;
   float* __restrict const second = first + n;
-  float* __restrict const largest = second + n;
+  float* __restrict const third = second + n;
   for (Size i = 0; i < n; ++i) {
-    const float g = gradient[i];
-    if constexpr (kOptimizer == Optimizer::sgd) {
-      row[i] -= g * step.rate;
-    } else if constexpr (kOptimizer == Optimizer::momentum) {
-      first[i] = first[i] * step.momentum - g * step.rate;
-      row[i] += first[i];
-    } else if constexpr (kOptimizer == Optimizer::nesterov) {
-      const float change = g * step.rate;
-      first[i] = first[i] * step.momentum - change;
-      row[i] += first[i] * step.momentum - change;
-    } else if constexpr (kOptimizer == Optimizer::adagrad) {
-      first[i] += g * g;
-      row[i] -= g * step.rate / __builtin_sqrtf(first[i] + step.epsilon);
-    } else {
-      first[i] += (g - first[i]) * step.first_weight;
-      second[i] += (g * g - second[i]) * step.second_weight;
-      float v = second[i];
-      if constexpr (kOptimizer == Optimizer::amsgrad) {
-        v = largest[i] > v ? largest[i] : v;
-        largest[i] = v;
-      }
-      row[i] -= first[i] * step.rate / (__builtin_sqrtf(v) + step.epsilon);
-    }
+    if constexpr (kSlots == 0) kRule(step, gradient[i], row[i]);
+    if constexpr (kSlots == 1) kRule(step, gradient[i], row[i], first[i]);
+    if constexpr (kSlots == 2) kRule(step, gradient[i], row[i], first[i], second[i]);
+    if constexpr (kSlots == 3) kRule(step, gradient[i], row[i], first[i], second[i], third[i]);
   }
 }
 
-template <Optimizer kOptimizer>
+template <auto kRule>
 Update for_dim(Size dim) {
   switch (dim) {
-    case 8: return update<kOptimizer, 8>;
-    case 16: return update<kOptimizer, 16>;
-    case 32: return update<kOptimizer, 32>;
-    case 64: return update<kOptimizer, 64>;
-    default: return update<kOptimizer, 0>;
+    case 8: return update<kRule, 8>;
+    case 16: return update<kRule, 16>;
+    case 32: return update<kRule, 32>;
+    case 64: return update<kRule, 64>;
+    default: return update<kRule, 0>;
   }
+}
+
+// Multiplies a row of FTRL by the share of it that the group lasso leaves. The squares of floats are exact in doubles, and
+// their sum has an order: NumPy has the same bits.
+void shrink(const Step& step, float* __restrict row, Size dim) {
+  const float* const linear = row + 2 * dim;
+  double sum = 0.0;
+  for (Size i = 0; i < dim; ++i) {
+    const double part = static_cast<double>(pull(step, linear[i]));
+    sum += part * part;
+  }
+  const float kept = 1.0F - step.group / larger(static_cast<float>(__builtin_sqrt(sum)), step.group);
+  for (Size i = 0; i < dim; ++i) row[i] *= kept;
+}
+
+// FTRL divides by the rate; one of 0 moves nothing.
+template <auto kRule>
+void update_ftrl(const Step& step, float* row, const float* gradient, Size dim) {
+  if (step.rate == 0.0F) return;
+  for_dim<kRule>(dim)(step, row, gradient, dim);
+  if (step.group > 0.0F) shrink(step, row, dim);
 }
 
 Update choose(Optimizer optimizer, Size dim) {
   switch (optimizer) {
-    case Optimizer::sgd: return for_dim<Optimizer::sgd>(dim);
-    case Optimizer::momentum: return for_dim<Optimizer::momentum>(dim);
-    case Optimizer::nesterov: return for_dim<Optimizer::nesterov>(dim);
-    case Optimizer::adagrad: return for_dim<Optimizer::adagrad>(dim);
-    case Optimizer::adam: return for_dim<Optimizer::adam>(dim);
-    default: return for_dim<Optimizer::amsgrad>(dim);
+    case Optimizer::sgd: return for_dim<sgd>(dim);
+    case Optimizer::momentum: return for_dim<momentum>(dim);
+    case Optimizer::nesterov: return for_dim<nesterov>(dim);
+    case Optimizer::adagrad: return for_dim<adagrad>(dim);
+    case Optimizer::adam: return for_dim<adam>(dim);
+    case Optimizer::amsgrad: return for_dim<amsgrad>(dim);
+    case Optimizer::adamax: return for_dim<adamax>(dim);
+    case Optimizer::nadam: return for_dim<nadam>(dim);
+    case Optimizer::rmsprop: return for_dim<rmsprop>(dim);
+    case Optimizer::rmsprop_momentum: return for_dim<rmsprop_momentum>(dim);
+    case Optimizer::centered: return for_dim<centered>(dim);
+    case Optimizer::centered_momentum: return for_dim<centered_momentum>(dim);
+    case Optimizer::adadelta: return for_dim<adadelta>(dim);
+    case Optimizer::lion: return for_dim<lion>(dim);
+    case Optimizer::ftrl: return update_ftrl<ftrl<by_root>>;
+    default: return update_ftrl<ftrl<by_power>>;
   }
 }
 
@@ -83,47 +101,10 @@ double fraction(U64 stream, U64 place) {
   return (static_cast<double>(static_cast<std::int64_t>(mixed(stream + place) >> 11)) + 0.5) * 0x1p-53;
 }
 
-// The functions of edl.spec.elementary: the same operations in the same order, hence the same bits.
-double log_of(double x) {
-  U64 bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  double exponent = static_cast<double>(static_cast<std::int64_t>(bits >> 52) - 1022);
-  bits = (bits & 0x000FFFFFFFFFFFFFU) | 0x3FE0000000000000U;
-  double m;
-  __builtin_memcpy(&m, &bits, sizeof m);
-  const bool low = m < 0.7071067811865476;
-  m = low ? m * 2.0 : m;
-  exponent = low ? exponent - 1.0 : exponent;
-  const double s = (m - 1.0) / (m + 1.0);
-  const double z = s * s;
-  double sum = 1.0 / 23.0;
-#pragma GCC unroll 11
-  for (int n = 21; n > 0; n -= 2) sum = sum * z + 1.0 / n;
-  return exponent * 0.6931471805599453 + 2.0 * s * sum;
-}
-
-// 1/n! with the signs of the series.
-constexpr double kCos[] = {1.0 / 20922789888000, -1.0 / 87178291200, 1.0 / 479001600, -1.0 / 3628800, 1.0 / 40320,
-                           -1.0 / 720,           1.0 / 24,           -1.0 / 2,        1.0};
-constexpr double kSin[] = {1.0 / 355687428096000, -1.0 / 1307674368000, 1.0 / 6227020800, -1.0 / 39916800, 1.0 / 362880,
-                           -1.0 / 5040,           1.0 / 120,            -1.0 / 6,         1.0};
-
-double series(const double (&coefficients)[9], double z) {
-  double sum = coefficients[0];
-#pragma GCC unroll 8
-  for (int i = 1; i < 9; ++i) sum = sum * z + coefficients[i];
-  return sum;
-}
-
-double cos_of_turns(double turns) {
-  const double quarter = __builtin_floor(turns * 4.0 + 0.5);
-  const double angle = (turns - quarter * 0.25) * 6.283185307179586;
-  const double z = angle * angle;
-  const double even = series(kCos, z);
-  const double odd = series(kSin, z) * angle;
-  const bool negative = quarter == 1.0 || quarter == 2.0;
-  const double size = quarter == 1.0 || quarter == 3.0 ? odd : even;
-  return negative ? -size : size;
+// Standard normal (Box and Muller); a draw takes `2 * dim` places of a row's stream. Inline, so that loops of it have vectors.
+[[gnu::always_inline]] inline double gaussian(U64 stream, U64 draw, U64 place, U64 dim) {
+  const U64 at = draw * 2 * dim + place;
+  return __builtin_sqrt(-2.0 * log_of(fraction(stream, at))) * cos_of_turns(fraction(stream, at + dim));
 }
 
 void initialize(const Initializer& how, U64 id, float* values, Size dim) {
@@ -138,10 +119,14 @@ void initialize(const Initializer& how, U64 id, float* values, Size dim) {
       return;
     }
     case Distribution::normal:
+      for (Size i = 0; i < dim; ++i) values[i] = static_cast<float>(how.a + how.b * gaussian(stream, 0, i, dim));
+      return;
+    case Distribution::truncated_normal:
       for (Size i = 0; i < dim; ++i) {
-        const double radius = __builtin_sqrt(-2.0 * log_of(fraction(stream, i)));
-        const double gaussian = radius * cos_of_turns(fraction(stream, dim + i));
-        values[i] = static_cast<float>(how.a + how.b * gaussian);
+        U64 draw = 0;
+        double value = gaussian(stream, 0, i, dim);
+        while (value < -2.0 || value > 2.0) value = gaussian(stream, ++draw, i, dim);
+        values[i] = static_cast<float>(how.a + how.b * value);
       }
   }
 }

@@ -53,6 +53,28 @@ def correction(beta: float, step: int) -> np.float32:
     return np.float32(1) - np.float32(np.power(np.float32(beta), np.float32(step)))
 
 
+def corrected_rate(beta_1: float, beta_2: float, rate: float, step: int) -> np.float32:
+    """The learning rate with the corrections of both moments."""
+    return np.float32(np.float32(rate) * np.sqrt(correction(beta_2, step)) / correction(beta_1, step))
+
+
+def first_corrected_rate(beta_1: float, rate: float, step: int) -> np.float32:
+    """The learning rate with the correction of the first moment."""
+    return np.float32(np.float32(rate) / correction(beta_1, step))
+
+
+def rest(beta: float) -> float:
+    """1 - beta in float32, as Keras computes it in Nadam and Lion; in Adam it does so in float64."""
+    return float(np.float32(1) - np.float32(beta))
+
+
+def nadam_factors(beta_1: float, step: int) -> tuple[float, float]:
+    """Of the first moment and of the gradient in Nadam's step."""
+    now, ahead = _warm_factor(beta_1, step), _warm_factor(beta_1, step + 1)
+    product = factors_so_far(beta_1, step)
+    return ahead / (1 - product * ahead), (1 - now) / (1 - product)
+
+
 def _adam(
     beta_1: float,
     beta_2: float,
@@ -69,9 +91,7 @@ def _adam(
         np.maximum(largest[0], v, out=largest[0])
     np.sqrt(largest[0] if largest else v, out=root)
     np.add(root, epsilon, out=root)
-    rate = np.float32(update.learning_rate)
-    alpha = rate * np.sqrt(correction(beta_2, update.step)) / correction(beta_1, update.step)
-    np.multiply(m, alpha, out=change)
+    np.multiply(m, corrected_rate(beta_1, beta_2, update.learning_rate, update.step), out=change)
     np.divide(change, root, out=change)
     np.subtract(values, change, out=values)
 
@@ -92,7 +112,7 @@ def _adamax(
     np.multiply(norm, beta_2, out=norm)
     np.maximum(norm, largest, out=norm)
     np.add(norm, epsilon, out=largest)
-    np.multiply(m, np.float32(update.learning_rate) / correction(beta_1, update.step), out=change)
+    np.multiply(m, first_corrected_rate(beta_1, update.learning_rate, update.step), out=change)
     np.divide(change, largest, out=change)
     np.subtract(values, change, out=values)
 
@@ -108,13 +128,10 @@ def _nadam(
 ) -> None:
     m, v = slots
     change, root = scratch.first, scratch.second
-    # Keras takes the betas as float32 here, and as float64 in Adam
-    weights = float(1 - np.float32(beta_1)), float(1 - np.float32(beta_2))
-    move_moments(m, v, update.gradient, weights, change)
-    now, ahead = _warm_factor(beta_1, update.step), _warm_factor(beta_1, update.step + 1)
-    product = factors_so_far(beta_1, update.step)
-    np.multiply(m, ahead / (1 - product * ahead), out=change)
-    np.multiply(update.gradient, (1 - now) / (1 - product), out=root)
+    move_moments(m, v, update.gradient, (rest(beta_1), rest(beta_2)), change)
+    of_moment, of_gradient = nadam_factors(beta_1, update.step)
+    np.multiply(m, of_moment, out=change)
+    np.multiply(update.gradient, of_gradient, out=root)
     np.add(change, root, out=change)
     np.multiply(change, update.learning_rate, out=change)
     np.divide(v, correction(beta_2, update.step), out=root)

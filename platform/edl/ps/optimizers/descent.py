@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from edl.ps.arrays import Floats
+from edl.ps.optimizers.adam import rest
 from edl.ps.optimizers.update import Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
@@ -54,16 +55,11 @@ def _lion(
     (mean,) = slots
     step, share = scratch.first, scratch.second
     np.multiply(mean, beta_1, out=step)
-    np.multiply(update.gradient, _rest(beta_1), out=share)
+    np.multiply(update.gradient, rest(beta_1), out=share)
     np.add(step, share, out=step)
     np.sign(step, out=step)
     np.multiply(step, update.learning_rate, out=step)
     np.subtract(values, step, out=values)
     np.multiply(mean, beta_2, out=mean)
-    np.multiply(update.gradient, _rest(beta_2), out=share)
+    np.multiply(update.gradient, rest(beta_2), out=share)
     np.add(mean, share, out=mean)
-
-
-def _rest(beta: float) -> np.float32:
-    """1 - beta in float32, as Keras computes it: a sign can depend on it."""
-    return np.float32(1) - np.float32(beta)

@@ -14,14 +14,16 @@ import numpy as np
 
 from edl.ps.arrays import Floats
 from edl.ps.optimizers.update import Rule, Scratch, Update
+from edl.spec.elementary import power as power_of
 from edl.spec.optimizer import OptimizerSpec
 
-_SQUARE_ROOT = 0.5
+SQUARE_ROOT = 0.5
+"""The usual power."""
 _ROWS = 2  # dimensions of an array of rows
 
 
 @dataclass(frozen=True, slots=True)
-class _Strengths:
+class Strengths:
     """Of what keeps values small, named as in Keras' Ftrl, and the power of the rate's decay (there negative)."""
 
     power: float
@@ -31,21 +33,33 @@ class _Strengths:
     beta: float
     group: float
 
+    @classmethod
+    def of(cls, optimizer: OptimizerSpec) -> Strengths:
+        """Those of FTRL's hyperparameters."""
+        return cls(
+            power=-optimizer.number("learning_rate_power"),
+            l1=optimizer.number("l1_regularization_strength"),
+            l2=optimizer.number("l2_regularization_strength"),
+            shrinkage=optimizer.number("l2_shrinkage_regularization_strength"),
+            beta=optimizer.number("beta"),
+            group=optimizer.number("group_lasso_regularization_strength"),
+        )
+
+    def curvature(self, rate: float) -> float:
+        """What is added to that of the gradients."""
+        return 2 * self.l2 + self.beta / rate
+
+    def limit(self, dim: int) -> np.float32:
+        """How long the pull on a row of this width must be for the group lasso not to make it zero."""
+        return np.float32(self.group * np.sqrt(dim))
+
 
 def ftrl(optimizer: OptimizerSpec) -> Rule:
     """With ``a`` the sum of squared gradients and ``s = (a_new^p - a_old^p) / lr``.
 
     ``z += g + 2 * shrinkage * w - s * w``, then ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
     """
-    strengths = _Strengths(
-        power=-optimizer.number("learning_rate_power"),
-        l1=optimizer.number("l1_regularization_strength"),
-        l2=optimizer.number("l2_regularization_strength"),
-        shrinkage=optimizer.number("l2_shrinkage_regularization_strength"),
-        beta=optimizer.number("beta"),
-        group=optimizer.number("group_lasso_regularization_strength"),
-    )
-    return partial(_ftrl, strengths)
+    return partial(_ftrl, Strengths.of(optimizer))
 
 
 def makes_groups(optimizer: OptimizerSpec) -> bool:
@@ -53,7 +67,7 @@ def makes_groups(optimizer: OptimizerSpec) -> bool:
     return optimizer.name == "ftrl" and optimizer.number("group_lasso_regularization_strength") > 0
 
 
-def _ftrl(strengths: _Strengths, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+def _ftrl(strengths: Strengths, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
     rate = update.learning_rate
     if rate == 0:
         return  # where Keras divides by zero; a rate of 0 moves nothing
@@ -71,25 +85,29 @@ def _ftrl(strengths: _Strengths, values: Floats, slots: Sequence[Floats], update
     np.add(linear, update.gradient, out=linear)
     np.subtract(linear, before, out=linear)
     np.divide(after, rate, out=after)
-    np.add(after, 2 * strengths.l2 + strengths.beta / rate, out=after)
+    np.add(after, strengths.curvature(rate), out=after)
     np.clip(linear, -strengths.l1, strengths.l1, out=before)
     np.subtract(before, linear, out=before)
     # No curvature: no gradient so far but zeros, and nothing that pulls
     np.divide(before, after, out=values, where=after > 0)
     if strengths.group and values.ndim == _ROWS:
-        np.multiply(values, _kept(before, strengths.group), out=values)
+        np.multiply(values, _kept(before, strengths.limit(values.shape[1])), out=values)
 
 
-def _kept(pull: Floats, strength: float) -> Floats:
-    """The share of each row that a group lasso leaves: 0 where ``|clip(z) - z|`` is below ``strength * sqrt(dim)``."""
-    lengths = np.sqrt(np.einsum("ij,ij->i", pull, pull))
-    limit = np.float32(strength * np.sqrt(pull.shape[1]))
+def _kept(pull: Floats, limit: np.float32) -> Floats:
+    """The share of each row that a group lasso leaves: 0 where ``|clip(z) - z|`` is below the limit.
+
+    Squares of float32 are exact in float64, and a cumulative sum has an order: other sums of NumPy have that of the
+    processor's vectors.
+    """
+    squares = np.square(pull, dtype=np.float64)
+    lengths = np.sqrt(np.cumsum(squares, axis=1)[:, -1]).astype(np.float32)
     kept: Floats = 1 - limit / np.maximum(lengths, limit)
     return kept[:, np.newaxis]
 
 
 def _power(exponent: float) -> Callable[[Floats, Floats], object]:
     """``out = base ** exponent``, of numbers that are not negative."""
-    if exponent == _SQUARE_ROOT:
+    if exponent == SQUARE_ROOT:
         return lambda base, out: np.sqrt(base, out=out)
-    return lambda base, out: np.power(base, np.float32(exponent), out=out)
+    return lambda base, out: np.copyto(out, power_of(base, float(np.float32(exponent))))

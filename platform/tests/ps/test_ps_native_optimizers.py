@@ -1,0 +1,117 @@
+"""The kernels of the native table: NumPy's bits on every instruction set, Keras' numbers, the reference's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from ps.dense_problem import DIM, ROWS, TABLE, DenseProblem, close, rates
+from ps.lazy_reference import LazyReference
+from ps.optimizer_cases import CASES
+from table_contract import array, declared
+
+from edl.core.errors import BadInputError
+from edl.ps.declaration import RowTable
+from edl.ps.numpy_table import NumpyTable
+from edl.ps.optimizers import rule
+from edl.spec.initializer import initial_rows
+from edl.spec.optimizer import OptimizerSpec
+
+if importlib.util.find_spec("edl.ps._native") is not None:
+    from edl.ps.native_rules import OPTIMIZERS
+    from edl.ps.native_table import NativeTable
+
+pytestmark = pytest.mark.native
+SERVED = {name: spec for name, spec in CASES.items() if spec.name != "lamb"}
+ISAS = ("baseline", "avx2", "avx512")
+RANDOM = [
+    {"name": "uniform", "minval": -0.05, "maxval": 0.05},
+    {"name": "normal", "mean": 0.1, "stddev": 0.7},
+    {"name": "truncated_normal", "mean": 0.1, "stddev": 0.7},
+]
+
+
+@pytest.fixture(params=SERVED)
+def spec(request) -> OptimizerSpec:
+    return SERVED[request.param]
+
+
+def natives(table: RowTable, spec: OptimizerSpec) -> Iterator[NativeTable]:
+    """One for each instruction set of this processor."""
+    for isa in ISAS:
+        try:
+            yield NativeTable(table, spec, isa=isa)
+        except ValueError:
+            continue
+
+
+def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("dim", [5, 8, 16, 32, 64])
+def test_two_hundred_steps_have_the_bits_of_numpy(spec, dim):
+    """Values that are no round numbers, ids that do not repeat within a push: no sum leaves its order open."""
+    random = np.random.default_rng(8)
+    shape = declared({"name": "normal", "mean": 0.0, "stddev": 0.05}, dim=dim)
+    numpy = NumpyTable(shape, spec.slots, rule(spec, spec.decay_of(shape.name)))
+    tables = [*natives(shape, spec), numpy]
+    for step in range(1, 201):
+        ids = array(random.permutation(shape.rows)[:100])
+        gradients = random.standard_normal((100, dim)).astype(np.float32)
+        gradients[:10] = 0
+        for table in tables:
+            table.apply(ids, gradients, 0.03 / step if step != 7 else 0.0, step)
+    expected = numpy.copy()
+    for table in tables[:-1]:
+        found = table.copy()
+        in_order = expected.select(expected.find(found.ids))
+        same_bits(found.values, in_order.values)
+        for name, slot in found.slots.items():
+            same_bits(slot, in_order.slots[name])
+
+
+@pytest.mark.tensorflow
+def test_where_every_row_is_touched_rows_move_as_in_keras(spec):
+    problem = DenseProblem(spec, np.random.default_rng(11))
+    close(problem.rows_of(NativeTable(TABLE, spec)), problem.in_keras()[-1])
+
+
+def test_sparse_access_equals_a_float64_reference_in_which_untouched_rows_stand_still(spec):
+    random, table = np.random.default_rng(12), NativeTable(TABLE, spec)
+    reference = LazyReference(spec, table.read(np.arange(ROWS)))
+    for step, rate in enumerate(rates(), start=1):
+        ids = np.minimum(random.zipf(1.5, 6) - 1, ROWS - 1)
+        gradients = random.normal(size=(6, DIM)).astype(np.float32)
+        table.apply(ids, gradients, rate, step)
+        reference.apply(ids, gradients, rate, step)
+    close(table.read(np.arange(ROWS)), reference.values)
+
+
+@pytest.mark.parametrize("initializer", RANDOM, ids=lambda initializer: initializer["name"])
+@pytest.mark.parametrize("dim", [1, 7, 8, 16, 33])
+def test_initial_values_have_the_bits_of_numpy(initializer, dim):
+    shape = declared(initializer, dim=dim)
+    ids = array(np.random.default_rng(2).integers(-(2**63), 2**63 - 1, 1000))
+    for table in natives(shape, CASES["sgd"]):
+        same_bits(table.read(ids), initial_rows(initializer, shape.seed, ids, dim))
+
+
+def test_weight_decay_spares_the_tables_that_the_optimizer_names():
+    spec = OptimizerSpec("rmsprop", {"weight_decay": 0.5}, (TABLE.name,))
+    spared, plain = (NativeTable(TABLE, one) for one in (spec, OptimizerSpec("rmsprop")))
+    for table in (spared, plain):
+        table.apply(np.arange(ROWS), np.ones((ROWS, DIM), np.float32), 0.1, 1)
+    same_bits(spared.read(np.arange(ROWS)), plain.read(np.arange(ROWS)))
+
+
+def test_an_optimizer_without_a_kernel_is_refused_by_name():
+    with pytest.raises(BadInputError, match="'lamb' has no native kernel") as refused:
+        NativeTable(TABLE, OptimizerSpec("lamb"))
+    assert all(name in str(refused.value.hint) for name in OPTIMIZERS)
+
+
+def test_every_other_optimizer_has_one():
+    assert set(OPTIMIZERS) == {spec.name for spec in SERVED.values()}
