@@ -26,6 +26,7 @@ from edl.worker.callbacks import NoCallbacks
 from edl.worker.corruption import CorruptRecords
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
+from edl.worker.overlap import Schedule, in_turn
 from edl.worker.parameters import Parameters
 from edl.worker.progress import Progress
 from edl.worker.session import Session
@@ -311,12 +312,15 @@ class Stage:
         *,
         pause: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
+        connect: Callable[[str], BulkClient] | None = None,
     ) -> Parameters:
         optimizer = json.dumps({"name": "sgd", "hyperparameters": {}})
         layout = Layout(
             network.variables, network.slices, network.tables, network.fingerprint, network.initial(), optimizer
         )
-        parameters = Parameters(self.session, connect, layout, worker=0, patience=10, pause=pause, clock=clock)
+        parameters = Parameters(
+            self.session, connect or connected, layout, worker=0, patience=10, pause=pause, clock=clock
+        )
         self._closing.callback(parameters.close)
         parameters.declare()
         return parameters
@@ -334,7 +338,13 @@ class Stage:
         return taken
 
     def trainer(
-        self, network: LinearNetwork, parameters: Parameters, *, rate: float = 0.01, skip_nan: bool = False
+        self,
+        network: LinearNetwork,
+        parameters: Parameters,
+        *,
+        rate: float = 0.01,
+        skip_nan: bool = False,
+        schedule: Schedule = in_turn,
     ) -> Trainer:
         return Trainer(
             network,
@@ -346,11 +356,12 @@ class Stage:
             self.gate,
             skip_nan=skip_nan,
             watcher=NoCallbacks(),
+            schedule=schedule,
         )
 
     def close(self) -> None:
         self._closing.close()
 
 
-def connect(address: str) -> BulkClient:
+def connected(address: str) -> BulkClient:
     return BulkClient(address, TOKEN, timeout=10)

@@ -1,0 +1,281 @@
+"""Training with one step computed while another is sent: what it is computed from, and that each step enters once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from worker.loop_stage import LEASE, MINIBATCH, TOKEN, LinearNetwork, LinearStep, Stage, record, task
+
+from edl.core.errors import RetryableError
+from edl.rpc.bulk import BulkClient, Frame, Kind
+from edl.worker.gate import LeavingError
+from edl.worker.lane import Lane
+from edl.worker.not_finite import NotFiniteError
+from edl.worker.overlap import Overlapped
+from edl.worker.parameters import STALE_SECONDS, Push
+
+RATE = 0.01
+
+
+@pytest.fixture(params=[1, 2])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    stage = Stage(ps=request.param)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def overlapped() -> Iterator[Overlapped]:
+    with schedule() as made:
+        yield made
+
+
+@contextmanager
+def schedule() -> Iterator[Overlapped]:
+    lane = Lane("test")
+    yield Overlapped(lane)
+    lane.close()
+
+
+def minibatch(first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.array([record(i) for i in range(first, min(end, first + MINIBATCH))])
+    return rows[:, :-1], rows[:, -1]
+
+
+def delayed_sgd(network: LinearNetwork, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """SGD by hand: each gradient is of the values without the newest step; a range begins with all of them."""
+    slab = network.initial()
+    for start, end in ranges:
+        older = slab
+        for first in range(start, end, MINIBATCH):
+            gradient = network.train(older, {}, *minibatch(first, end)).slab
+            older, slab = slab, slab - np.float32(RATE) * gradient
+    return slab
+
+
+def test_a_gradient_misses_the_newest_step_of_its_own_worker_and_no_other(stage: Stage, overlapped: Overlapped) -> None:
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network)
+    trainer = stage.trainer(network, parameters, rate=RATE, schedule=overlapped)
+
+    for leased in stage.take(task(1, 0, 24), task(2, 24, 34)):
+        trainer.run(leased)
+    stage.progress.send()
+
+    np.testing.assert_array_equal(parameters.slab(), delayed_sgd(network, [(0, 24), (24, 34)]))
+    reports = stage.master.requests("Report")
+    assert [(r.lease - LEASE, r.last.through, r.last.loss_steps) for r in reports] == [(1, 6, 6), (2, 3, 3)]
+
+
+def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage, overlapped: Overlapped) -> None:
+    """Every minibatch needs rows that the one before it has just moved."""
+    network = LinearNetwork(len(stage.servers.servers), table=True)
+    parameters = stage.parameters(network)
+    seen: list[np.ndarray] = []
+    train = network.train
+
+    def watched(slab: np.ndarray, rows: Mapping[str, Any], *arguments: np.ndarray) -> LinearStep:
+        seen.append(rows["emb"].values.copy())
+        result = train(slab, rows, *arguments)
+        result.rows = {"emb": np.ones_like(rows["emb"].values)}
+        return result
+
+    network.train = watched  # type: ignore[method-assign]
+    stage.reader.read = lambda *_: [record(7).tobytes()] * MINIBATCH  # type: ignore[method-assign]  # always row 0
+    for leased in stage.take(task(1, 0, 20)):
+        stage.trainer(network, parameters, rate=0.25, schedule=overlapped).run(leased)
+
+    _traced, *computed = (float(values[0, 0]) for values in seen)
+    assert computed == [0.5, 0.5, 0.25, 0.0, -0.25]
+
+
+def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlapped) -> None:
+    """What was fetched ahead goes with its range: another worker trained while this one did something else."""
+    now = [0.0]
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network, clock=lambda: now[0])
+    trainer = stage.trainer(network, parameters, schedule=overlapped)
+    first, second = stage.take(task(1, 0, 8), task(2, 8, 12))
+    trainer.run(first)
+
+    other = stage.parameters(network)
+    other.push(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    expected = other.slab().copy()
+    now[0] += 2 * STALE_SECONDS
+    seen: list[np.ndarray] = []
+    train = network.train
+    network.train = lambda slab, *rest: seen.append(slab.copy()) or train(slab, *rest)  # type: ignore
+    trainer.run(second)
+
+    np.testing.assert_array_equal(seen[0], expected)
+
+
+def test_a_cut_is_acknowledged_while_no_push_is_on_its_way(overlapped: Overlapped) -> None:
+    stage = Stage()
+    network = LinearNetwork()
+    parameters = stage.parameters(network)
+    server = stage.servers.servers[0]
+    order: list[str] = []
+    push = parameters.push
+
+    def observed(step: Push) -> Any:
+        order.append(f"push {step.step} stamp {step.cut}")
+        result = push(step)
+        order.append(f"{step.step} is in")
+        if step.step == 0:
+            server.announce(1, 7)
+        return result
+
+    def told(method: str, request: Any) -> None:
+        if method == "Progress":
+            order.append(f"known {request.known_cut} through {request.leases[0].through}")
+            if request.known_cut == 7:
+                server.snapshot(1, 7, None, pin=False)
+
+    parameters.push = observed  # type: ignore[method-assign]
+    stage.master.on_call = told
+    (leased,) = stage.take(task(1, 0, 16))
+    stage.trainer(network, parameters, schedule=overlapped).run(leased)
+    stage.close()
+
+    assert order == [
+        "push 0 stamp 0", "0 is in", "push 1 stamp 0", "1 is in", "known 7 through 2",
+        "push 2 stamp 7", "2 is in", "push 3 stamp 7", "3 is in",
+    ]  # fmt: skip
+
+
+def test_nan_stops_after_the_step_before_it_is_in(overlapped: Overlapped) -> None:
+    stage = Stage()
+    network = LinearNetwork(poison=9.0)
+    trainer = stage.trainer(network, stage.parameters(network), schedule=overlapped)
+    (leased,) = stage.take(task(1, 0, 16))
+
+    with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
+        trainer.run(leased)
+    assert stage.servers.state(0).applied == {LEASE + 1: 2}
+    stage.close()
+
+
+# ------------------------------------------------------------------------------------------------ faults everywhere
+
+
+class DataNetwork(LinearNetwork):
+    """Its gradients are sums of the records, whatever the values: parameters tell which steps are in, and how often."""
+
+    def train(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray) -> LinearStep:
+        return LinearStep(1.0, (features * labels[:, None]).sum(0, dtype=np.float32)[self.order])
+
+
+@dataclass
+class Script:
+    """What happens at the n-th request of training to a PS, by number: see ``FAULTS``."""
+
+    faults: Mapping[int, str]
+    act: Mapping[str, Callable[[], None]] = field(default_factory=dict)
+    requests: int = 0
+
+    def next(self) -> str:
+        number, self.requests = self.requests, self.requests + 1
+        fault = self.faults.get(number, "")
+        self.act.get(fault, lambda: None)()
+        return fault
+
+
+class FaultyClient(BulkClient):
+    """Loses requests and answers as a script says."""
+
+    def __init__(self, address: str, script: Script) -> None:
+        super().__init__(address, TOKEN, timeout=10)
+        self._script = script
+        self._lost_answer = False
+
+    def send(self, kind: Kind, meta: bytes, buffers: Any = ()) -> None:
+        fault = self._script.next() if kind in (Kind.PUSH, Kind.PULL, Kind.PULL_ROWS) else ""
+        if fault == "request lost":
+            self._lose()
+        super().send(kind, meta, buffers)
+        self._lost_answer = fault == "answer lost"
+
+    def receive(self, into: memoryview | None = None) -> Frame:
+        frame = super().receive(into)
+        if self._lost_answer:
+            self._lose()
+        return frame
+
+    def _lose(self) -> None:
+        self.close()
+        raise RetryableError("lost")
+
+
+FAULTS = st.sampled_from(["request lost", "answer lost", "revoked", "lost", "announced", "told to go"])
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(faults=st.dictionaries(st.integers(0, 30), FAULTS, max_size=6), ps=st.integers(1, 2))
+def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults: dict[int, str], ps: int) -> None:
+    stage = Stage(ps=ps)
+    cuts = iter(range(1, 100))
+    servers = list(stage.servers.servers.values())
+
+    def announce() -> None:
+        """As a master does: the snapshot is taken as soon as the worker acknowledges."""
+        stage.session.announce(next(cuts))
+
+    def revoke() -> None:
+        for server in servers:
+            server.revoke(1, [LEASE + 1], 0)
+
+    def told(method: str, request: Any) -> None:
+        if method in ("Progress", "Report") and request.known_cut:
+            for server in servers:
+                server.release(1, request.known_cut)
+
+    network = DataNetwork(ps)
+    script = Script(faults)
+    script.act = {
+        "revoked": revoke,
+        "lost": lambda: stage.leases.lose([LEASE + 1]),
+        "announced": announce,
+        "told to go": lambda: stage.gate._closed.set(),  # ``close`` would wait
+    }
+    parameters = stage.parameters(network, connect=lambda address: FaultyClient(address, script))
+    stage.master.on_call = told
+    tasks = stage.take(task(1, 0, 22), task(2, 22, 44))
+
+    with schedule() as made, suppress(LeavingError):
+        for leased in tasks:
+            stage.trainer(network, parameters, rate=1.0, schedule=made).run(leased)
+    stage.progress.send()
+
+    told_in = reported(stage)
+    values = stage.parameters(LinearNetwork(ps)).slab()
+    for part, server in enumerate(servers):
+        applied = server._leases._through  # also of revoked leases
+        steps = [leased.window(step) for leased in tasks for step in range(applied.get(leased.lease, 0))]
+        moved = sum((moves(window)[network.order] for window in steps), np.zeros(3, np.float32))
+        np.testing.assert_array_equal(values[network.slices[part]], -moved[network.slices[part]])
+        assert all(through <= applied.get(lease, 0) for lease, through in told_in.items()), "in, but not here"
+        if not faults:
+            assert applied == told_in == {leased.lease: leased.steps for leased in tasks}
+    stage.close()
+
+
+def reported(stage: Stage) -> dict[int, int]:
+    """How many steps of each lease the master heard, or would hear now, to be in."""
+    told = [lease for request in stage.master.requests("Progress") for lease in request.leases]
+    told += [request.last for request in stage.master.requests("Report")]
+    return {lease.lease: lease.through for lease in (*told, *stage.progress.leases())}
+
+
+def moves(window: tuple[int, int]) -> np.ndarray:
+    """What a step's push adds up to."""
+    features, labels = minibatch(*window)
+    found: np.ndarray = (features * labels[:, None]).sum(0, dtype=np.float32)
+    return found
