@@ -27,6 +27,7 @@ _OUTCOMES = {
     Admission.APPLIED: pb.Pushed.APPLIED,
     Admission.DUPLICATE: pb.Pushed.DUPLICATE,
     Admission.REVOKED: pb.Pushed.REVOKED,
+    Admission.STALE: pb.Pushed.STALE,
 }
 
 
@@ -36,6 +37,7 @@ class BulkPlane:
     def __init__(self, server: ParameterServer) -> None:
         self._server = server
         self._reply = _Reply()
+        self._caller = _Caller()
         self._handlers: Mapping[Kind, Callable[[Frame], Answer]] = {
             Kind.PUSH: self._push,
             Kind.PULL: self._pull,
@@ -58,13 +60,21 @@ class BulkPlane:
         except (BadInputError, DecodeError) as error:
             raise Refused(f"{frame.kind.name}: {error}", kind="bad") from error
 
+    def parted(self) -> None:
+        """A connection has ended; called in its thread."""
+        if self._caller.worker is not None:
+            self._server.parted(self._caller.worker, threading.get_ident())
+
     def _push(self, frame: Frame) -> Answer:
         head = pb.Push.FromString(frame.meta)
         declared = self._server.declaration()
         gradients = requests.gradients(declared, head, frame.body)
         slab = self._reply.floats(declared.size) if head.pull else None
-        result = self._server.push(Stamp(head.lease, head.step, head.cut), declared, gradients, slab)
+        origin = requests.origin(head, threading.get_ident())
+        self._caller.worker = origin.worker
+        result = self._server.push(Stamp(head.lease, head.step, head.cut), declared, gradients, slab, origin)
         meta = pb.Pushed(outcome=_OUTCOMES[result.admission], version=result.version, cut=result.cut)
+        meta.round.extend(pb.Share(lease=share.lease, step=share.step) for share in result.round)
         return Answer(Kind.PUSHED, meta.SerializeToString(), () if slab is None else _views(slab))
 
     def _pull(self, frame: Frame) -> Answer:
@@ -108,6 +118,12 @@ class BulkPlane:
 
 def _views(*arrays: npt.NDArray[Any]) -> tuple[memoryview, ...]:
     return tuple(array.data for array in arrays)
+
+
+class _Caller(threading.local):
+    """Which worker pushes through a connection; None if none has."""
+
+    worker: int | None = None
 
 
 class _Reply(threading.local):

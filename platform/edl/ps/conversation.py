@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edl.ps.leases import Admission
+from edl.ps.rounds import Share
 
 
 class Stamp(NamedTuple):
@@ -18,12 +19,41 @@ class Stamp(NamedTuple):
     cut: int
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a push comes from, and what goes with it.
+
+    Attributes:
+        worker: index of the worker.
+        link: the connection.
+        version: of the values that the gradient was computed at.
+        following: lease of the worker's next push; 0: it has none in hand.
+        round: the pushes that are one update with it, if the first PS has said so.
+        again: this is not the first try.
+    """
+
+    worker: int = 0
+    link: int = 0
+    version: int = 0
+    following: int = 0
+    round: tuple[Share, ...] = ()
+    again: bool = False
+
+
 class PushResult(NamedTuple):
-    """What became of a push; ``version`` counts the pushes applied, ``cut`` is the newest announced one."""
+    """What became of a push.
+
+    Attributes:
+        admission: whether it is in.
+        version: updates that were applied.
+        cut: the newest that was announced.
+        round: the pushes of the update that it is in, in synchronous mode.
+    """
 
     admission: Admission
     version: int
     cut: int
+    round: tuple[Share, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

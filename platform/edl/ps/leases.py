@@ -29,6 +29,8 @@ class Admission(Enum):
     """Its lease is revoked, closed or unknown: the worker drops that lease."""
     UNKNOWN_MASTER = "unknown master"
     """Its lease was granted by a master that has not attached yet: try again."""
+    STALE = "stale"
+    """It would enter, but its gradient is of values too old: compute it again. Leases do not decide that."""
 
 
 class StaleMasterError(RefusedError):

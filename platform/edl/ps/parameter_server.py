@@ -17,15 +17,19 @@ from edl.ps import checkpoints
 from edl.ps.arrays import Floats, Ids
 from edl.ps.checkpoints import Cut
 from edl.ps.contents import Contents
-from edl.ps.conversation import Attachment, PushResult, Stamp, State, Taken
+from edl.ps.conversation import Attachment, Origin, PushResult, Stamp, State, Taken
 from edl.ps.cuts import Cuts
 from edl.ps.declaration import Declaration
 from edl.ps.leases import Admission, Leases
 from edl.ps.shard_writer import Saved, ShardWriter
+from edl.ps.single import Single
 from edl.ps.snapshot import StoredRows
 from edl.ps.store import Gradients
 from edl.ps.stores import Stores
+from edl.ps.together import Together
+from edl.ps.updates import Offered, Updates
 from edl.rpc.refusal import Refused
+from edl.spec.job import Strategy
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +44,8 @@ class ParameterServer:
         index: of this PS.
         writer: writes the shards of checkpoints.
         stores: makes what holds the parameters; by default the best that there is.
-        patience: seconds that a push waits for a cut.
+        strategy: how pushes become updates.
+        patience: seconds that a push waits for a cut, and for its round.
         clock: monotonic seconds, to measure the copy.
     """
 
@@ -50,6 +55,7 @@ class ParameterServer:
         writer: ShardWriter,
         *,
         stores: Stores | None = None,
+        strategy: Strategy | None = None,
         patience: float = PATIENCE,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -62,6 +68,7 @@ class ParameterServer:
         self._leases = Leases()
         self._cuts: Cuts[Cut] = Cuts()
         self._contents = Contents(stores)
+        self._updates = _updates(strategy or Strategy(), self._leases, self._contents)
         self._closed = False
         self._last_taken: Taken | None = None
         self._last_restore: Attachment | None = None
@@ -113,32 +120,45 @@ class ParameterServer:
             return self._cuts.pinned(cut)
 
     def push(
-        self, stamp: Stamp, declared: Declaration, gradients: Gradients | None, into: Floats | None = None
+        self,
+        stamp: Stamp,
+        declared: Declaration,
+        gradients: Gradients | None,
+        into: Floats | None = None,
+        origin: Origin | None = None,
     ) -> PushResult:
-        """Apply a step once, after the cut that it is stamped with.
+        """Apply a step once, after the cut that it is stamped with, and with the other pushes of its update.
 
         Args:
             stamp: of the push.
             declared: what the gradients were checked against.
             gradients: None enters the step only.
             into: gets the slab as it is then.
+            origin: where it comes from.
 
         Raises:
-            Refused: kind ``busy`` (try again) if the cut is not over in time or the parameters were replaced
-                meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
+            Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
+                replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
         """
+        push = Offered(stamp, origin or Origin(), declared, gradients)
         with self._changed:
-            if self._kept_out(stamp) and not self._changed.wait_for(lambda: not self._kept_out(stamp), self._patience):
-                raise Refused(f"cut {stamp.cut} is not over after {self._patience:g} s", kind="busy")
-            store = self._contents.store_of(declared)
-            admission = self._leases.admit(stamp.lease, stamp.step)
+            self._await_cut(push)
+            self._contents.store_of(declared)
+            self._updates.offer(push)
+            self._changed.notify_all()
+            self._await_outcome(push)
+            admission = push.admission()
             if admission is Admission.UNKNOWN_MASTER:
                 raise Refused(f"the master that granted lease {stamp.lease} has not attached yet", kind="incarnation")
-            if admission is Admission.APPLIED:
-                self._contents.apply(gradients)
             if into is not None:
-                store.read_dense(into)
-            return PushResult(admission, self._contents.version, self._cuts.announced)
+                self._contents.store_of(declared).read_dense(into)
+            return PushResult(admission, self._contents.version, self._cuts.announced, push.round)
+
+    def parted(self, worker: int, link: int) -> None:
+        """A worker's connection closed: no round waits for what would have come through it."""
+        with self._changed:
+            self._updates.parted(worker, link)
+            self._changed.notify_all()
 
     # ------------------------------------------------------------ the master
 
@@ -159,7 +179,7 @@ class ParameterServer:
                     self._restore(cut)
                     self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
-                self._changed.notify_all()
+                self._settle()
                 return State(
                     self._contents.initialized, self._contents.version, self._leases.applied(), tuple(self._cuts.pins())
                 )
@@ -169,7 +189,7 @@ class ParameterServer:
         with self._changed:
             self._leases.check(incarnation)
             through = self._leases.revoke(leases, floor)
-            self._changed.notify_all()
+            self._settle()
             return through
 
     def announce(self, incarnation: int, cut: int) -> None:
@@ -228,13 +248,40 @@ class ParameterServer:
 
     # ------------------------------------------------------------ under the lock
 
+            if not self._closed and self._contents.initialized:
+                log.info("%s", self._updates.summary())
     def _kept_out(self, stamp: Stamp) -> bool:
         """A retried or revoked push changes nothing, so that it need not wait."""
         if self._closed:
             raise Refused("this PS ends", kind="busy")
-        return self._cuts.waits(stamp.cut) and self._leases.decide(stamp.lease, stamp.step) is Admission.APPLIED
+    def _settle(self) -> None:
+        """After leases or cuts changed."""
+        self._updates.settle(self._cuts.waits)
+        self._changed.notify_all()
+
+    def _await_cut(self, push: Offered) -> None:
+        stamp = push.stamp
+        if not self._kept_out(stamp):
+            return
+        self._updates.hold(push)
+        self._changed.notify_all()
+        if not self._changed.wait_for(lambda: not self._kept_out(stamp), self._patience):
+            raise Refused(f"cut {stamp.cut} is not over after {self._patience:g} s", kind="busy")
+
+    def _await_outcome(self, push: Offered) -> None:
+        self._changed.wait_for(lambda: push.outcome is not None or self._closed, self._patience)
+        if push.outcome is None:
+            reason = self._updates.withdraw(push)
+            self._changed.notify_all()
+            self._check_open()
+            raise Refused(f"{reason} for {self._patience:g} s", kind="busy")
+
 
     def _to_restore(self, attachment: Attachment) -> Cut | None:
+        self._check_open()
+        return self._cuts.waits(stamp.cut) and self._leases.decide(stamp.lease, stamp.step) is Admission.APPLIED
+
+    def _check_open(self) -> None:
         """What an attachment restores, read without holding up pushes."""
         if attachment.restore is None or attachment.same_restore(self._last_restore):
             return None
@@ -245,3 +292,4 @@ class ParameterServer:
         self._leases.restore(cut.applied)
         self._cuts.passed(cut.number)
         log.info("restored cut %d at version %d", cut.number, cut.version)
+        self._updates.replaced()

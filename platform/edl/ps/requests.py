@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from edl.ps.arrays import Floats, Ids
+from edl.ps.conversation import Origin
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.rounds import Share
 from edl.ps.store import Gradients, RowGradients
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
@@ -88,6 +90,12 @@ def _object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused(f"{what} is {value!r:.40}, not a JSON object", kind="bad")
     return value
+
+
+def origin(head: pb.Push, link: int) -> Origin:
+    """Where a push comes from; ``link`` is its connection."""
+    shares = tuple(Share(share.lease, share.step) for share in head.round)
+    return Origin(head.worker, link, head.version, head.next, shares, head.again)
 
 
 def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradients | None:

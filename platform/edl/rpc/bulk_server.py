@@ -41,6 +41,7 @@ class BulkServer:
         max_body: bytes of the largest body that is taken.
         idle: seconds without a byte moving after which a peer counts as gone.
         max_connections: more are closed at once.
+        parted: called in a connection's thread once it has ended.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class BulkServer:
         max_body: int,
         idle: float = 600.0,
         max_connections: int = 1024,
+        parted: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
         self._token = token.encode()
@@ -59,6 +61,7 @@ class BulkServer:
         self._limits = Limits(MAX_META, max_body)
         self._idle = idle
         self._max_connections = max_connections
+        self._parted = parted
         self._lock = threading.Lock()
         self._open: dict[Connection, threading.Thread] = {}
         self._stopping = threading.Event()
@@ -142,6 +145,7 @@ class BulkServer:
             with self._lock:
                 del self._open[connection]
             connection.close()
+            self._parted()
 
     def _greet(self, connection: Connection) -> None:
         hello = connection.receive(within=_HANDSHAKE)

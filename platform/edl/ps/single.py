@@ -1,0 +1,60 @@
+"""Asynchronous mode: every push is an update, at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+from edl.ps.contents import Contents
+from edl.ps.leases import Admission, Leases
+from edl.ps.store import Gradients
+from edl.ps.updates import Offered
+
+
+class Single:
+    """Every push is an update, at once.
+
+    Args:
+        leases: which pushes enter.
+        contents: what they change.
+        staleness_aware: divide the learning rate by the updates since the values that a gradient was computed at,
+            as Zhang et al., Staleness-aware async-SGD (IJCAI 2016), do.
+    """
+
+    def __init__(self, leases: Leases, contents: Contents, *, staleness_aware: bool) -> None:
+        self._leases = leases
+        self._contents = contents
+        self._staleness_aware = staleness_aware
+
+    def offer(self, push: Offered) -> None:
+        """Applied before this returns, or refused."""
+        push.outcome = self._leases.decide(*push.share)
+        if push.outcome is Admission.APPLIED:
+            self._contents.apply(self._modulated(push))
+            self._leases.admit(*push.share)
+
+    def _modulated(self, push: Offered) -> Gradients | None:
+        if push.gradients is None or not self._staleness_aware:
+            return push.gradients
+        staleness = self._contents.version - push.origin.version
+        return replace(push.gradients, learning_rate=push.gradients.learning_rate / max(1, staleness))
+
+    def hold(self, push: Offered) -> None:
+        """Nobody waits for it."""
+
+    def withdraw(self, push: Offered) -> str:
+        """Nothing waits here."""
+        raise AssertionError("an asynchronous push is decided when it is offered")
+
+    def settle(self, waits: Callable[[int], bool]) -> None:
+        """Nothing waits here."""
+
+    def parted(self, worker: int, link: Hashable) -> None:
+        """Nobody is waited for."""
+
+    def replaced(self) -> None:
+        """Nothing waits here."""
+
+    def summary(self) -> str:
+        """See the protocol."""
+        return f"{self._contents.version} updates"

@@ -1,0 +1,75 @@
+"""How pushes become updates; used under the server's lock.
+
+An offered push gets its *outcome* when it is decided: in asynchronous mode (``edl.ps.single``) at once, in synchronous
+mode (``edl.ps.together``) when its round closes. Until then it has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl.ps.conversation import Origin, Stamp
+from edl.ps.declaration import Declaration
+from edl.ps.leases import Admission
+from edl.ps.rounds import Share
+from edl.ps.store import Gradients
+
+
+@dataclass(slots=True)
+class Offered:
+    """A push, and what became of it once that is known.
+
+    Attributes:
+        stamp: which step it is.
+        origin: where it comes from.
+        declared: what the gradients were checked against.
+        gradients: None enters the step only.
+        outcome: an admission, or what went wrong; None while it waits.
+        round: the pushes of the update that it is in.
+    """
+
+    stamp: Stamp
+    origin: Origin
+    declared: Declaration
+    gradients: Gradients | None
+    outcome: Admission | Exception | None = None
+    round: tuple[Share, ...] = ()
+
+    @property
+    def share(self) -> Share:
+        """Its step of its lease."""
+        return Share(self.stamp.lease, self.stamp.step)
+
+    def admission(self) -> Admission:
+        """The outcome; raises what went wrong instead."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        assert self.outcome is not None
+        return self.outcome
+
+
+class Updates(Protocol):
+    """What the server does with pushes; each method may give some of them their outcome."""
+
+    def offer(self, push: Offered) -> None:
+        """A push that no cut keeps out any more."""
+
+    def hold(self, push: Offered) -> None:
+        """A push that waits behind a cut."""
+
+    def withdraw(self, push: Offered) -> str:
+        """A push waited for too long and will be sent again; says for what."""
+
+    def settle(self, waits: Callable[[int], bool]) -> None:
+        """Leases or cuts changed; ``waits`` says whether a push with this stamp is kept out."""
+
+    def parted(self, worker: int, link: Hashable) -> None:
+        """A worker's connection closed."""
+
+    def replaced(self) -> None:
+        """The parameters were replaced: what waits is to be sent again."""
+
+    def summary(self) -> str:
+        """What was done, for the log."""
