@@ -218,7 +218,7 @@ class ParameterServer:
             self._cuts.taken(cut, copy, pin=pin)
             if checkpoint is not None:
                 self._writer.begin(checkpoint, copy)
-            self._changed.notify_all()
+            self._settle()
             return self._last_taken
 
     def release(self, incarnation: int, cut: int) -> None:
@@ -243,17 +243,13 @@ class ParameterServer:
     def close(self) -> None:
         """Answer pushes that wait; the process ends."""
         with self._changed:
+            if not self._closed and self._contents.initialized:
+                log.info("%s", self._updates.summary())
             self._closed = True
             self._changed.notify_all()
 
     # ------------------------------------------------------------ under the lock
 
-            if not self._closed and self._contents.initialized:
-                log.info("%s", self._updates.summary())
-    def _kept_out(self, stamp: Stamp) -> bool:
-        """A retried or revoked push changes nothing, so that it need not wait."""
-        if self._closed:
-            raise Refused("this PS ends", kind="busy")
     def _settle(self) -> None:
         """After leases or cuts changed."""
         self._updates.settle(self._cuts.waits)
@@ -276,20 +272,30 @@ class ParameterServer:
             self._check_open()
             raise Refused(f"{reason} for {self._patience:g} s", kind="busy")
 
-
-    def _to_restore(self, attachment: Attachment) -> Cut | None:
+    def _kept_out(self, stamp: Stamp) -> bool:
+        """A retried or revoked push changes nothing, so that it need not wait."""
         self._check_open()
         return self._cuts.waits(stamp.cut) and self._leases.decide(stamp.lease, stamp.step) is Admission.APPLIED
 
     def _check_open(self) -> None:
+        if self._closed:
+            raise Refused("this PS ends", kind="busy")
+
+    def _to_restore(self, attachment: Attachment) -> Cut | None:
         """What an attachment restores, read without holding up pushes."""
         if attachment.restore is None or attachment.same_restore(self._last_restore):
             return None
         return checkpoints.load(attachment.restore, self._index, attachment.slots)
 
     def _restore(self, cut: Cut) -> None:
+        self._updates.replaced()
         self._contents.restore(cut)
         self._leases.restore(cut.applied)
         self._cuts.passed(cut.number)
         log.info("restored cut %d at version %d", cut.number, cut.version)
-        self._updates.replaced()
+
+
+def _updates(strategy: Strategy, leases: Leases, contents: Contents) -> Updates:
+    if strategy.mode == "sync":
+        return Together(leases, contents, strategy.grads_to_wait, strategy.version_tolerance)
+    return Single(leases, contents, staleness_aware=strategy.staleness_aware)
