@@ -7,19 +7,46 @@ from typing import Any
 import keras
 import numpy as np
 
+from edl.spec.initializer import variance_scaling
+
+_SCALED = {
+    getattr(keras.initializers, name)
+    for name in (
+        "VarianceScaling",
+        "GlorotUniform",
+        "GlorotNormal",
+        "HeUniform",
+        "HeNormal",
+        "LecunUniform",
+        "LecunNormal",
+    )
+}
+"""Those whose spread depends on the table's shape."""
+
 
 def row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] | None:
     """The JSON of a Keras initializer; None if its values cannot be computed row by row.
 
     Args:
         initializer: of an Embedding. Its seed does not count: a table's values follow from the job's seed.
-        shape: of the table: rows and columns.
+        shape: of the table: rows and columns; 0 rows where the vocabulary has no bound.
     """
     known = keras.initializers
     if type(initializer) is known.RandomUniform:
         return {"name": "uniform", "minval": float(initializer.minval), "maxval": float(initializer.maxval)}
     if type(initializer) is known.RandomNormal:
         return {"name": "normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
+    if type(initializer) is known.TruncatedNormal:
+        return {"name": "truncated_normal", "mean": float(initializer.mean), "stddev": float(initializer.stddev)}
+    if type(initializer) in _SCALED and shape[0]:
+        return variance_scaling(
+            shape,
+            scale=float(initializer.scale),
+            mode=initializer.mode,
+            distribution=initializer.distribution,
+            input_axes=initializer.input_axes,
+            output_axes=initializer.output_axes,
+        )
     if type(initializer) is known.Zeros:
         return {"name": "zeros"}
     if type(initializer) is known.Ones:
