@@ -21,10 +21,10 @@ RUN python3 -m pip --python /opt/edl/bin/python3 install --no-compile -c constra
 
 # EDL itself, as an overlay of the environment: a change of the code makes only this again.
 FROM dependencies AS code
-RUN python3 -m venv /opt/build && /opt/build/bin/python3 -m pip install setuptools==84.2.1
+RUN python3 -m venv /opt/build && /opt/build/bin/python3 -m pip install -c constraints.txt scikit-build-core nanobind
 COPY pyproject.toml README.md ./
 COPY platform platform
-RUN /opt/build/bin/python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+RUN EDL_NATIVE=0 /opt/build/bin/python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
  && python3 -m pip --python /opt/edl/bin/python3 install --no-deps --no-compile --prefix /overlay dist/*.whl \
  && python3 -m compileall -q --invalidation-mode unchecked-hash -s /overlay -p /opt/edl /overlay
 

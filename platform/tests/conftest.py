@@ -1,9 +1,21 @@
 from __future__ import annotations
 
+import importlib.util
+import os
+
 import pytest
+
+NATIVE_IS_MISSING = "the native extension is not built: `make native` does it, with a C++20 compiler"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-scenarios", action="store_true", help="write what the core does now into tests/scenarios/*.txt"
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test of native code that is not there is skipped; with EDL_NATIVE=1 it fails."""
+    if item.get_closest_marker("native") and importlib.util.find_spec("edl.ps._native") is None:
+        (pytest.fail if os.environ.get("EDL_NATIVE") == "1" else pytest.skip)(NATIVE_IS_MISSING)
