@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
-from edl.ps.snapshot import StoredRows
+from edl.ps.snapshot import FrozenRows, StoredRows
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
 
@@ -44,7 +44,7 @@ class Table(Protocol):
     def read(self, ids: Ids) -> Floats: ...
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None: ...
     def scan(self, start: int, limit: int) -> StoredRows: ...
-    def copy(self) -> StoredRows: ...
+    def snapshot(self) -> FrozenRows: ...
     def load(self, rows: StoredRows) -> None: ...
 
 
@@ -82,7 +82,7 @@ class TableContract:
         table = make(declared(), OPTIMIZERS[0])
         for ids in ([], [4, 4, 9], range(ROWS)):
             assert table.read(array(ids)).shape == (len(ids), 3)
-        assert len(table.copy().ids) == len(table.scan(0, 100).ids) == 0
+        assert len(table.snapshot().whole().ids) == len(table.scan(0, 100).ids) == 0
 
     @PATIENT
     @given(batches)
@@ -96,7 +96,7 @@ class TableContract:
                 total = gradients[[i for i, other in enumerate(ids) if other == row]].sum(axis=0)
                 before = expected.get(row, initial(shape, array([row]))[0])
                 expected[row] = before - total * np.float32(0.5)
-        copy = table.copy()
+        copy = table.snapshot().whole()
         assert sorted(copy.ids.tolist()) == sorted(expected)
         for row, values in zip(copy.ids.tolist(), copy.values, strict=True):
             np.testing.assert_array_equal(values, expected[row])
@@ -120,9 +120,9 @@ class TableContract:
     def test_rows_that_no_push_names_stand_still(self, make: Make, optimizer):
         table = make(declared(), optimizer)
         table.apply(array([1, 2]), np.ones((2, 3), np.float32), 0.1, 1)
-        before = table.copy()
+        before = table.snapshot().whole()
         table.apply(array([2, 3]), np.ones((2, 3), np.float32), 0.1, 2)
-        after = table.copy()
+        after = table.snapshot().whole()
         one = after.select(after.find(array([1])))
         np.testing.assert_array_equal(one.values, before.select(before.find(array([1]))).values)
         for name, slot in one.slots.items():
@@ -131,7 +131,30 @@ class TableContract:
     def test_a_push_of_nothing_changes_nothing(self, make: Make):
         table = make(declared(), OPTIMIZERS[0])
         table.apply(array([]), np.empty((0, 3), np.float32), 1.0, 1)
-        assert len(table.copy().ids) == 0
+        assert len(table.snapshot().whole().ids) == 0
+
+    @PATIENT
+    @given(batches, st.data())
+    def test_a_snapshot_is_a_copy_of_its_moment(self, make: Make, pushes, data):
+        """However late, in whatever pieces it is read, and however many there are at a time."""
+        shape, spec = declared(), OptimizerSpec("adagrad")
+        table, kept = make(shape, spec), []
+        for step, ids in enumerate([*pushes, [], []], start=1):
+            if data.draw(st.booleans()):
+                kept.append((snapshot := table.snapshot(), snapshot.whole(), table.read(np.arange(ROWS))))
+            table.apply(array(ids), dyadic(np.random.default_rng(step), len(ids), 3), 0.5, step)
+            if kept and data.draw(st.booleans()):
+                snapshot, copy, every = kept.pop(data.draw(st.integers(0, len(kept) - 1)))
+                np.testing.assert_array_equal(snapshot.read(np.arange(ROWS), shape), every)
+                limit = data.draw(st.integers(1, 70))
+                scanned = [snapshot.scan(start, limit) for start in range(0, len(copy.ids) + limit, limit)]
+                np.testing.assert_array_equal(np.concatenate([part.ids for part in scanned]), copy.ids)
+                np.testing.assert_array_equal(np.concatenate([part.values for part in scanned]), copy.values)
+                assert len(snapshot) == len(copy.ids)
+                for piece in snapshot.pieces():
+                    for name, slot in piece.slots.items():
+                        np.testing.assert_array_equal(slot, copy.select(copy.find(piece.ids)).slots[name])
+                snapshot.release()
 
     def test_positions_belong_to_rows_for_ever(self, make: Make):
         random = np.random.default_rng(4)
@@ -143,7 +166,7 @@ class TableContract:
             scanned = table.scan(0, len(seen))
             np.testing.assert_array_equal(scanned.ids, seen)
             np.testing.assert_array_equal(scanned.values, table.read(seen))
-            seen = table.copy().ids
+            seen = table.snapshot().whole().ids
         parts = [table.scan(start, 7000).ids for start in range(0, len(seen) + 7000, 7000)]
         np.testing.assert_array_equal(np.concatenate(parts), seen)
         assert len(np.unique(seen)) == len(seen)
@@ -155,7 +178,7 @@ class TableContract:
         table = make(declared(), optimizer)
         ids = array(random.permutation(ROWS)[:900])
         table.apply(ids, dyadic(random, len(ids), 3), 0.1, 1)
-        copy = table.copy()
+        copy = table.snapshot().whole()
         restored = make(declared(), optimizer)
         restored.load(copy)
         values = copy.values.copy()
@@ -164,6 +187,6 @@ class TableContract:
             one.apply(ids, gradients, 0.1, 2)
         np.testing.assert_array_equal(restored.read(ids), table.read(ids))
         np.testing.assert_array_equal(copy.values, values)
-        for name, slot in restored.copy().slots.items():
-            same = table.copy()
-            np.testing.assert_array_equal(slot, same.slots[name][same.find(restored.copy().ids)])
+        for name, slot in restored.snapshot().whole().slots.items():
+            same = table.snapshot().whole()
+            np.testing.assert_array_equal(slot, same.slots[name][same.find(restored.snapshot().whole().ids)])

@@ -1,8 +1,6 @@
-"""A snapshot as the shard of a checkpoint, and back: also for another number of parameter servers.
+"""The state of a parameter server at a cut, and how it comes back from shards: also for another number of servers.
 
-Arrays are named ``dense/<variable>``, ``slot/<slot>/<variable>``, ``rows/<table>/ids``, ``rows/<table>/values`` and
-``rows/<table>/slot/<slot>``; variables have their own shapes, so that a shard can be read without EDL. Beside them are
-the strings ``cut``, ``version``, ``applied`` (JSON, lease to through) and ``declaration`` (JSON).
+:mod:`edl.ps.shard` says what is in a shard.
 """
 
 from __future__ import annotations
@@ -41,29 +39,6 @@ class Cut:
     version: int
     applied: Mapping[int, int]
     ordered: bool = True
-
-
-def to_shard(cut: Cut) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arrays (views of the snapshot) and strings of this PS's shard."""
-    snapshot = cut.snapshot
-    arrays: dict[str, Any] = {}
-    for variable, place in snapshot.declaration.places():
-        arrays[f"dense/{variable.name}"] = snapshot.dense[place].reshape(variable.shape)
-        if not variable.statistic:
-            for slot, values in snapshot.slots.items():
-                arrays[f"slot/{slot}/{variable.name}"] = values[place].reshape(variable.shape)
-    for table, rows in snapshot.tables.items():
-        arrays[f"rows/{table}/ids"] = rows.ids
-        arrays[f"rows/{table}/values"] = rows.values
-        for slot, values in rows.slots.items():
-            arrays[f"rows/{table}/slot/{slot}"] = values
-    meta = {
-        "cut": str(cut.number),
-        "version": str(cut.version),
-        "applied": json.dumps(dict(cut.applied)),
-        "declaration": snapshot.declaration.to_json(),
-    }
-    return arrays, meta
 
 
 def from_shard(arrays: Arrays, meta: Mapping[str, str]) -> Cut:
@@ -113,7 +88,7 @@ def owned(cut: Cut, index: int, slots: tuple[int, ...]) -> Cut:
     owners = np.asarray(slots)
     tables = {
         name: rows.select(owners[slot_of_row(rows.ids.astype(np.uint64))] == index)
-        for name, rows in snapshot.tables.items()
+        for name, rows in ((name, rows.whole()) for name, rows in snapshot.tables.items())
     }
     return replace(cut, snapshot=replace(snapshot.arranged(kept), tables=tables))
 
@@ -137,7 +112,7 @@ def merge(parts: Sequence[Cut]) -> Cut:
             + [s.dense[s.declaration.trained :] for s in snapshots]
         ),
         {slot: np.concatenate([s.slots[slot] for s in snapshots]) for slot in declaration.optimizer.slots},
-        {table.name: joined([s.tables[table.name] for s in snapshots]) for table in declaration.tables},
+        {table.name: joined([s.tables[table.name].whole() for s in snapshots]) for table in declaration.tables},
     )
     ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
     applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}

@@ -47,7 +47,8 @@ class Contents:
             self._hold(self._stores.make(declared, dense))
             return True
         if not self._ordered and self._store.declaration.same_but_for_order(declared):
-            self._hold(self._stores.restored(self._store.snapshot().arranged(declared.dense)))
+            with self._store.snapshot() as unordered:
+                self._hold(self._stores.restored(unordered.arranged(declared.dense)))
         if difference := self._store.declaration.difference(declared):
             raise Refused(difference, kind="bad", hint=_REMEDY)
         return False
@@ -76,7 +77,7 @@ class Contents:
             self.store().apply(gradients, self.version)
 
     def copy(self, cut: int, leases: Leases) -> Cut:
-        """The state at a cut."""
+        """The state at a cut; who takes it releases its snapshot."""
         return Cut(cut, self.store().snapshot(), self.version, leases.applied())
 
     def restore(self, cut: Cut) -> None:

@@ -67,10 +67,10 @@ class Cuts(Generic[Copy]):
         self.announce(cut)
         self._passed = max(self._passed, cut)
 
-    def release(self, cut: int) -> None:
-        """The cut is off: nothing of it is kept."""
+    def release(self, cut: int) -> Copy | None:
+        """The cut is off: nothing of it is kept; returns the copy if it was pinned."""
         self.passed(cut)
-        self._pins.pop(cut, None)
+        return self._pins.pop(cut, None)
 
     def pinned(self, cut: int) -> Copy:
         """The copy of a pinned cut; raises PinError if it is not kept."""
@@ -78,9 +78,9 @@ class Cuts(Generic[Copy]):
             raise PinError(f"cut {cut} is not pinned here", hint=f"pinned: {sorted(self._pins)}")
         return self._pins[cut]
 
-    def unpin(self, cut: int) -> None:
-        """Forget the copy; nothing happens if it is not kept."""
-        self._pins.pop(cut, None)
+    def unpin(self, cut: int) -> Copy | None:
+        """Forget the copy and return it; None if it is not kept."""
+        return self._pins.pop(cut, None)
 
     def pins(self) -> Iterator[int]:
         """The pinned cuts, in increasing order."""

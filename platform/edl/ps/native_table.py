@@ -15,6 +15,7 @@ from edl.core.partition import mix
 from edl.ps import _native
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
+from edl.ps.native_rows import NativeRows
 from edl.ps.native_rules import OPTIMIZERS, kernel, steps
 from edl.ps.snapshot import StoredRows
 from edl.spec.optimizer import OptimizerSpec
@@ -78,21 +79,18 @@ class NativeTable:
 
     def scan(self, start: int, limit: int) -> StoredRows:
         """The stored rows from a position, copied, without slot variables."""
-        return self._copied(start, min(limit, max(0, len(self) - start)), ())
+        rows = StoredRows.empty(min(limit, max(0, len(self) - start)), self._dim)
+        if len(rows):
+            self._table.scan(start, rows.ids, rows.values, [])
+        return rows
 
-    def copy(self) -> StoredRows:
-        """All stored rows with their slot variables, copied."""
-        return self._copied(0, len(self), self._slots)
+    def snapshot(self) -> NativeRows:
+        """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
+        return NativeRows(self._table, self._dim, self._slots)
 
     def load(self, rows: StoredRows) -> None:
         """Store rows with their slot variables; what is stored already is overwritten."""
         self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slots])
-
-    def _copied(self, start: int, count: int, slots: tuple[str, ...]) -> StoredRows:
-        rows = StoredRows(np.empty(count, np.int64), self._rows(count), {name: self._rows(count) for name in slots})
-        if count:
-            self._table.scan(start, rows.ids, rows.values, list(rows.slots.values()))
-        return rows
 
     def _rows(self, count: int) -> Floats:
         return np.empty((count, self._dim), np.float32)

@@ -68,7 +68,7 @@ class NumpyTable:
         part = slice(start, min(start + limit, self._count))
         return StoredRows(self._ids[part].copy(), self._values[part].copy(), {})
 
-    def copy(self) -> StoredRows:
+    def snapshot(self) -> StoredRows:
         """All stored rows with their slot variables, copied."""
         part = slice(0, self._count)
         slots = {name: slot[part].copy() for name, slot in self._slots.items()}

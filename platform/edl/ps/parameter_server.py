@@ -215,9 +215,12 @@ class ParameterServer:
             began = self._clock()
             copy = self._contents.copy(cut, self._leases)
             self._last_taken = Taken(cut, copy.version, copy.applied, self._clock() - began)
-            self._cuts.taken(cut, copy, pin=pin)
-            if checkpoint is not None:
-                self._writer.begin(checkpoint, copy)
+            with copy.snapshot:
+                self._cuts.taken(cut, copy, pin=pin)
+                if pin:
+                    copy.snapshot.hold()
+                if checkpoint is not None:
+                    self._writer.begin(checkpoint, copy)
             self._settle()
             return self._last_taken
 
@@ -225,14 +228,16 @@ class ParameterServer:
         """The cut is off: let waiting pushes in."""
         with self._changed:
             self._leases.check(incarnation)
-            self._cuts.release(cut)
+            kept = self._cuts.release(cut)
             self._changed.notify_all()
+        _released(kept)
 
     def unpin(self, incarnation: int, cut: int) -> None:
         """Forget the copy of a pinned cut."""
         with self._changed:
             self._leases.check(incarnation)
-            self._cuts.unpin(cut)
+            kept = self._cuts.unpin(cut)
+        _released(kept)
 
     def saved(self, incarnation: int, cut: int, timeout: float) -> Saved:
         """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait`."""
@@ -293,6 +298,12 @@ class ParameterServer:
         self._leases.restore(cut.applied)
         self._cuts.passed(cut.number)
         log.info("restored cut %d at version %d", cut.number, cut.version)
+
+
+def _released(kept: Cut | None) -> None:
+    """Give the memory of a copy back, without the lock: that takes a while."""
+    if kept is not None:
+        kept.snapshot.release()
 
 
 def _updates(strategy: Strategy, leases: Leases, contents: Contents) -> Updates:

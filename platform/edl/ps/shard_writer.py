@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.core.errors import RetryableError, StorageError
-from edl.ps.checkpoints import Cut, to_shard
+from edl.ps.checkpoints import Cut
+from edl.ps.shard import to_shard
 from edl.rpc.refusal import Refused
 
 _REMEMBERED = 8
@@ -41,7 +42,8 @@ class ShardWriter:
         self._lock = threading.Lock()
 
     def begin(self, directory: Path, cut: Cut) -> None:
-        """Start to write a cut; the copy belongs to the writer and its readers from now on."""
+        """Start to write a cut, whose snapshot is held until that is done."""
+        cut.snapshot.hold()
         result: Future[Saved] = Future()
         with self._lock:
             self._results[cut.number] = result
@@ -67,7 +69,9 @@ class ShardWriter:
 
     def _run(self, directory: Path, cut: Cut, result: Future[Saved]) -> None:
         try:
-            result.set_result(self._write(directory, self._index, cut))
+            with cut.snapshot:
+                saved = self._write(directory, self._index, cut)
+            result.set_result(saved)
         except StorageError as error:
             result.set_result(Saved(error=str(error)))
         except BaseException as error:
@@ -76,9 +80,10 @@ class ShardWriter:
 
 
 def write_cut(directory: Path, index: int, cut: Cut) -> Saved:
-    """Write the shard of PS ``index``; raises StorageError if the disk does not take it."""
+    """Write the shard of PS ``index``, a piece at a time; raises StorageError if the disk does not take it."""
     from edl.store import checkpoint  # loads safetensors, which an idle PS does not need
 
-    arrays, meta = to_shard(cut)
-    shard = checkpoint.write_shard(directory, index, arrays, meta)
+    content = to_shard(cut)
+    arrays = [checkpoint.ArrayShape(*array) for array in content.arrays]
+    shard = checkpoint.write_shard_parts(directory, index, arrays, content.parts, content.meta)
     return Saved(shard.file, shard.size, f"{shard.crc32:08x}")

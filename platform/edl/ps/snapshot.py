@@ -1,21 +1,56 @@
-"""A copy of a store at one moment: what checkpoints are written from, and what pinned versions are read from."""
+"""A store at one moment: what checkpoints are written from, and what pinned versions are read from.
+
+Of tables, a snapshot need not be a copy: :class:`FrozenRows` is what it must be able to do. ``StoredRows`` can because
+it is arrays that nobody changes, ``edl.ps.native_rows`` because the table keeps what it changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import TracebackType
+from typing import Protocol, Self
 
 import numpy as np
 
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import Declaration, DenseVariable
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.spec.initializer import initial_rows
+
+
+class FrozenRows(Protocol):
+    """The stored rows of a table at one moment. Safe to be used by several threads.
+
+    Who takes them holds them, and everyone who calls :meth:`hold`. With the last :meth:`release` they are gone, and
+    reading raises PinError.
+    """
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    def read(self, ids: Ids, declared: RowTable) -> Floats:
+        """Rows ``[n, dim]``, a new array; initial values, which ``declared`` says, of those that were not stored."""
+
+    def scan(self, start: int, limit: int) -> StoredRows:
+        """As :meth:`edl.ps.store.ParameterStore.scan`."""
+
+    def pieces(self) -> Iterator[StoredRows]:
+        """All of them with slot variables, a piece at a time; who holds them alone can do this once."""
+
+    def whole(self) -> StoredRows:
+        """All of them with slot variables."""
+
+    def hold(self) -> None:
+        """One more needs them."""
+
+    def release(self) -> None:
+        """One less does."""
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows of a table that were ever updated.
+    """Rows of a table that were ever updated, in memory.
 
     Attributes:
         ids: ``[n]``, each once, in no order.
@@ -26,6 +61,12 @@ class StoredRows:
     ids: Ids
     values: Floats
     slots: Mapping[str, Floats]
+
+    @classmethod
+    def empty(cls, count: int, dim: int, slots: Sequence[str] = ()) -> Self:
+        """Room for so many rows, whatever is in it."""
+        ids, values = np.empty(count, np.int64), np.empty((count, dim), np.float32)
+        return cls(ids, values, {name: np.empty_like(values) for name in slots})
 
     def select(self, which: np.ndarray) -> StoredRows:
         """The rows that an index array, a mask or a slice selects."""
@@ -39,6 +80,39 @@ class StoredRows:
         positions = self._order[nearest]
         return np.where(self.ids[positions] == ids, positions, -1)
 
+    def __len__(self) -> int:
+        """As all of these: see FrozenRows."""
+        return len(self.ids)
+
+    def read(self, ids: Ids, declared: RowTable) -> Floats:
+        """See FrozenRows."""
+        positions = self.find(ids)
+        missing = positions < 0
+        values = np.empty((len(ids), declared.dim), np.float32)
+        values[~missing] = self.values[positions[~missing]]
+        if missing.any():
+            values[missing] = initial_rows(declared.initializer, declared.seed, ids[missing], declared.dim)
+        return values
+
+    def scan(self, start: int, limit: int) -> StoredRows:
+        """See FrozenRows."""
+        part = slice(start, start + limit)
+        return StoredRows(self.ids[part], self.values[part], {})
+
+    def pieces(self) -> Iterator[StoredRows]:
+        """See FrozenRows: one piece."""
+        yield self
+
+    def whole(self) -> StoredRows:
+        """See FrozenRows."""
+        return self
+
+    def hold(self) -> None:
+        """See FrozenRows: arrays are gone when nobody refers to them."""
+
+    def release(self) -> None:
+        """See FrozenRows."""
+
     @cached_property
     def _order(self) -> Ids:
         return np.argsort(self.ids)
@@ -46,35 +120,47 @@ class StoredRows:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that a store holds.
+    """Everything that a store holds. As a context it releases its tables at the end.
 
     Attributes:
         declaration: of the store.
-        dense: the slab.
-        slots: by slot variable, one element for each trained element of the slab.
+        dense: the slab, copied.
+        slots: by slot variable, one element for each trained element of the slab; copied.
         tables: by table.
     """
 
     declaration: Declaration
     dense: Floats
     slots: Mapping[str, Floats]
-    tables: Mapping[str, StoredRows]
+    tables: Mapping[str, FrozenRows]
+
+    def __enter__(self) -> Self:
+        """Nothing: who takes a snapshot holds it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release it."""
+        self.release()
+
+    def hold(self) -> None:
+        """One more needs its tables: see FrozenRows."""
+        for rows in self.tables.values():
+            rows.hold()
+
+    def release(self) -> None:
+        """One less does."""
+        for rows in self.tables.values():
+            rows.release()
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, initial values for those that are not stored."""
-        declared, stored = self.declaration.table(table), self.tables[table]
-        positions = stored.find(ids)
-        missing = positions < 0
-        values = np.empty((len(ids), declared.dim), np.float32)
-        values[~missing] = stored.values[positions[~missing]]
-        if missing.any():
-            values[missing] = initial_rows(declared.initializer, declared.seed, ids[missing], declared.dim)
-        return values
+        return self.tables[table].read(ids, self.declaration.table(table))
 
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
         """As :meth:`edl.ps.store.ParameterStore.scan`."""
-        stored, part = self.tables[table], slice(start, start + limit)
-        return StoredRows(stored.ids[part], stored.values[part], {})
+        return self.tables[table].scan(start, limit)
 
     def arranged(self, dense: Sequence[DenseVariable]) -> Snapshot:
         """The same values with some of the dense variables, in another order."""
@@ -90,7 +176,7 @@ class Snapshot:
 
 
 def joined(parts: Sequence[StoredRows]) -> StoredRows:
-    """The rows of disjoint parts."""
+    """The rows of disjoint parts, of which there is at least one."""
     return StoredRows(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.values for part in parts]),

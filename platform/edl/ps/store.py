@@ -65,4 +65,4 @@ class ParameterStore(Protocol):
         """The stored rows at positions ``start`` to ``start + limit``; a position belongs to a row for ever."""
 
     def snapshot(self) -> Snapshot:
-        """A copy of everything."""
+        """Everything as it is now: the slab and its slots are copied, tables as they can (:mod:`edl.ps.snapshot`)."""

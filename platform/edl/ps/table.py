@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.ps.arrays import Floats, Ids
-from edl.ps.snapshot import StoredRows
+from edl.ps.snapshot import FrozenRows, StoredRows
 
 
 class Table(Protocol):
@@ -20,8 +20,8 @@ class Table(Protocol):
     def scan(self, start: int, limit: int) -> StoredRows:
         """The stored rows at positions ``start`` to ``start + limit``, copied, without slot variables."""
 
-    def copy(self) -> StoredRows:
-        """All stored rows with their slot variables, copied."""
+    def snapshot(self) -> FrozenRows:
+        """The stored rows as they are now, while the table goes on."""
 
     def load(self, rows: StoredRows) -> None:
         """Store rows with their slot variables."""

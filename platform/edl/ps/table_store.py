@@ -46,7 +46,8 @@ class TableStore(ABC):
         for name, slot in self._slab.slots.items():
             np.copyto(slot, snapshot.slots[name])
         for name, rows in snapshot.tables.items():
-            self._tables[name].load(rows)
+            for piece in rows.pieces():
+                self._tables[name].load(piece)
 
     @property
     def declaration(self) -> Declaration:
@@ -74,5 +75,5 @@ class TableStore(ABC):
     def snapshot(self) -> Snapshot:
         """As the port says."""
         slots = {name: slot.copy() for name, slot in self._slab.slots.items()}
-        tables = {name: table.copy() for name, table in self._tables.items()}
+        tables = {name: table.snapshot() for name, table in self._tables.items()}
         return Snapshot(self._declaration, self._slab.values.copy(), slots, tables)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edl.ps.checkpoints import Cut, to_shard
+from edl.ps.checkpoints import Cut
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_store import NumpyStore
+from edl.ps.shard_writer import write_cut
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
-from edl.store.checkpoint import write_shard
 
 PAGE = Path(__file__).parents[3] / "docs/reference/checkpoints.md"
 TABLE = RowTable("users/embeddings", 1000, 2, {"name": "zeros"}, seed=0)
@@ -38,7 +38,7 @@ def test_the_pages_ten_lines_read_a_shard_of_a_parameter_server(tmp_path: Path) 
     store = NumpyStore(declared, np.arange(5, dtype=np.float32))
     rows = RowGradients(np.array([900, 3]), np.full((2, 2), 4, np.float32))
     store.apply(Gradients(np.zeros(5, np.float32), {TABLE.name: rows}, 0.5, 1.0), 1)
-    write_shard(tmp_path, 0, *to_shard(Cut(1, store.snapshot(), 1, {})))
+    write_cut(tmp_path, 0, Cut(1, store.snapshot(), 1, {}))
 
     code = f"import sys; sys.modules['edl'] = None\n{snippet}{TELL}"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

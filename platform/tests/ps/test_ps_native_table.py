@@ -44,7 +44,7 @@ def test_every_64_bit_id_is_an_id(pushes):
         table.apply(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
         for row in ids:
             expected[row] = expected.get(row, 0) + 1
-    copy = table.copy()
+    copy = table.snapshot().whole()
     assert sorted(copy.ids.tolist()) == sorted(expected)
     np.testing.assert_array_equal(table.read(copy.ids), copy.values)
 

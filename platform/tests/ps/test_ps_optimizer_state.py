@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ps.optimizer_cases import CASES
+from ps.shard_arrays import shard_arrays
 
 from edl.core.partition import placement
-from edl.ps.checkpoints import Cut, from_shard, load, to_shard
+from edl.ps.checkpoints import Cut, from_shard, load
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.optimizers import Scratch, Update, rule
@@ -50,7 +51,7 @@ def trained(spec: OptimizerSpec, *steps: int, held: NumpyStore | None = None) ->
 
 
 def same(one: NumpyStore, other: NumpyStore) -> None:
-    mine, theirs = (to_shard(Cut(1, held.snapshot(), 1, {}))[0] for held in (one, other))
+    mine, theirs = (shard_arrays(Cut(1, held.snapshot(), 1, {}))[0] for held in (one, other))
     assert mine.keys() == theirs.keys()
     for name, array in mine.items():
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
@@ -59,7 +60,7 @@ def same(one: NumpyStore, other: NumpyStore) -> None:
 def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp_path):
     cut = Cut(1, trained(spec, 1, 2, 3).snapshot(), 3, {})
     directory = cut_directory(tmp_path, 1)
-    shard = write_shard(directory, 0, *to_shard(cut))
+    shard = write_shard(directory, 0, *shard_arrays(cut))
     commit(directory, Manifest(1, 3, "2026-01-01T00:00:00+00:00", (shard,), {}))
     back = load(directory, 0, placement(1))
     assert back.snapshot.declaration == cut.snapshot.declaration
@@ -67,7 +68,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp
 
 
 def test_slots_stand_in_a_shard_by_name(spec):
-    arrays, _ = to_shard(Cut(1, trained(spec, 1).snapshot(), 1, {}))
+    arrays, _ = shard_arrays(Cut(1, trained(spec, 1).snapshot(), 1, {}))
     for slot in spec.slots:
         assert arrays[f"slot/{slot}/kernel"].shape == (2, 3)
         assert arrays[f"rows/emb/slot/{slot}"].shape == arrays["rows/emb/values"].shape
@@ -76,7 +77,7 @@ def test_slots_stand_in_a_shard_by_name(spec):
 def test_a_checkpoint_of_an_earlier_version_is_restored():
     """It called Adam's slots m and v, and knew neither amsgrad nor weight decay."""
     cut = Cut(1, trained(OptimizerSpec("adam"), 1, 2).snapshot(), 2, {})
-    arrays, meta = to_shard(cut)
+    arrays, meta = shard_arrays(cut)
     former = {
         name.replace("slot/momentum", "slot/m").replace("slot/velocity", "slot/v"): array
         for name, array in arrays.items()

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -49,16 +50,23 @@ void apply(Table& table, const IdArray& ids, const RowArray& gradients, const St
   table.apply(span(ids), gradients.data(), step);
 }
 
-void scan(const Table& table, std::size_t start, const NewIds& ids, const NewRows& values,
-          const std::vector<NewRows>& slots) {
+// Calls scan with the columns, after their shapes and that there are so many rows were checked, without the GIL.
+template <typename Scan>
+void into_columns(const Table& table, std::size_t stored, std::size_t start, const NewIds& ids, const NewRows& values,
+                  const std::vector<NewRows>& slots, const Scan& scan) {
   const std::size_t count = ids.shape(0);
   check(table, count, values);
   if (!slots.empty()) check_slots(table, count, slots);
-  if (start > table.size() || count > table.size() - start) throw std::out_of_range("not so many rows are stored");
+  if (start > stored || count > stored - start) throw std::out_of_range("not so many rows are stored");
   std::vector<float*> parts;
   for (const NewRows& slot : slots) parts.push_back(slot.data());
   const nb::gil_scoped_release released;
-  table.scan(start, {ids.data(), count}, values.data(), parts);
+  scan(Columns{{ids.data(), count}, values.data(), parts});
+}
+
+void scan(const Table& table, std::size_t start, const NewIds& ids, const NewRows& values,
+          const std::vector<NewRows>& slots) {
+  into_columns(table, table.size(), start, ids, values, slots, [&](const Columns& out) { table.scan(start, out); });
 }
 
 void load(Table& table, const IdArray& ids, const RowArray& values, const std::vector<RowArray>& slots) {
@@ -69,6 +77,47 @@ void load(Table& table, const IdArray& ids, const RowArray& values, const std::v
   const nb::gil_scoped_release released;
   table.load(span(ids), values.data(), parts);
 }
+
+// A snapshot and the table that it is of; what reads it goes on with it when it is released meanwhile, to an error.
+class Held {
+ public:
+  explicit Held(Table& table) : table_(table), snapshot_(table.snapshot()) {}
+  Held(const Held&) = delete;
+  ~Held() {
+    if (snapshot_ != nullptr) table_.release(snapshot_);
+  }
+
+  std::size_t size() const { return get()->size(); }
+
+  void read(const IdArray& ids, const NewRows& out) const {
+    check(table_, ids.shape(0), out);
+    const std::shared_ptr<Snapshot> held = get();
+    const nb::gil_scoped_release released;
+    table_.read(*held, span(ids), out.data());
+  }
+
+  void scan(std::size_t start, const NewIds& ids, const NewRows& values, const std::vector<NewRows>& slots, bool pass) const {
+    const std::shared_ptr<Snapshot> held = get();
+    into_columns(table_, held->size(), start, ids, values, slots,
+                 [&](const Columns& out) { table_.scan(*held, start, out, pass); });
+  }
+
+  void release() {
+    std::shared_ptr<Snapshot> held = std::exchange(snapshot_, nullptr);
+    const nb::gil_scoped_release released;
+    if (held != nullptr) table_.release(held);
+    held.reset();
+  }
+
+ private:
+  std::shared_ptr<Snapshot> get() const {
+    if (snapshot_ == nullptr) throw Released();
+    return snapshot_;
+  }
+
+  Table& table_;
+  std::shared_ptr<Snapshot> snapshot_;
+};
 
 void gather_rows(const RowArray& rows, const IdArray& positions, const NewRows& out) {
   if (out.shape(0) != positions.shape(0) || out.shape(1) != rows.shape(1)) throw std::invalid_argument("out has another shape");
@@ -134,7 +183,8 @@ NB_MODULE(_native, module) {
       .def_ro("reserved", &Memory::reserved)
       .def_ro("resident", &Memory::resident)
       .def_ro("rows", &Memory::rows)
-      .def_ro("index", &Memory::index);
+      .def_ro("index", &Memory::index)
+      .def_ro("snapshots", &Memory::snapshots);
   nb::class_<Table>(module, "Table")
       .def("__init__",
            [](Table* self, std::size_t dim, std::vector<float> slots, const Initializer& initializer,
@@ -155,6 +205,14 @@ NB_MODULE(_native, module) {
         const nb::gil_scoped_release released;
         return table.memory();
       });
+  nb::exception<Released>(module, "ReleasedError", PyExc_RuntimeError);
+  nb::class_<Held>(module, "Snapshot")
+      .def(nb::init<Table&>(), nb::arg("table"), nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
+      .def("__len__", &Held::size)
+      .def("read", &Held::read, nb::arg("ids"), nb::arg("out").noconvert())
+      .def("scan", &Held::scan, nb::arg("start"), nb::arg("ids").noconvert(), nb::arg("values").noconvert(),
+           nb::arg("slots"), nb::arg("pass_by"))
+      .def("release", &Held::release);
   module.def("gather", &gather_rows, nb::arg("rows"), nb::arg("positions"), nb::arg("out").noconvert());
 }
 

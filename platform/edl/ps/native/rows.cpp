@@ -12,8 +12,10 @@ constexpr std::size_t kMostRows = 0xFFFFFFFE;  // the last number says "nowhere"
 
 }  // namespace
 
-Rows::Rows(std::size_t floats)
-    : stride_((sizeof(std::uint64_t) + floats * sizeof(float) + 7) / 8 * 8),
+Rows::Rows(std::size_t floats) : Rows(Stride{(kHead + floats * sizeof(float) + 7) / 8 * 8}) {}
+
+Rows::Rows(Stride stride)
+    : stride_(stride.bytes),
       shift_(static_cast<unsigned>(std::bit_width(std::max(kChunkBytes / stride_, std::size_t{1})) - 1)),
       mask_((std::uint32_t{1} << shift_) - 1) {}
 
@@ -21,8 +23,12 @@ std::uint32_t Rows::prepare(std::uint64_t id) {
   if (size_ >= kMostRows) throw std::length_error("a table holds at most 4,294,967,294 rows on one server");
   const auto position = static_cast<std::uint32_t>(size_);
   if ((position >> shift_) == chunks_.size()) add_chunk();
-  std::memcpy(at(position), &id, sizeof id);
+  std::memcpy(start(position), &id, sizeof id);
   return position;
+}
+
+void Rows::reserve(std::size_t rows) {
+  while (chunks_.size() << shift_ < rows) add_chunk();
 }
 
 void Rows::add_chunk() {

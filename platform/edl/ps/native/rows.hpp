@@ -14,6 +14,8 @@ class Rows {
  public:
   // Rows of `floats` elements: the values, then each slot variable.
   explicit Rows(std::size_t floats);
+  // Room for rows such as these, and none of them.
+  Rows like() const { return Rows(Stride{stride_}); }
 
   std::size_t size() const { return size_; }
   std::size_t stride() const { return stride_; }
@@ -24,23 +26,29 @@ class Rows {
     return value;
   }
   float* values(std::uint32_t position) const {
-    return reinterpret_cast<float*>(at(position) + sizeof(std::uint64_t));
+    return reinterpret_cast<float*>(start(position) + kHead);
   }
   // The id is the first thing in a row, and right behind it are its values.
-  const std::byte* start(std::uint32_t position) const { return at(position); }
+  static constexpr std::size_t kHead = sizeof(std::uint64_t);
+  std::byte* start(std::uint32_t position) const {
+    return chunks_[position >> shift_] + std::size_t{position & mask_} * stride_;
+  }
 
   // The row behind the last one, which is not counted until `commit`: whoever fails half-way leaves nothing behind.
   // Throws std::length_error behind 2^32 - 2 rows, std::bad_alloc.
   std::uint32_t prepare(std::uint64_t id);
   void commit() { ++size_; }
+  // Makes room for so many rows in all. Throws std::bad_alloc.
+  void reserve(std::size_t rows);
 
   std::size_t reserved_bytes() const;
   std::size_t resident_bytes() const;
 
  private:
-  std::byte* at(std::uint32_t position) const {
-    return chunks_[position >> shift_] + std::size_t{position & mask_} * stride_;
-  }
+  struct Stride {
+    std::size_t bytes;
+  };
+  explicit Rows(Stride stride);
   void add_chunk();
 
   std::size_t stride_;

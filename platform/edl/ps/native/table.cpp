@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 #include <mutex>
+#include <shared_mutex>
+#include <stdexcept>
 #include <utility>
 
 namespace edl {
@@ -12,12 +14,19 @@ namespace {
 constexpr std::size_t kPart = 2048;  // ids that are worth a thread
 constexpr std::size_t kAhead = 16;   // a row's bucket is fetched this long before the row, and the row before its use
 constexpr std::size_t kRing = 64;    // at least 2 * kAhead + 1, a power of two
+constexpr std::size_t kPartBytes = std::size_t{1} << 19;  // copied in about 0.1 ms
 
 struct Probe {
   std::uint64_t hash;
   const Bucket* home;
   std::uint32_t guess;
 };
+
+const float* values_of(const std::byte* row) { return reinterpret_cast<const float*>(row + Rows::kHead); }
+
+void check(const Snapshot& snapshot) {
+  if (snapshot.is_released()) throw Released();
+}
 
 }  // namespace
 
@@ -50,13 +59,11 @@ void Table::locate(Ids ids, std::size_t begin, std::size_t end, std::size_t byte
     probe.guess = index_.guess(*probe.home, probe.hash,
                                [&](std::uint32_t position) { prefetch(rows_.start(position), bytes); });
   };
-  const auto found = [&](std::size_t i) -> float* {
+  const auto found = [&](std::size_t i) {
     const Probe& probe = at(i);
-    if (probe.guess == Index::kNowhere) return nullptr;
     const auto id = static_cast<std::uint64_t>(ids[i]);
-    if (rows_.id(probe.guess) == id) return rows_.values(probe.guess);
-    const std::uint32_t position = index_.find(id, probe.hash);
-    return position == Index::kNowhere ? nullptr : rows_.values(position);
+    if (probe.guess == Index::kNowhere || rows_.id(probe.guess) == id) return probe.guess;
+    return index_.find(id, probe.hash);
   };
   for (std::size_t i = begin; i < end + 2 * kAhead; ++i) {
     if (i < end) look_into_index(i);
@@ -65,18 +72,32 @@ void Table::locate(Ids ids, std::size_t begin, std::size_t end, std::size_t byte
   }
 }
 
-void Table::read(Ids ids, float* out) const {
-  const std::shared_lock lock(mutex_);
+template <typename Row>
+void Table::read_rows(Ids ids, float* out, const Row& row) const {
   const std::size_t dim = shape_.dim;
-  const std::size_t bytes = sizeof(std::uint64_t) + dim * sizeof(float);
+  const std::size_t bytes = Rows::kHead + dim * sizeof(float);
   pool_.run(ids.size(), kPart, [&](std::size_t begin, std::size_t end) {
-    locate(ids, begin, end, bytes, [&](std::size_t i, const float* row) {
-      if (row != nullptr) {
-        kernels_.copy(out + i * dim, row, dim);
+    locate(ids, begin, end, bytes, [&](std::size_t i, std::uint32_t position) {
+      const std::byte* const found = position == Index::kNowhere ? nullptr : row(position);
+      if (found != nullptr) {
+        kernels_.copy(out + i * dim, values_of(found), dim);
       } else {
         kernels_.initialize(initializer_, static_cast<std::uint64_t>(ids[i]), out + i * dim, dim);
       }
     });
+  });
+}
+
+void Table::read(Ids ids, float* out) const {
+  const std::shared_lock lock(mutex_);
+  read_rows(ids, out, [this](std::uint32_t position) { return rows_.start(position); });
+}
+
+void Table::read(const Snapshot& snapshot, Ids ids, float* out) const {
+  const std::shared_lock lock(mutex_);
+  check(snapshot);
+  read_rows(ids, out, [&snapshot](std::uint32_t position) {
+    return position < snapshot.size() ? snapshot.row(position) : nullptr;
   });
 }
 
@@ -85,10 +106,12 @@ void Table::apply(Ids ids, const float* gradients, const Step& step) {
   const std::size_t dim = shape_.dim;
   gradients_.take(ids, gradients);
   is_missing_.assign(gradients_.size(), 0);
+  for (const auto& snapshot : snapshots_) snapshot->reserve(gradients_.size());
   pool_.run(gradients_.size(), kPart, [&](std::size_t begin, std::size_t end) {
-    locate(gradients_.ids(), begin, end, rows_.stride(), [&](std::size_t i, float* row) {
-      if (row != nullptr) {
-        update_(step, row, gradients_.gradient(i), dim);
+    locate(gradients_.ids(), begin, end, rows_.stride(), [&](std::size_t i, std::uint32_t position) {
+      if (position != Index::kNowhere) {
+        keep(position);
+        update_(step, rows_.values(position), gradients_.gradient(i), dim);
       } else {
         is_missing_[i] = 1;
       }
@@ -120,26 +143,59 @@ float* Table::append(std::uint64_t id, std::uint64_t hash) {
   return values;
 }
 
-void Table::scan(std::size_t start, std::span<std::int64_t> ids, float* values, std::span<float* const> slots) const {
-  const std::shared_lock lock(mutex_);
+template <typename Row>
+void Table::copy_rows(std::size_t start, std::size_t begin, std::size_t end, const Columns& out, const Row& row) const {
   const std::size_t dim = shape_.dim;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const auto position = static_cast<std::uint32_t>(start + i);
-    ids[i] = static_cast<std::int64_t>(rows_.id(position));
-    const float* row = rows_.values(position);
-    kernels_.copy(values + i * dim, row, dim);
-    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
-      kernels_.copy(slots[slot] + i * dim, row + (slot + 1) * dim, dim);
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::byte* const found = row(static_cast<std::uint32_t>(start + i));
+    std::memcpy(&out.ids[i], found, sizeof out.ids[i]);
+    kernels_.copy(out.values + i * dim, values_of(found), dim);
+    for (std::size_t slot = 0; slot < out.slots.size(); ++slot) {
+      kernels_.copy(out.slots[slot] + i * dim, values_of(found) + (slot + 1) * dim, dim);
     }
   }
+}
+
+std::size_t Table::part() const { return std::max<std::size_t>(kPartBytes / rows_.stride(), 1); }
+
+void Table::scan(std::size_t start, const Columns& out) const {
+  for (std::size_t begin = 0; begin < out.ids.size(); begin += part()) {
+    const std::shared_lock lock(mutex_);
+    copy_rows(start, begin, std::min(begin + part(), out.ids.size()), out,
+              [this](std::uint32_t position) { return rows_.start(position); });
+  }
+}
+
+void Table::scan(Snapshot& snapshot, std::size_t start, const Columns& out, bool pass) const {
+  for (std::size_t begin = 0; begin < out.ids.size(); begin += part()) {
+    const std::size_t end = std::min(begin + part(), out.ids.size());
+    const std::shared_lock lock(mutex_);
+    check(snapshot);
+    if (start + begin < snapshot.passed()) throw std::logic_error("these rows of the snapshot were passed");
+    copy_rows(start, begin, end, out, [&snapshot](std::uint32_t position) { return snapshot.row(position); });
+    if (pass) snapshot.pass(start + end);
+  }
+}
+
+std::shared_ptr<Snapshot> Table::snapshot() {
+  const std::unique_lock lock(mutex_);
+  return snapshots_.emplace_back(std::make_shared<Snapshot>(rows_));
+}
+
+void Table::release(const std::shared_ptr<Snapshot>& snapshot) {
+  const std::unique_lock lock(mutex_);
+  snapshot->release();
+  std::erase(snapshots_, snapshot);
 }
 
 void Table::load(Ids ids, const float* values, std::span<const float* const> slots) {
   const std::unique_lock lock(mutex_);
   const std::size_t dim = shape_.dim;
+  for (const auto& snapshot : snapshots_) snapshot->reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const auto id = static_cast<std::uint64_t>(ids[i]);
     const std::uint32_t known = index_.find(id, place(id));
+    if (known != Index::kNowhere) keep(known);
     float* row = known == Index::kNowhere ? append(id, place(id)) : rows_.values(known);
     kernels_.copy(row, values + i * dim, dim);
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
@@ -154,7 +210,13 @@ Memory Table::memory() const {
   const std::size_t index = index_.resident_bytes();
   const std::size_t pushes =
       gradients_.bytes() + is_missing_.capacity() + missing_.capacity() * sizeof(missing_[0]);
-  return {rows_.reserved_bytes() + index_.reserved_bytes() + pushes, rows + index + pushes, rows, index};
+  Memory memory{rows_.reserved_bytes() + index_.reserved_bytes() + pushes, rows + index + pushes, rows, index, 0};
+  for (const auto& snapshot : snapshots_) {
+    memory.reserved += snapshot->reserved_bytes();
+    memory.snapshots += snapshot->resident_bytes();
+  }
+  memory.resident += memory.snapshots;
+  return memory;
 }
 
 }  // namespace edl

@@ -1,5 +1,6 @@
 // The table without Python, for sanitizers: random pushes against a map, then readers beside a writer. Exit code 1 and one
 // line when something is wrong.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +42,7 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
   std::vector<std::vector<float>> kept(slots, std::vector<float>(values.size()));
   std::vector<float*> parts;
   for (auto& slot : kept) parts.push_back(slot.data());
-  table.scan(0, stored, values.data(), parts);
+  table.scan(0, {stored, values.data(), parts});
   std::vector<float> read(values.size());
   table.read(stored, read.data());
   require(read == values, "reading and scanning differ");
@@ -81,6 +82,54 @@ void readers_beside_a_writer() {
   one.join(), other.join();
 }
 
+// Several threads push, each to rows of its own and to all of them at once. So a snapshot has equal values in each share,
+// however late it is read, and what it says must stay.
+void snapshots_beside_writers(std::size_t readers) {
+  constexpr std::size_t kDim = 8, kShare = 9000, kWriters = 2;
+  edl::Table table({kDim, {0.5F}}, kZeros, edl::Optimizer::sgd, 2, "");
+  std::atomic<bool> done = false;
+  const auto writing = [&](std::size_t writer) {
+    std::vector<std::int64_t> ids(kShare);
+    for (std::size_t i = 0; i < kShare; ++i) ids[i] = static_cast<std::int64_t>(writer + i * kWriters);
+    const std::vector<float> ones(kShare * kDim, 1.0F);
+    while (!done) table.apply(ids, ones.data(), kSgd);
+  };
+  const auto reading = [&](bool pass) {
+    std::vector<std::int64_t> ids;
+    std::vector<float> values, slot, read;
+    for (int round = 0; round < 12; ++round) {
+      const auto snapshot = table.snapshot();
+      const std::size_t size = snapshot->size();
+      ids.resize(size), values.resize(size * kDim), slot.resize(size * kDim), read.resize(size * kDim);
+      for (std::size_t start = 0; start < size; start += 1111) {
+        const std::size_t count = std::min<std::size_t>(1111, size - start);
+        float* const slots[] = {slot.data() + start * kDim};
+        table.scan(*snapshot, start, {{ids.data() + start, count}, values.data() + start * kDim, slots}, pass);
+      }
+      std::vector<float> of_share(kWriters, 1.0F);
+      for (std::size_t i = 0; i < size; ++i) {
+        float& common = of_share[static_cast<std::size_t>(ids[i]) % kWriters];
+        if (common == 1.0F) common = values[i * kDim];
+        for (std::size_t j = 0; j < kDim; ++j) require(values[i * kDim + j] == common, "a snapshot has half of a push");
+      }
+      require(size % kShare == 0, "a snapshot has a part of a push's rows");
+      if (!pass) {
+        table.read(*snapshot, ids, read.data());
+        require(read == values, "a snapshot changes, or is read in two ways");
+      }
+      (void)table.memory();
+      table.release(snapshot);
+    }
+  };
+  std::vector<std::thread> writers, others;
+  for (std::size_t writer = 0; writer < kWriters; ++writer) writers.emplace_back(writing, writer);
+  for (std::size_t reader = 0; reader < readers; ++reader) others.emplace_back(reading, reader % 2 == 0);
+  for (std::thread& reader : others) reader.join();
+  done = true;
+  for (std::thread& writer : writers) writer.join();
+  require(table.memory().snapshots == 0, "snapshots that were released take memory");
+}
+
 }  // namespace
 
 int main() {
@@ -91,5 +140,6 @@ int main() {
     against_a_map(9'000'000, 0, threads, 1, 2, 1);  // a row that is larger than a chunk
   }
   readers_beside_a_writer();
+  snapshots_beside_writers(3);
   std::puts("ok");
 }

@@ -1,0 +1,21 @@
+"""What stands in the shard of a cut, in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edl.ps.checkpoints import Cut
+from edl.ps.shard import to_shard
+
+
+def shard_arrays(cut: Cut) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Arrays by name, views of the cut where they come in one part, and the strings beside them."""
+    shard = to_shard(cut)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name, _, _ in shard.arrays}
+    for name, values in shard.parts:
+        parts[name].append(values)
+    arrays = {}
+    for name, dtype, shape in shard.arrays:
+        found = parts[name]
+        arrays[name] = found[0] if len(found) == 1 else np.concatenate([np.empty((0, *shape[1:]), dtype), *found])
+    return arrays, dict(shard.meta)

@@ -1,0 +1,193 @@
+"""Snapshots of native tables: what they keep while pushes go on, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ps.shard_arrays import shard_arrays
+from table_contract import array, declared
+
+from edl.core.errors import StorageError
+from edl.ps.checkpoints import Cut
+from edl.ps.conversation import Attachment
+from edl.ps.cuts import PinError
+from edl.ps.declaration import Declaration
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.shard_writer import Saved, ShardWriter
+from edl.ps.snapshot import FrozenRows
+from edl.ps.store import Gradients, RowGradients
+from edl.ps.stores import Stores
+from edl.spec.optimizer import OptimizerSpec
+from edl.store.arrayfile import read_arrays
+
+if importlib.util.find_spec("edl.ps._native") is not None:
+    from edl.ps import native_rows
+    from edl.ps.native_store import NativeStore
+    from edl.ps.native_table import NativeTable
+
+pytestmark = pytest.mark.native
+ADAGRAD = OptimizerSpec("adagrad")
+SHAPE = declared(dim=16, rows=1 << 20)
+ROW_BYTES = 8 + 2 * 16 * 4
+SLACK = 2 * 4096
+
+
+def filled(rows: int, threads: int = 1) -> NativeTable:
+    table = NativeTable(SHAPE, ADAGRAD, threads=threads)
+    push(table, np.arange(rows), 1)
+    return table
+
+
+def push(table: NativeTable, ids, step: int) -> None:
+    random = np.random.default_rng(step)
+    table.apply(array(ids), random.standard_normal((len(ids), SHAPE.dim)).astype(np.float32), 0.1, step)
+
+
+def same(rows: FrozenRows, copy) -> None:
+    start = 0
+    for piece in rows.pieces():
+        part = slice(start, start := start + len(piece))
+        np.testing.assert_array_equal(piece.ids, copy.ids[part])
+        np.testing.assert_array_equal(piece.values, copy.values[part])
+        np.testing.assert_array_equal(piece.slots["accumulator"], copy.slots["accumulator"][part])
+    assert start == len(copy)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch):
+    monkeypatch.setattr(native_rows, "PIECE_BYTES", 50_000)
+    table, moment, done = filled(20_000, threads), threading.Lock(), threading.Event()
+
+    def pushing(number: int) -> None:
+        random = np.random.default_rng(number)
+        while not done.is_set():
+            with moment:
+                push(table, random.integers(0, 60_000, 5000), 2)
+
+    pushers = [threading.Thread(target=pushing, args=(number,)) for number in range(3)]
+    for pusher in pushers:
+        pusher.start()
+    for _ in range(4):
+        with moment:
+            early, late = table.snapshot(), table.snapshot()
+            copy, read = early.whole(), table.read(np.arange(60_000))
+        same(early, copy)
+        early.release()
+        np.testing.assert_array_equal(late.read(np.arange(60_000), SHAPE), read)
+        same(late, copy)
+        late.release()
+    done.set()
+    for pusher in pushers:
+        pusher.join()
+    assert table.memory.snapshots == 0
+
+
+def test_memory_of_a_snapshot_is_what_pushes_change_and_no_more_than_the_rows():
+    table = filled(40_000)
+    without = table.memory.resident
+    snapshot = table.snapshot()
+    assert table.memory.snapshots == 0
+    push(table, np.arange(1000), 2)
+    once = table.memory.snapshots
+    assert 1000 * (ROW_BYTES + 4) <= once <= 1000 * (ROW_BYTES + 4) + SLACK
+    push(table, np.arange(1000), 3)
+    assert table.memory.snapshots == once
+    push(table, np.arange(100_000), 4)
+    everything = table.memory
+    assert everything.snapshots <= 40_000 * (ROW_BYTES + 4) + 2 * SLACK + (2 << 20)
+    assert everything.resident >= without + everything.snapshots
+    snapshot.release()
+    assert table.memory.snapshots == 0
+
+
+def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
+    monkeypatch.setattr(native_rows, "PIECE_BYTES", 100 * ROW_BYTES)
+    table = filled(2000)
+    alone, shared = table.snapshot(), table.snapshot()
+    shared.hold()
+    copy, reading = alone.whole(), [rows.pieces() for rows in (alone, shared)]
+    for pieces in reading:
+        assert sum(len(next(pieces)) for _ in range(10)) == 1000
+    push(table, np.arange(2000), 2)
+    kept = (1000 + 2000) * (ROW_BYTES + 4)
+    assert kept <= table.memory.snapshots <= kept + 2 * SLACK
+    for pieces in reading:
+        np.testing.assert_array_equal(np.concatenate([piece.values for piece in pieces]), copy.values[1000:])
+    np.testing.assert_array_equal(shared.whole().values, copy.values)
+
+
+def test_who_is_told_that_a_snapshot_is_gone():
+    table = filled(10)
+    rows = table.snapshot()
+    rows.hold()
+    rows.release()
+    assert len(rows.whole()) == 10
+    rows.release()
+    assert len(rows) == 10
+    for use in (rows.whole, lambda: rows.read(array([1]), SHAPE), lambda: next(rows.pieces())):
+        with pytest.raises(PinError, match="not kept any more"):
+            use()
+
+
+def trained() -> tuple[NativeStore, Gradients]:
+    declaration = Declaration((), (SHAPE,), ADAGRAD, "model")
+    store = NativeStore(declaration, np.empty(0, np.float32))
+    values = np.random.default_rng(3).standard_normal((900, SHAPE.dim)).astype(np.float32)
+    gradients = Gradients(np.empty(0, np.float32), {SHAPE.name: RowGradients(np.arange(900), values)}, 0.1, 1.0)
+    store.apply(gradients, 1)
+    return store, gradients
+
+
+def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_with_the_last_holder(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(native_rows, "PIECE_BYTES", 7 * ROW_BYTES)
+    store, gradients = trained()
+    cut = Cut(3, store.snapshot(), 1, {})
+    expected, meta = shard_arrays(Cut(3, store.snapshot(), 1, {}))
+    writer = ShardWriter(0)
+    writer.begin(tmp_path, cut)
+    for step in range(2, 30):
+        store.apply(gradients, step)
+    saved = writer.wait(3, 60)
+    arrays, strings = read_arrays(tmp_path / saved.file)
+    assert strings == meta
+    for name, values in expected.items():
+        np.testing.assert_array_equal(arrays[name], values)
+    rows = cut.snapshot.tables[SHAPE.name]
+    assert len(rows.whole()) == 900
+    cut.snapshot.release()
+    with pytest.raises(PinError):
+        rows.whole()
+
+
+def test_a_server_keeps_a_pin_until_it_is_unpinned_also_beside_a_checkpoint(tmp_path):
+    server = ParameterServer(0, ShardWriter(0), stores=Stores("native"))
+    server.attach(Attachment(1, 0))
+    server.declare(Declaration((), (SHAPE,), ADAGRAD, "model"), np.empty(0, np.float32))
+    assert server.snapshot(1, 1, tmp_path, pin=True) == server.snapshot(1, 1, tmp_path, pin=True)
+    server.snapshot(1, 2, None, pin=True)
+    assert server.saved(1, 1, 60).file
+    for cut, end in ((1, server.unpin), (2, server.release)):
+        snapshot = server.pinned(cut).snapshot
+        assert snapshot.read_rows(SHAPE.name, array([5])).shape == (1, 16)
+        end(1, cut)
+        with pytest.raises(PinError):
+            snapshot.read_rows(SHAPE.name, array([5]))
+
+
+def test_a_shard_that_cannot_be_written_lets_go_of_its_snapshot(tmp_path):
+    def full(directory: Path, index: int, cut: Cut) -> Saved:
+        raise StorageError("the disk is full")
+
+    cut = Cut(3, trained()[0].snapshot(), 1, {})
+    writer = ShardWriter(0, full)
+    with cut.snapshot:
+        writer.begin(tmp_path, cut)
+    assert writer.wait(3, 60).error == "the disk is full"
+    with pytest.raises(PinError):
+        cut.snapshot.tables[SHAPE.name].whole()
