@@ -32,7 +32,10 @@ class Clipping:
         return None if clipping == cls() else clipping
 
     def __call__(self, gradients: Sequence[NDArray[np.float32]]) -> None:
-        """Clip in place: one array for each trained variable and each served table (rows with duplicates summed)."""
+        """Clip in place: one array for each trained variable and each served table (rows with duplicates summed).
+
+        What is NaN leaves NaN behind, and so does what is infinite, of which ``value`` makes the limit, as in Keras.
+        """
         if self.norm is not None:
             for gradient in gradients:
                 _scale_down(gradient, _norm(gradient), self.norm)
@@ -52,4 +55,5 @@ def _norm(gradient: NDArray[np.float32]) -> float:
 
 def _scale_down(gradient: NDArray[np.float32], norm: float, limit: float) -> None:
     if norm > limit:
-        gradient *= np.float32(limit / norm)
+        with np.errstate(invalid="ignore"):  # infinity times zero: the training loop finds and reports what is NaN
+            gradient *= np.float32(limit / norm)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from edl.core.errors import BadInputError
+from edl.worker.user_code import user_code
+
+_LOG = logging.getLogger(__name__)
 
 
 class LearningRate:
@@ -13,27 +21,47 @@ class LearningRate:
 
     Args:
         optimizer: a Keras optimizer.
+        zoo: the model zoo; frames of files below it are the user's in tracebacks.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, zoo: Path = Path()) -> None:
         self._optimizer = optimizer
+        self._zoo = zoo
         self._schedule: Any = None
         self._at: Callable[[int], float] = lambda step: 0.0
 
     def __call__(self, step: int) -> float:
-        """The rate at ``step``, counted from 0 as Keras' ``optimizer.iterations``."""
+        """The rate at ``step``, counted from 0 as Keras' ``optimizer.iterations``.
+
+        Raises:
+            ModuleError: the user's schedule or function raised.
+            BadInputError: the rate is NaN or infinite.
+        """
+        with user_code(self._zoo, "the learning rate"):
+            rate = self._rate(step)
+        if not math.isfinite(rate):
+            raise BadInputError(
+                f"the learning rate of step {step} is {rate}",
+                hint="look at the schedule that optimizer() gives, and at callbacks that assign learning_rate",
+            )
+        return rate
+
+    def _rate(self, step: int) -> float:
         import keras
 
         given = self._optimizer._learning_rate
         if not isinstance(given, keras.optimizers.schedules.LearningRateSchedule):
             return float(self._optimizer.learning_rate)
         if given is not self._schedule:
-            self._schedule, self._at = given, _traced(given)
+            self._schedule, self._at = given, _function(given)
         return self._at(step)
 
 
-def _traced(schedule: Any) -> Callable[[int], float]:
-    """A schedule as a function that is traced once: eager schedules cost up to a millisecond a step."""
+def _function(schedule: Any) -> Callable[[int], float]:
+    """A schedule as a function that is traced once: eager schedules cost up to a millisecond a step.
+
+    One that decides by Python's ``if``, or computes with ``math``, cannot be traced.
+    """
     import tensorflow as tf
 
     function = tf.function(
@@ -41,4 +69,9 @@ def _traced(schedule: Any) -> Callable[[int], float]:
         input_signature=[tf.TensorSpec([], tf.int64)],
         autograph=False,
     )
+    try:
+        function.get_concrete_function()
+    except (TypeError, NotImplementedError) as error:  # what TensorFlow and NumPy say of a tensor without a value
+        _LOG.info("the learning rate's schedule is called at every step, because it cannot be traced: %s", error)
+        return lambda step: float(schedule(tf.constant(step, tf.int64)))
     return lambda step: float(function(tf.constant(step, tf.int64)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -64,13 +65,14 @@ class Reproduced:
     clip: Clipping | None
 
 
-def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({})) -> Reproduced:
+def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()) -> Reproduced:
     """Divide a Keras optimizer between PS and worker.
 
     Args:
         optimizer: what the user's ``optimizer()`` returned.
         names: of the trained variables and served tables: EDL's, and what Keras calls them (``name_in_keras``), which
             ``exclude_from_weight_decay`` goes by.
+        zoo: the model zoo, where the code of the user's own schedules is.
 
     Raises:
         BadInputError: of another class, or with an argument that the PS cannot reproduce; both are named.
@@ -81,7 +83,7 @@ def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({})) -
     spec = _spec(kind, config)
     if spec.number("weight_decay"):
         spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed(optimizer, names))
-    return Reproduced(spec, LearningRate(optimizer), Clipping.of(config))
+    return Reproduced(spec, LearningRate(optimizer, zoo), Clipping.of(config))
 
 
 def name_in_keras(variable: Any) -> str:
