@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from edl.cli.local.plan import Counts
@@ -24,8 +25,10 @@ def check(spec: JobSpec, *, predict: bool) -> Counts:
         predict: whether ``data.prediction`` is needed, else ``data.training``.
 
     Raises:
-        BadInputError: a module, function, file or record is missing; names what is there.
+        BadInputError: a module, function, file or record is missing; names what is there. Or native code is.
     """
+    for problem in _not_built(spec):
+        raise problem
     defined = _defined(spec)
     if _OWN_READER in defined:
         return Counts(training=None, validation=None, prediction=None)
@@ -44,7 +47,7 @@ def missing(spec: JobSpec) -> list[tuple[str, BadInputError]]:
     Args:
         spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
     """
-    found: list[tuple[str, BadInputError]] = []
+    found = [("ps.store", problem) for problem in _not_built(spec)]
     defined: Sequence[str] = ()
     if _here(spec.model.zoo, spec):
         try:
@@ -58,6 +61,16 @@ def missing(spec: JobSpec) -> list[tuple[str, BadInputError]]:
         for path in paths:
             found += _absent(f"data.{name}", path) if _here(path, spec) else ()
     return found
+
+
+def _not_built(spec: JobSpec) -> Iterator[BadInputError]:
+    """That the job insists on native code which this installation of EDL was built without."""
+    if spec.ps.store == "native" and spec.strategy.name == "ParameterServer" and find_spec("edl.ps._native") is None:
+        yield BadInputError(
+            "found 'native', but EDL was installed here without its native extension",
+            where="ps.store",
+            hint="leave the field out to use NumPy, or install EDL again with a C++20 compiler at hand",
+        )
 
 
 def _here(path: str, spec: JobSpec) -> bool:
