@@ -28,7 +28,7 @@ def feed(dataset, mode, metadata):
 
 
 def loss(labels, predictions):
-    return keras.losses.binary_crossentropy(labels[:, None], predictions, from_logits=True)
+    return keras.losses.binary_crossentropy(keras.ops.reshape(labels, [-1, 1]), predictions, from_logits=True)
 
 
 def eval_metrics_fn():

@@ -1,0 +1,101 @@
+"""What bounds a worker: its own step function, with the rows already in memory and gradients thrown away.
+
+The process of one worker of deepfm.py's limit. The same model, step function and number of threads as a worker's; no
+parameter server, no master. It goes round in a few minibatches, of which it has the rows. ``fed`` minibatches are made
+from serialized records by the zoo's ``feed`` on a thread of its own, as a worker makes them; otherwise they are in
+memory too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from peer import serve
+
+from edl.worker.process import set_threads
+from edl.worker.tensorflow_import import import_tensorflow
+
+
+class Limit:
+    """Minibatches of ``batch`` records of a folder, and the network of ``definition`` that trains on them.
+
+    Args:
+        training: folder of records.
+        zoo: the zoo's folder.
+        vocabulary: of the model.
+        batch: records of a minibatch.
+    """
+
+    def __init__(self, training: Path, zoo: Path, vocabulary: int, batch: int) -> None:
+        import numpy as np
+        from click_job import BLOCKS, records_of
+
+        from edl.worker import contract
+        from edl.worker.network import Network
+        from edl.worker.pipeline import Feeder
+        from edl.worker.slab import Rows
+
+        params = {"vocabulary": vocabulary}
+        module = contract.load(SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params))
+        self._network = Network.build(
+            module, seed=0, embedding_threshold=2 << 20, part=lambda _: 0, parts=1, sample=None
+        )
+        self._batch, self._slab = batch, self._network.initial()
+        self._feeder = Feeder(module.feed, "training", None)
+        records = records_of(training, BLOCKS * batch)
+        self._windows = [records[at : at + batch] for at in range(0, BLOCKS * batch, batch)]
+        self._made = [self._feeder.minibatch(tag, window) for tag, window in enumerate(self._windows)]
+        random = np.random.default_rng(0)
+        dims = {table.name: table.dim for table in self._network.tables}
+        self._rows = [
+            {
+                name: Rows(ids, random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32))
+                for name, ids in self._network.ids(made.features).items()
+            }
+            for made in self._made
+            if made is not None
+        ]
+
+    def rate(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Samples a second for ``seconds``, with minibatches that are ``fed`` or not."""
+        made = self._fed() if question["fed"] else itertools.cycle(self._made)
+        for _ in range(5):
+            self._step(next(made))
+        steps, begun = 0, time.perf_counter()
+        while (passed := time.perf_counter() - begun) < question["seconds"]:
+            self._step(next(made))
+            steps += 1
+        if question["fed"]:
+            made.close()
+        return {"rate": steps * self._batch / passed}
+
+    def _fed(self) -> Iterator[Any]:
+        from edl.worker.pipeline import fed
+
+        return fed(self._feeder, itertools.cycle(enumerate(self._windows)))
+
+    def _step(self, made: Any) -> None:
+        self._network.train(self._slab, self._rows[made.tag], made.features, made.labels)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("training", type=Path)
+    parser.add_argument("zoo", type=Path)
+    parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    given = parser.parse_args()
+    import_tensorflow()
+    set_threads(workers=given.workers)
+    serve(Limit(given.training, given.zoo, given.vocabulary, given.batch).rate)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""DeepFM, samples a second: one PS and two workers, beside what bounds them and what else a TensorFlow user could take.
+
+13 numbers and 26 ids a record, a vocabulary of a million ids that follow a Zipf law, rows of 16 floats and of one, a
+network of 256, 128 and 64 units, Adagrad. Four sides, which take turns in every round:
+
+* EDL: ``edl run``, asynchronous, a push for every minibatch; the ledger's rate between two moments in the middle;
+* the limit: two processes with a worker's step function that has its rows in memory and throws gradients away. Its
+  records are parsed as a worker parses them; beside it with minibatches in memory, too;
+* ``tf.distribute.ParameterServerStrategy`` with one PS and two workers (parameter_server_strategy.py);
+* plain ``keras.fit`` in one process that has the whole machine (deepfm_fit.py), at the smaller batch.
+
+Ways to tune a peer are tried before the first round, and each takes part with the fastest. Ratios are medians of the
+ratios of one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from click_job import BLOCKS, ClickPlace, click_place, records_of
+from figures import Figure, Result, steady_rate
+from mnist_job import ZOO
+from peer import Peer, ask_all
+from script import main, say
+
+from edl.testing.jobs import JobProcess
+
+WORKERS = 2
+POLL_SECONDS = 0.05
+WARM_STEPS, WARM_SECONDS = 60, 1.5
+TASK_RECORDS = 32_768
+FITS = tuple({"execution": execution, "jit": jit} for execution in (1, 16) for jit in (False, True))
+UNROLLS = tuple({"unroll": count} for count in (1, 4, 16))
+Rates = dict[str, float]
+
+
+def edl_rate(place: ClickPlace, batch: int, given: argparse.Namespace) -> float:
+    """Samples a second of a job in its middle."""
+    train = {
+        "epochs": 100_000,
+        "minibatch_size": batch,
+        "minibatches_per_task": max(1, TASK_RECORDS // batch),
+    }
+    job = place.job(f"deepfm-{batch}", train=train, checkpoint=None, workers={"max": WORKERS})
+    options = [word for change in given.set for word in ("--set", change)]
+    samples: list[tuple[float, int]] = []
+    with JobProcess(job, *options, cwd=place.folder) as run:
+        run.wait_status(lambda status: status["step"] >= WARM_STEPS and _at_work(status) == WORKERS)
+        time.sleep(WARM_SECONDS)
+        until = time.monotonic() + given.seconds
+        while time.monotonic() < until:
+            status = run.status()
+            samples.append((status["updated"], status["records_done"]))
+            time.sleep(POLL_SECONDS)
+        run.interrupt()
+        run.wait()
+    return steady_rate(samples, 0)
+
+
+def _at_work(status: Mapping[str, Any]) -> int:
+    return sum(worker["state"] == "training" for worker in status["workers"])
+
+
+class Sides:
+    """The peers, started and tuned.
+
+    Args:
+        place: with the log.
+        given: of the command line.
+    """
+
+    def __init__(self, place: ClickPlace, given: argparse.Namespace, running: ExitStack) -> None:
+        self._place, self._given, self._running = place, given, running
+        vocabulary = ["--vocabulary", str(place.vocabulary)]
+        folder = str(tf_records(place))
+        self._limits = {batch: self._limit(batch, vocabulary) for batch in given.batches}
+        self._strategy = running.enter_context(Peer("parameter_server_strategy.py", folder, *vocabulary))
+        smallest = ["--batch", str(min(given.batches))]
+        self._fit = running.enter_context(Peer("deepfm_fit.py", folder, *vocabulary, *smallest))
+        self.tried: dict[str, list[dict[str, Any]]] = {}
+        self._best = {batch: self._tuned(self._strategy, UNROLLS, batch=batch) for batch in given.batches}
+        self._best_fit = self._tuned(self._fit, FITS)
+
+    def _limit(self, batch: int, vocabulary: list[str]) -> list[Peer]:
+        arguments = [str(self._place.training), str(ZOO), *vocabulary]
+        arguments += ["--batch", str(batch), "--workers", str(WORKERS)]
+        return [self._running.enter_context(Peer("compute_only.py", *arguments)) for _ in range(WORKERS)]
+
+    def _tuned(self, peer: Peer, ways: tuple[dict[str, Any], ...], **question: Any) -> dict[str, Any]:
+        """The fastest of some ways."""
+        tried = [question | way | peer.ask(seconds=self._given.seconds / 4, **question, **way) for way in ways]
+        self.tried.setdefault(peer.name, []).extend(tried)
+        say(f"{peer.name}: " + ", ".join(_shown(one) for one in tried))
+        best = max(tried, key=lambda one: one["rate"])
+        return {name: value for name, value in best.items() if name != "rate"}
+
+    def turn(self, batch: int) -> Rates:
+        """One round at one batch."""
+        seconds = self._given.seconds
+        taken = {"edl": edl_rate(self._place, batch, self._given)}
+        for name, fed in (("limit", True), ("limit_in_memory", False)):
+            answers = ask_all(self._limits[batch], seconds=seconds / 2, fed=fed)
+            taken[name] = sum(answer["rate"] for answer in answers)
+        taken["strategy"] = self._strategy.ask(seconds=seconds / 2, **self._best[batch])["rate"]
+        if batch == min(self._given.batches):
+            taken["fit"] = self._fit.ask(seconds=seconds / 2, **self._best_fit)["rate"]
+        return taken
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """With which the peers take part."""
+        return {"strategy": list(self._best.values()), "fit": self._best_fit}
+
+
+def _shown(tried: dict[str, Any]) -> str:
+    way = " ".join(f"{name}={value}" for name, value in tried.items() if name != "rate")
+    return f"{way} {tried['rate']:,.0f}/s"
+
+
+def tf_records(place: ClickPlace) -> Path:
+    """The training records again, as TensorFlow reads them fastest."""
+    import tensorflow as tf
+
+    folder = place.folder / "tfrecord"
+    folder.mkdir()
+    with tf.io.TFRecordWriter(str(folder / "train.tfrecord")) as writer:
+        for record in records_of(place.training):
+            writer.write(record)
+    return folder
+
+
+@contextmanager
+def sides(given: argparse.Namespace) -> Iterator[Sides]:
+    with (
+        click_place(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as place,
+        ExitStack() as running,
+    ):
+        yield Sides(place, given, running)
+
+
+def measure(given: argparse.Namespace) -> Result:
+    rounds: dict[int, list[Rates]] = {batch: [] for batch in given.batches}
+    with sides(given) as taking_turns:
+        for number in range(given.rounds):
+            for batch, found in rounds.items():
+                found.append(taking_turns.turn(batch))
+                rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in found[-1].items())
+                say(f"round {number + 1} of {given.rounds}, batch {batch}: {rates}")
+        settings = taking_turns.settings | {"set": given.set, "vocabulary": given.vocabulary}
+        tried = taking_turns.tried
+    return Result("deepfm", tuple(figures(rounds)), {"rounds": rounds, "settings": settings, "tried": tried})
+
+
+REQUIRED = {
+    ("limit", 512): (0.80, 0.88),
+    ("limit", 4096): (0.92, 0.96),
+    ("strategy", 512): (1.6, 2.0),
+    ("strategy", 4096): (1.35, 1.5),
+    ("fit", 512): (2.0, 4.0),
+}
+NAMES = {
+    "limit": "of the same without a PS (rows in memory, gradients thrown away)",
+    "strategy": "of `ParameterServerStrategy`'s",
+    "fit": "of `keras.fit`'s in one process",
+}
+
+
+def figures(rounds: Mapping[int, list[Rates]]) -> Iterator[Figure]:
+    """Ratios, then the rates themselves."""
+    for other, name in NAMES.items():
+        for batch, taken in rounds.items():
+            if other not in taken[0]:
+                continue
+            required, aim = REQUIRED.get((other, batch), (None, None))
+            share = median(one["edl"] / one[other] for one in taken)
+            yield Figure(f"DeepFM, batch {batch}: samples/s, {name}", share, "x", required, at_least=True, aim=aim)
+    for batch, taken in rounds.items():
+        share = median(one["edl"] / one["limit_in_memory"] for one in taken)
+        yield Figure(f"DeepFM, batch {batch}: of the step function alone, minibatches in memory too", share, "x")
+        for side, name in (("edl", "1 PS + 2 workers"), ("limit", "without a PS"), ("strategy", "PS strategy")):
+            yield Figure(f"DeepFM, batch {batch}: {name}", median(one[side] for one in taken), "samples/s")
+        if "fit" in taken[0]:
+            yield Figure(f"DeepFM, batch {batch}: `keras.fit`", median(one["fit"] for one in taken), "samples/s")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=8.0, help="of EDL in a round; the others have half; default 8")
+    parser.add_argument("--records", type=int, default=200_000, help="of the log; default 200,000")
+    parser.add_argument("--vocabulary", type=int, default=1_000_000, help="default a million")
+    parser.add_argument("--batches", type=int, nargs="+", default=[512, 4096], help="default 512 and 4096")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the job, for `edl run`")
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=5, options=options)
