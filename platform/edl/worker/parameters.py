@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
-import numpy.typing as npt
 
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, Kind
+from edl.worker import routing
 from edl.worker.exchange import Directory, Exchange, Request
+from edl.worker.push import Push, PushResult
+from edl.worker.routing import Routes
 from edl.worker.slab import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
 
 _SCAN_BYTES = 4 << 20
@@ -20,50 +21,6 @@ _REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 STALE_SECONDS = 0.05
 """Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
 waited for records or traced the model): a gradient at values that others have left far behind does harm."""
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """One step of one lease.
-
-    Attributes:
-        lease: the lease's number.
-        step: index in the lease, from 0.
-        cut: the stamp.
-        learning_rate: of this step.
-        weight: records of this minibatch by records of a full one; weighs statistics.
-        slab: gradients (statistics: deltas), float32; None for a step that applies nothing.
-        rows: gradients by table, aligned to their ids.
-        versions: by PS, of the values that it was computed at (``Parameters.versions``).
-        following: the lease of the push after this one; 0 if there is none in hand: rounds do not wait for it.
-    """
-
-    lease: int
-    step: int
-    cut: int
-    learning_rate: float = 0.0
-    weight: float = 0.0
-    slab: Floats | None = None
-    rows: RowsByTable | None = None
-    versions: tuple[int, ...] = ()
-    following: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PushResult:
-    """What the PS said.
-
-    Attributes:
-        revoked: one of them refuses the lease.
-        version: the highest of theirs.
-        cut: the newest that was announced.
-        stale: nothing was applied anywhere: the gradient is to be computed again, of the values as they are now.
-    """
-
-    revoked: bool
-    version: int
-    cut: int
-    stale: bool = False
 
 
 class Parameters:
@@ -157,37 +114,19 @@ class Parameters:
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
-        routes = self._routes(ids)
-        requests = {
-            part: Request(
-                Kind.PULL_ROWS,
-                pb.PullRows(pin=pin, tables=_counts(ids, where)).SerializeToString,
-                [np.ascontiguousarray(ids[table][index]).data for table, index in where.items()],
-            )
-            for part, where in routes.items()
-        }
-        values = {table: np.empty((len(n), self._layout.dims[table]), np.float32) for table, n in ids.items()}
-        for part, frame in self._exchange(requests).items():
-            self._scatter(values, routes[part], frame.body)
+        routes, dims = self._routes(ids), self._layout.dims
+        flat = {part: routing.room(where, dims) for part, where in routes.items()}
+        answers = self._exchange(
+            {part: _rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
+        )
+        values = {table: np.empty((len(wanted), dims[table]), np.float32) for table, wanted in ids.items()}
+        for part, frame in answers.items():
+            _keep(flat[part], frame.body)
+            routing.scatter(values, routes[part], dims, flat[part])
         return {table: Rows(ids[table], values[table]) for table in ids}
 
-    def _routes(self, ids: Mapping[str, Ids]) -> dict[int, dict[str, npt.NDArray[np.int64]]]:
-        """For every PS that owns one of the ids: table -> positions of its ids."""
-        routes: dict[int, dict[str, npt.NDArray[np.int64]]] = {}
-        for table, wanted in ids.items():
-            owners = self._directory.placement.parts_of_rows(wanted)
-            for part in np.unique(owners).tolist():
-                routes.setdefault(part, {})[table] = np.flatnonzero(owners == part)
-        return routes
-
-    def _scatter(
-        self, values: Mapping[str, Floats], where: Mapping[str, npt.NDArray[np.int64]], body: memoryview
-    ) -> None:
-        flat, at = np.frombuffer(body, np.float32), 0
-        for table, index in where.items():
-            size = len(index) * self._layout.dims[table]
-            values[table][index] = flat[at : at + size].reshape(len(index), -1)
-            at += size
+    def _routes(self, ids: Mapping[str, Ids]) -> Mapping[int, Routes]:
+        return routing.routes(ids, self._layout.parts, self._directory.placement.parts_of_rows)
 
     def push(self, push: Push) -> PushResult:
         """Send one step to every PS; the next slab comes back with it. Returns when all have answered.
@@ -228,7 +167,7 @@ class Parameters:
         self,
         push: Push,
         part: int,
-        where: Mapping[str, npt.NDArray[np.int64]],
+        where: Routes,
         slab: Floats,
         shares: Sequence[pb.Share],
     ) -> Request:
@@ -248,10 +187,10 @@ class Parameters:
         buffers: list[memoryview] = []
         if push.slab is not None:
             buffers.append(push.slab[self._layout.slices[part]].data)
-            head.tables.extend(_counts({t: rows.ids for t, rows in (push.rows or {}).items()}, where))
-            for table, index in where.items():
+            head.tables.extend(routing.heads(where))
+            for table, route in where.items():
                 rows = (push.rows or {})[table]
-                buffers += [np.ascontiguousarray(rows.ids[index]).data, np.ascontiguousarray(rows.values[index]).data]
+                buffers += [_bytes(rows.ids[route.index]), _bytes(rows.values[route.index])]
         tries = count()
 
         def meta() -> bytes:
@@ -285,5 +224,18 @@ class Parameters:
         return Request(Kind.DECLARE, lambda: meta, [initial.data])
 
 
-def _counts(ids: Mapping[str, Ids], where: Mapping[str, npt.NDArray[np.int64]]) -> list[pb.TableRows]:
-    return [pb.TableRows(name=table, count=len(index)) for table, index in where.items() if table in ids]
+def _rows_request(ids: Mapping[str, Ids], where: Routes, pin: int, flat: Floats) -> Request:
+    meta = pb.PullRows(pin=pin, tables=routing.heads(where)).SerializeToString()
+    buffers = [_bytes(ids[table][route.index]) for table, route in where.items()]
+    return Request(Kind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
+
+
+def _bytes(array: Floats | Ids) -> memoryview:
+    return np.ascontiguousarray(array).data
+
+
+def _keep(flat: Floats, body: memoryview) -> None:
+    """Make sure that a body is in the memory that was offered for it."""
+    received = np.frombuffer(body, np.float32)
+    if not np.may_share_memory(received, flat):
+        flat[:] = received

@@ -16,8 +16,9 @@ from edl.worker.leases import Leased, Leases
 from edl.worker.model_port import Network, Step, Watcher, rows_of
 from edl.worker.not_finite import is_finite, report_not_finite
 from edl.worker.overlap import Schedule, Steps, in_turn
-from edl.worker.parameters import Parameters, Push
+from edl.worker.parameters import Parameters
 from edl.worker.progress import Progress
+from edl.worker.push import Push
 from edl.worker.slab import Floats, Rows, RowsByTable
 from edl.worker.stream import Loaded, Minibatch, RecordStream
 

@@ -8,7 +8,8 @@ import pytest
 from worker.loop_stage import MINIBATCH, LinearNetwork, Stage, task
 
 from edl.worker.callbacks import NoCallbacks
-from edl.worker.parameters import Parameters, Push
+from edl.worker.parameters import Parameters
+from edl.worker.push import Push
 from edl.worker.training import Trainer
 
 STEPS = 4

@@ -19,7 +19,8 @@ from edl.worker.gate import LeavingError
 from edl.worker.lane import Lane
 from edl.worker.not_finite import NotFiniteError
 from edl.worker.overlap import Overlapped
-from edl.worker.parameters import STALE_SECONDS, Push
+from edl.worker.parameters import STALE_SECONDS
+from edl.worker.push import Push
 
 RATE = 0.01
 

@@ -10,7 +10,8 @@ from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
 
 from edl.core.errors import JobFailedError, RefusedError
 from edl.ps.parameter_server import Attachment
-from edl.worker.parameters import STALE_SECONDS, Push
+from edl.worker.parameters import STALE_SECONDS
+from edl.worker.push import Push
 from edl.worker.slab import Rows
 
 
