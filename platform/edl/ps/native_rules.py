@@ -1,6 +1,6 @@
 """An optimizer in the terms of the native kernels: which kernel moves the rows, and the numbers of one step.
 
-The numbers come from the functions of ``edl.ps.optimizers``, so that they are rounded as the NumPy rules round them.
+The numbers come from the functions of ``edl.optimizers``, so that they are rounded as the NumPy rules round them.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from edl.core.errors import BadInputError
+from edl.optimizers.adam import corrected_rate, correction, first_corrected_rate, nadam_factors, rest
+from edl.optimizers.ftrl import SQUARE_ROOT, Strengths
 from edl.ps import _native
 from edl.ps.declaration import RowTable
-from edl.ps.optimizers.adam import corrected_rate, correction, first_corrected_rate, nadam_factors, rest
-from edl.ps.optimizers.ftrl import SQUARE_ROOT, Strengths
 from edl.spec.optimizer import OptimizerSpec
 
 Numbers = Mapping[str, float]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edl.optimizers import rule
 from edl.ps.declaration import Declaration
 from edl.ps.numpy_table import NumpyTable
-from edl.ps.optimizers import rule
 from edl.ps.table import Table
 from edl.ps.table_store import TableStore
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from edl.optimizers import Rule, Scratch, Update
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
-from edl.ps.optimizers import Rule, Scratch, Update
 from edl.ps.snapshot import StoredRows
 from edl.spec.initializer import initial_rows
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from edl.optimizers import Scratch, Update, blocks, rule
 from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration
-from edl.ps.optimizers import Scratch, Update, blocks, rule
 from edl.ps.store import Gradients
 
 
@@ -25,7 +25,7 @@ class Slab:
             name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()
         }
         self._trained, self._statistics = self.values[:trained], self.values[trained:]
-        self._blocks = tuple((block, rule(optimizer, block.decay)) for block in blocks(declaration))
+        self._blocks = tuple((block, rule(optimizer, block.decay)) for block in blocks(optimizer, declaration.places()))
         self._scratch = Scratch.like(self._trained)
 
     def apply(self, gradients: Gradients, step: int) -> None:

@@ -1,6 +1,6 @@
 """The optimizers once more, for the tests: on one row at a time, in float64, from the papers' formulas.
 
-Nothing is shared with ``edl.ps.optimizers``. A row that is not touched stands still, and so do its slot variables:
+Nothing is shared with ``edl.optimizers``. A row that is not touched stands still, and so do its slot variables:
 they are not even looked at.
 """
 

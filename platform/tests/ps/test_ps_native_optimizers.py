@@ -13,9 +13,9 @@ from ps.optimizer_cases import CASES
 from table_contract import array, declared
 
 from edl.core.errors import BadInputError
+from edl.optimizers import rule
 from edl.ps.declaration import RowTable
 from edl.ps.numpy_table import NumpyTable
-from edl.ps.optimizers import rule
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from table_contract import Make, TableContract
 
+from edl.optimizers import rule
 from edl.ps.numpy_table import NumpyTable
-from edl.ps.optimizers import rule
 
 
 class TestNumpyTable(TableContract):

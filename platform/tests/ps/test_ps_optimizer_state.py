@@ -12,11 +12,11 @@ from ps.optimizer_cases import CASES
 from ps.shard_arrays import shard_arrays
 
 from edl.core.partition import placement
+from edl.optimizers import Scratch, Update, rule
+from edl.optimizers.adam import factors_so_far
 from edl.ps.checkpoints import Cut, from_shard, load
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_store import NumpyStore
-from edl.ps.optimizers import Scratch, Update, rule
-from edl.ps.optimizers.adam import factors_so_far
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard

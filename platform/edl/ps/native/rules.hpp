@@ -1,5 +1,5 @@
 // The optimizers: how one value `w` and its slot variables move, given the gradient `g`. The formulas of
-// edl.ps.optimizers, and its operations in its order, so that the bits are NumPy's. Part of kernels.cpp.
+// edl.optimizers, and its operations in its order, so that the bits are NumPy's. Part of kernels.cpp.
 #pragma once
 
 #include "elementary.hpp"

@@ -7,9 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from edl.ps.arrays import Floats
-from edl.ps.optimizers.adam import rest
-from edl.ps.optimizers.update import Rule, Scratch, Update
+from edl.optimizers.adam import rest
+from edl.optimizers.update import Floats, Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration, DenseVariable
-from edl.ps.optimizers.adagrad import adadelta, adagrad, rmsprop
-from edl.ps.optimizers.adam import adam, adamax, nadam
-from edl.ps.optimizers.descent import lion, momentum, sgd
-from edl.ps.optimizers.ftrl import ftrl, makes_groups
-from edl.ps.optimizers.lamb import lamb
-from edl.ps.optimizers.update import Rule, Scratch, Update
+from edl.optimizers.adagrad import adadelta, adagrad, rmsprop
+from edl.optimizers.adam import adam, adamax, nadam
+from edl.optimizers.descent import lion, momentum, sgd
+from edl.optimizers.ftrl import ftrl, makes_groups
+from edl.optimizers.lamb import lamb
+from edl.optimizers.update import Floats, Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
 _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
@@ -33,6 +32,17 @@ _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
 }
 _OF_WHOLE_VARIABLES = frozenset({"lamb"})
 """Rules that are not elementwise."""
+
+
+class Variable(Protocol):
+    """A dense variable in a slab; a statistic (BatchNorm's mean) is moved by deltas, not by gradients."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def statistic(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +81,16 @@ def rule(optimizer: OptimizerSpec, decay: float) -> Rule:
     return partial(_decayed, decay, plain) if decay else plain
 
 
-def blocks(declaration: Declaration) -> tuple[Block, ...]:
-    """The trained part of the slab, cut where the weight decay changes; at each variable for rules that want that."""
-    optimizer = declaration.optimizer
+def blocks(optimizer: OptimizerSpec, places: Iterable[tuple[Variable, slice]]) -> tuple[Block, ...]:
+    """The trained part of a slab, cut where the weight decay changes; at each variable for rules that want that.
+
+    Args:
+        optimizer: that moves it.
+        places: the variables in slab order, those that are trained before statistics, each with its part of the slab.
+    """
     each = optimizer.name in _OF_WHOLE_VARIABLES
     found: list[Block] = []
-    for variable, place in declaration.places():
+    for variable, place in places:
         if variable.statistic:
             break
         block = Block(place, optimizer.decay_of(variable.name), _width(variable) if makes_groups(optimizer) else 0)
@@ -86,7 +100,7 @@ def blocks(declaration: Declaration) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _width(variable: DenseVariable) -> int:
+def _width(variable: Variable) -> int:
     """Of the rows of an embedding that is held dense; 0 for other variables."""
     is_embedding = len(variable.shape) == 2 and variable.name.rpartition("/")[2] == "embeddings"
     return variable.shape[1] if is_embedding else 0

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from edl.ps.arrays import Floats
-from edl.ps.optimizers.update import Rule, Scratch, Update
+from edl.optimizers.update import Floats, Rule, Scratch, Update
 from edl.spec.optimizer import OptimizerSpec
 
 

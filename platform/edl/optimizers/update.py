@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edl.ps.arrays import Floats
+Floats = NDArray[np.float32]
+"""Values, gradients and slot variables: flat ``[n]`` for slabs, ``[n, dim]`` for rows."""
 
 
 @dataclass(frozen=True, slots=True)
