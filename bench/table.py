@@ -93,7 +93,9 @@ def _beside_row(figure: Mapping[str, Any]) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with three digits that count, and its unit."""
+    """A number with three digits that count, and its unit; four decimals of an AUC."""
+    if unit == "AUC":
+        return f"{value:.4f}"
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
     return f"{value:,.{digits}f} {unit}"
 

@@ -1,0 +1,159 @@
+"""DeepFM and Wide & Deep on a click log with a known best AUC: plain Keras, synchronous and asynchronous jobs.
+
+The log is drawn from a planted model; AUC is that on its held-back part. The same model, optimizer and records for all:
+
+* Keras: ``fit`` in one process;
+* synchronous: two workers with half a minibatch each, an update for every two pushes;
+* asynchronous: two workers with a minibatch each; one is SIGKILLed soon after the start, the other when the successor
+  of the first is at work, and two are added in their places.
+
+Synchronous training is to equal Keras to noise: the difference of the means is set beside three standard errors of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from signal import SIGKILL
+from statistics import fmean, stdev, variance
+from typing import Any
+
+from click_job import ClickPlace, click_place
+from figures import Figure, Result
+from peer import Peer
+from script import main, say
+
+from edl.testing.jobs import JobProcess, JobStuckError
+from edl.testing.journal_bytes import read_entries
+
+MODELS = {"deepfm": "DeepFM", "wide_and_deep": "Wide & Deep"}
+PARAMS = {"dim": 16, "hidden": [64, 32]}
+BATCH, EPOCHS, HELD_BACK, TASK_RECORDS = 256, 1, 0.1, 4096
+KILL_FROM, KILL_UNTIL = 0.05, 0.5
+"""Shares of the records: from where the first worker is killed, up to where the second is at the latest."""
+LONGEST_SECONDS = 240.0
+Aucs = dict[str, list[float]]
+
+
+def job(place: ClickPlace, model: str, mode: str, seed: int) -> Any:
+    """A job file of one run."""
+    batch = BATCH // 2 if mode == "sync" else BATCH
+    strategy = {"mode": mode} | ({"grads_to_wait": 2} if mode == "sync" else {})
+    return place.job(
+        f"{mode}-{model.replace('_', '-')}",
+        model,
+        params=PARAMS,
+        strategy=strategy,
+        data={"training": str(place.training), "validation": str(place.held_back)},
+        train={
+            "epochs": EPOCHS,
+            "seed": seed,
+            "minibatch_size": batch,
+            "minibatches_per_task": TASK_RECORDS // batch,
+        },
+        checkpoint=None,
+        ps={"count": 1, "embedding_threshold": "64Ki"},
+    )
+
+
+def synchronous(place: ClickPlace, model: str, seed: int) -> float:
+    """AUC of an undisturbed synchronous job."""
+    with JobProcess(job(place, model, "sync", seed), cwd=place.folder) as run:
+        found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
+    return found
+
+
+def asynchronous(place: ClickPlace, model: str, seed: int) -> tuple[float, int]:
+    """AUC of a job that loses two workers and gets two; and how many of those that were added made steps."""
+    with JobProcess(job(place, model, "async", seed), cwd=place.folder) as run:
+        run.wait_status(lambda status: _done(status) >= KILL_FROM and len(_training(status)) == 2)
+        first = set(_training(run.status()))
+        run.send("worker", min(first), SIGKILL)
+        run.wait_status(
+            lambda status: _done(status) >= KILL_UNTIL or bool(set(_training(status)) - first), LONGEST_SECONDS
+        )
+        run.send("worker", max(first), SIGKILL)
+        found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
+        if run.lines[-1]["workers_lost"] != 2:
+            raise JobStuckError(f"{run.lines[-1]['workers_lost']} workers were lost, not 2")
+        return found, len(_stepped(read_entries(run.run_dir / "journal"))) - len(first)
+
+
+def _done(status: Mapping[str, Any]) -> float:
+    return status["records_done"] / status["records_total"] if status["records_total"] else 0.0
+
+
+def _training(status: Mapping[str, Any]) -> list[int]:
+    return [worker["index"] for worker in status["workers"] if worker["state"] == "training"]
+
+
+def _stepped(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Workers that made steps, by their uids."""
+    holders = {entry["lease"]: entry["worker"] for entry in entries if entry["kind"] == "leased"}
+    return {holders[entry["lease"]] for entry in entries if entry["kind"] in ("progress", "done")}
+
+
+def measure(given: argparse.Namespace) -> Result:
+    aucs: dict[str, Aucs] = {model: {"keras": [], "sync": [], "async": []} for model in MODELS}
+    added: list[int] = []
+    params = PARAMS | {"vocabulary": given.vocabulary}
+    with click_place(given.records, given.vocabulary, HELD_BACK) as place:
+        arguments = [str(place.training), str(place.held_back), "--batch", str(BATCH), "--epochs", str(EPOCHS)]
+        for seed in range(given.rounds):
+            with Peer("convergence_fit.py", *arguments) as keras:  # gone while jobs have the machine
+                for model, found in aucs.items():
+                    found["keras"].append(keras.ask(model=model, seed=seed, params=params)["auc"])
+            for model, found in aucs.items():
+                found["sync"].append(synchronous(place, model, seed))
+                if seed < given.disturbed:
+                    auc, count = asynchronous(place, model, seed)
+                    found["async"].append(auc)
+                    added.append(count)
+                say(f"seed {seed}, {MODELS[model]}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items() if v))
+        best = place.best
+    details = {"aucs": aucs, "best": best, "added_that_made_steps": added, "settings": _settings(given)}
+    return Result("convergence", tuple(figures(aucs, best)), details)
+
+
+def _settings(given: argparse.Namespace) -> dict[str, Any]:
+    return PARAMS | {"batch": BATCH, "epochs": EPOCHS, "records": given.records, "vocabulary": given.vocabulary}
+
+
+def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[Figure]:
+    """Differences to Keras, then what they are made of."""
+    for model, name in MODELS.items():
+        keras, sync, disturbed = (aucs[model][side] for side in ("keras", "sync", "async"))
+        apart = abs(fmean(sync) - fmean(keras))
+        yield Figure(
+            f"{name}, synchronous: AUC apart from Keras', {len(sync)} seeds",
+            apart,
+            "AUC",
+            noise(keras, sync),
+            note="three standard errors",
+        )
+        behind = fmean(keras) - fmean(disturbed)
+        yield Figure(f"{name}, asynchronous, 2 workers killed and 2 added: AUC behind Keras'", behind, "AUC", 0.002)
+    yield Figure("the best AUC on this log (planted)", best, "AUC")
+    for model, name in MODELS.items():
+        for side, said in (("keras", "Keras"), ("sync", "synchronous"), ("async", "asynchronous")):
+            yield Figure(f"{name}, {said}: AUC", fmean(aucs[model][side]), "AUC")
+        if len(aucs[model]["keras"]) > 1:
+            yield Figure(f"{name}, Keras: standard deviation over seeds", stdev(aucs[model]["keras"]), "AUC")
+
+
+def noise(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Three standard errors of the difference of two means; None for single values."""
+    if min(len(one), len(other)) < 2:
+        return None
+    error: float = (variance(one) / len(one) + variance(other) / len(other)) ** 0.5
+    return 3 * error
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--disturbed", type=int, default=3, help="seeds of asynchronous jobs; default 3")
+    parser.add_argument("--records", type=int, default=450_000, help="of the log; default 450,000")
+    parser.add_argument("--vocabulary", type=int, default=10_400, help="default 10,400: 400 for each feature")
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=5, options=options)

@@ -1,0 +1,100 @@
+"""What a user's model with an ``Embedding`` of 100 million rows of 16 costs a worker: memory and time to build it.
+
+As a worker builds it, without a word in the model about parameter servers; a dense table would take 6.4 GB. Each model
+is built in a process of its own. Memory is the most that was ever resident, less what was after TensorFlow and Keras
+had been imported; seconds begin there, too. The same model with a thousand rows stands beside it: what building any
+model costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+from figures import Figure, Result
+from native_table import status
+from script import main, say
+
+ZOO = Path(__file__).with_name("zoo")
+MODELS = ("functional", "sequential", "nested", "Subclassed")
+THRESHOLD = 2 << 20
+Built = dict[str, float]
+
+
+def build(model: str, rows: int) -> Built:
+    """Build one, in this process."""
+    from edl.worker.tensorflow_import import import_tensorflow
+
+    tf = import_tensorflow()
+    import keras  # noqa: F401  TensorFlow's part of the cost
+
+    before, began = status("VmRSS"), time.perf_counter()
+    from edl.worker import contract
+    from edl.worker.network import Network
+
+    module = contract.load(SimpleNamespace(zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows}))
+    sample = tf.zeros([2, 26], tf.int64)
+    network = Network.build(module, seed=0, embedding_threshold=THRESHOLD, part=lambda _: 0, parts=1, sample=sample)
+    seconds, memory = time.perf_counter() - began, status("VmHWM") - before
+    return {"seconds": seconds, "megabytes": memory / 1e6, "tables": len(network.tables)}
+
+
+def built(model: str, rows: int) -> Built:
+    """The same in a process of its own."""
+    command = [sys.executable, __file__, "--only", model, "--rows", str(rows)]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    found: Built = json.loads(ran.stdout)
+    return found
+
+
+def measure(given: argparse.Namespace) -> Result:
+    if given.only:
+        print(json.dumps(build(given.only, given.rows)))
+        raise SystemExit
+    rounds: list[dict[str, Built]] = []
+    for number in range(given.rounds):
+        taken = {model: built(model, given.rows) for model in MODELS[: 1 if number else None]}
+        if any(not one["tables"] for one in taken.values()):
+            raise ValueError(f"a model's table is not served: {taken}")
+        taken["small"] = built(MODELS[0], 1000)
+        rounds.append(taken)
+        say(f"round {number + 1} of {given.rounds}: {_shown(taken)}")
+    return Result("embedding_build", tuple(figures(rounds, given.rows)), {"rounds": rounds, "rows": given.rows})
+
+
+def _shown(taken: Mapping[str, Built]) -> str:
+    return ", ".join(f"{name} {one['megabytes']:.0f} MB {one['seconds']:.2f} s" for name, one in taken.items())
+
+
+def figures(rounds: list[dict[str, Any]], rows: int) -> Iterator[Figure]:
+    """The functional model in every round; the others once."""
+
+    def middle(model: str, name: str) -> float:
+        return median(taken[model][name] for taken in rounds if model in taken)
+
+    table = f"`Embedding` of {rows / 1e6:.3g} M x 16"
+    yield Figure(f"{table} builds: memory above TensorFlow", middle("functional", "megabytes"), "MB", 300.0)
+    yield Figure(f"{table} builds: time", middle("functional", "seconds"), "s", 3.0)
+    for model in MODELS[1:]:
+        name = model.lower()
+        yield Figure(f"the same, {name} model: memory", middle(model, "megabytes"), "MB")
+        yield Figure(f"the same, {name} model: time", middle(model, "seconds"), "s")
+    yield Figure("the same model with 1000 rows: memory", middle("small", "megabytes"), "MB")
+    yield Figure("the same model with 1000 rows: time", middle("small", "seconds"), "s")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=int, default=100_000_000, help="default 100 million")
+    parser.add_argument("--only", choices=MODELS, help=argparse.SUPPRESS)
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=5, options=options)
