@@ -31,7 +31,7 @@ class Peer:
 
     def __init__(self, script: str, *arguments: str) -> None:
         self.name = Path(script).stem
-        self._command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+        self._command = [sys.executable, str(Path(__file__).parent / script), *arguments]
 
     def __enter__(self) -> Self:
         self._errors = TemporaryFile("w+")

@@ -1,0 +1,116 @@
+"""The parts of the benchmarks of parameter servers that decide: stalls, noise, ratios; peers that take turns."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+
+PEER = f"""
+import sys
+sys.path.insert(0, {str(BENCH)!r})
+from peer import serve
+serve(lambda question: {{"twice": 2 * question["number"]}}, name="doubles")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def test_a_stall_is_what_a_checkpoint_adds_to_a_step() -> None:
+    from checkpoint_stall import SETTLE_STEPS, Saved, stalls
+
+    steps = np.arange(1000.0)
+    times = 0.01 * steps
+    times[501:] += 0.030  # while the checkpoint is written
+    times[800:] += 0.200  # after it
+    longest, quiet = stalls(steps, times, [Saved(step=500, at=6.0, pause=0.0)])
+    assert longest == pytest.approx([0.040])
+    assert np.median(quiet) == pytest.approx(0.01)
+    assert quiet.max() == pytest.approx(0.210), "what happens while there is none is told, and not hidden"
+    assert len(quiet) < len(steps) - SETTLE_STEPS
+
+
+def test_the_step_of_which_a_checkpoint_is_due_belongs_to_it() -> None:
+    """The cut is announced when that step is in: the next one may wait."""
+    from checkpoint_stall import Saved, stalls
+
+    times = 0.01 * np.arange(1000.0)
+    times[500:] += 1.0
+    longest, _ = stalls(np.arange(1000.0), times, [Saved(step=500, at=7.0, pause=0.0)])
+    assert longest == pytest.approx([1.01])
+
+
+def test_noise_is_three_standard_errors() -> None:
+    from convergence import noise
+
+    assert noise([0.1], [0.1, 0.2]) is None
+    # variance 0.01 each, over two values each: the standard error of the difference is 0.1
+    assert noise([0.0, 0.2**0.5 / 10**0.5], [0.0, 0.2**0.5 / 10**0.5]) == pytest.approx(0.3)
+
+
+def test_only_workers_whose_steps_are_in_the_journal_took_part() -> None:
+    from convergence import _stepped
+
+    entries = [
+        {"kind": "leased", "lease": 1, "worker": "a"},
+        {"kind": "leased", "lease": 2, "worker": "b"},
+        {"kind": "progress", "lease": 1},
+        {"kind": "leased", "lease": 3, "worker": "c"},
+        {"kind": "done", "lease": 3},
+    ]
+    assert _stepped(entries) == {"a", "c"}
+
+
+def test_ratios_are_of_one_round_each() -> None:
+    """The machine was half as fast in the second round, for both sides: the ratio does not see it."""
+    from deepfm import figures
+
+    quick = {"edl": 90.0, "limit": 100.0, "limit_in_memory": 120.0, "strategy": 45.0, "fit": 30.0}
+    slow = {name: rate / 2 for name, rate in quick.items()}
+    found = {figure.measure: figure for figure in figures({512: [quick, slow, quick]})}
+    ratios = [figure for figure in found.values() if figure.limit is not None]
+    assert [(figure.measured, figure.limit, figure.aim, figure.met) for figure in ratios] == [
+        (pytest.approx(0.9), 0.80, 0.88, True),
+        (pytest.approx(2.0), 1.6, 2.0, True),
+        (pytest.approx(3.0), 2.0, 4.0, True),
+    ]
+
+
+def test_a_peer_answers_and_ends(tmp_path: Path) -> None:
+    from peer import Peer, ask_all
+
+    script = tmp_path / "doubles.py"
+    script.write_text(PEER)
+    with Peer(str(script)) as one, Peer(str(script)) as other:
+        assert one.said == {"ready": True, "name": "doubles"}
+        assert one.ask(number=2) == {"twice": 4}
+        assert ask_all([one, other], number=3) == [{"twice": 6}] * 2
+        one.tell(number="?", more=[])
+        assert one.hear() == {"twice": "??"}
+        one.tell(wrong=1)
+        with pytest.raises(RuntimeError, match="KeyError: 'number'"):
+            one.hear()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_bare_socket_carries_what_it_is_asked_for(tmp_path: Path, kind: str) -> None:
+    from bulk_plane import LARGE, bare_calls, serve_bare
+
+    ours, theirs = multiprocessing.Pipe()
+    address = f"unix:{tmp_path}/bare" if kind == "unix" else "127.0.0.1:0"
+    server = threading.Thread(target=serve_bare, args=(address, theirs))
+    server.start()
+    with bare_calls(ours.recv()) as call:
+        for there, back in ((0, 0), (LARGE, 0), (0, LARGE), (1000, 3)):
+            call(memoryview(bytes(there)), back)
+    ours.send("end")
+    server.join(30)
+    assert not server.is_alive()
