@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -12,12 +11,12 @@ from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, Kind
 from edl.worker import routing
 from edl.worker.exchange import Directory, Exchange, Request
-from edl.worker.push import Push, PushResult
+from edl.worker.local_steps import LocalSteps
+from edl.worker.push import Push, Pushes, PushResult
 from edl.worker.routing import Routes
 from edl.worker.slab import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
 
 _SCAN_BYTES = 4 << 20
-_REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 STALE_SECONDS = 0.05
 """Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
 waited for records or traced the model): a gradient at values that others have left far behind does harm."""
@@ -33,11 +32,13 @@ class Parameters:
         worker: index of this worker.
         patience: seconds without any answer of a PS after which the job has failed here.
         rounds: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
+        local: moves the dense values by pushes that bring none back; None: every push does.
         clock: seconds, monotonic.
         pause: waits that many seconds.
 
     Attributes:
-        versions: by PS, of the values that ``slab`` gave.
+        version: the highest that a PS last spoke of: the global step.
+        versions: by PS, of the values that ``slab`` gives, with this worker's own steps since.
     """
 
     def __init__(
@@ -49,23 +50,20 @@ class Parameters:
         worker: int,
         patience: float,
         rounds: bool = False,
+        local: LocalSteps | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._directory = directory
         self._layout = layout
-        self._worker = worker
         self._exchange = Exchange(directory, connect, self._declaration, patience=patience, clock=clock, pause=pause)
         self._slabs = SlabPair(layout)
         self._clock = clock
         self._arrived = clock()
-        self._turns = [layout.parts[:1], layout.parts[1:]] if rounds and len(layout.parts) > 1 else [layout.parts]
+        self._pushes = Pushes(directory, self._exchange, layout, worker=worker, rounds=rounds)
+        self._local = local
+        self.version = 0
         self.versions = (0,) * len(layout.parts)
-
-    @property
-    def version(self) -> int:
-        """The highest of ``versions``."""
-        return max(self.versions)
 
     def declare(self) -> None:
         """Tell every PS what the model is; the first worker's initial values become the job's."""
@@ -93,11 +91,22 @@ class Parameters:
         return slab
 
     def _pull_live(self) -> None:
-        self._note(self._pull_into(self._slabs.next(), 0))
-        self._swap(complete=True)
+        self._arrive(self._pull_into(self._slabs.next(), 0), complete=True)
 
-    def _note(self, versions: Mapping[int, int]) -> None:
+    def _arrive(self, versions: Mapping[int, int], *, complete: bool) -> None:
+        """The next values came from the PS, all of them or not."""
+        self.version = max(versions.values())
         self.versions = tuple(versions.get(part, known) for part, known in enumerate(self.versions))
+        if self._local is not None:
+            self._local.pulled()
+        self._swap(complete=complete)
+
+    def _step_locally(self, local: LocalSteps, push: Push) -> None:
+        """The next values are the newest ones, moved by a push of this worker that is in."""
+        if self._slabs.fresh:
+            local.move(self._slabs.newest, self._slabs.next(), push)
+            self.versions = tuple(version + 1 for version in self.versions)
+            self._swap(complete=True)
 
     def _swap(self, *, complete: bool) -> None:
         self._slabs.swap(complete=complete)
@@ -129,76 +138,24 @@ class Parameters:
         return routing.routes(ids, self._layout.parts, self._directory.placement.parts_of_rows)
 
     def push(self, push: Push) -> PushResult:
-        """Send one step to every PS; the next slab comes back with it. Returns when all have answered.
+        """Send one step to every PS. Returns when all have answered, and the next dense values are there.
 
         Raises:
             JobFailedError: a PS did not answer for longer than the patience.
             RefusedError: a PS refused for good.
         """
-        routes = {} if push.rows is None else self._routes({t: rows.ids for t, rows in push.rows.items()})
-        slab, complete = self._slabs.next(), True
-        replies: dict[int, pb.Pushed] = {}
-        for turn in self._turns:
-            shares = self._shares(push, replies)
-            requests = {part: self._push_request(push, part, routes.get(part, {}), slab, shares) for part in turn}
-            for part, frame in self._exchange(requests).items():
-                complete &= self._layout.take(slab, part, frame.body)
-                replies[part] = pb.Pushed.FromString(frame.meta)
-            if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
-                break
-        self._swap(complete=complete and len(replies) == len(self._layout.parts))
-        return self._push_result(replies)
-
-    @staticmethod
-    def _shares(push: Push, replies: Mapping[int, pb.Pushed]) -> Sequence[pb.Share]:
-        """What the followers of the first PS are told of the round: this push alone if it has forgotten it."""
-        if not replies:
-            return ()
-        return list(replies[0].round) or [pb.Share(lease=push.lease, step=push.step)]
-
-    def _push_result(self, replies: Mapping[int, pb.Pushed]) -> PushResult:
-        self._note({part: reply.version for part, reply in replies.items()})
-        cut = max(reply.cut for reply in replies.values())
-        self._directory.announce(cut)
-        outcomes = {reply.outcome for reply in replies.values()}
-        return PushResult(_REVOKED in outcomes, self.version, cut, _STALE in outcomes)
-
-    def _push_request(
-        self,
-        push: Push,
-        part: int,
-        where: Routes,
-        slab: Floats,
-        shares: Sequence[pb.Share],
-    ) -> Request:
-        head = pb.Push(
-            worker=self._worker,
-            lease=push.lease,
-            step=push.step,
-            cut=push.cut,
-            learning_rate=push.learning_rate,
-            weight=push.weight,
-            pull=True,
-            empty=push.slab is None,
-            version=push.versions[part] if push.versions else 0,
-            next=push.following,
-            round=shares,
-        )
-        buffers: list[memoryview] = []
-        if push.slab is not None:
-            buffers.append(push.slab[self._layout.slices[part]].data)
-            head.tables.extend(routing.heads(where))
-            for table, route in where.items():
-                rows = (push.rows or {})[table]
-                buffers += [_bytes(rows.ids[route.index]), _bytes(rows.values[route.index])]
-        tries = count()
-
-        def meta() -> bytes:
-            head.incarnation = self._directory.incarnation
-            head.again = next(tries) > 0
-            return head.SerializeToString()
-
-        return Request(Kind.PUSH, meta, buffers, self._layout.view(slab, part))
+        local = self._local if self._local is not None and self._local.next_is_local else None
+        slab = self._slabs.next() if local is None else None
+        result = self._pushes.send(push, slab)
+        self._directory.announce(result.cut)
+        if local is None:
+            self._arrive(result.versions, complete=result.complete)
+        elif result.is_in:
+            self.version = result.version
+            self._step_locally(local, push)
+        else:
+            self._slabs.fresh = False
+        return result
 
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
         """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
@@ -226,12 +183,8 @@ class Parameters:
 
 def _rows_request(ids: Mapping[str, Ids], where: Routes, pin: int, flat: Floats) -> Request:
     meta = pb.PullRows(pin=pin, tables=routing.heads(where)).SerializeToString()
-    buffers = [_bytes(ids[table][route.index]) for table, route in where.items()]
+    buffers = [routing.raw(ids[table][route.index]) for table, route in where.items()]
     return Request(Kind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
-
-
-def _bytes(array: Floats | Ids) -> memoryview:
-    return np.ascontiguousarray(array).data
 
 
 def _keep(flat: Floats, body: memoryview) -> None:

@@ -58,6 +58,11 @@ def room(where: Routes, dims: Mapping[str, int]) -> Floats:
     return np.empty(sum(route.count * dims[table] for table, route in where.items()), np.float32)
 
 
+def raw(array: Floats | Ids) -> memoryview:
+    """An array as it goes on the wire; copied if it is not contiguous."""
+    return np.ascontiguousarray(array).data
+
+
 def scatter(values: dict[str, Floats], where: Routes, dims: Mapping[str, int], flat: Floats) -> None:
     """Put the rows that one PS sent where they belong; a whole table's are taken as they are.
 

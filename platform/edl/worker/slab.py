@@ -101,7 +101,7 @@ class Layout:
     def declaration(self, part: int) -> tuple[bytes, Floats]:
         """Head and body of the Declare frame for one PS."""
         head = pb.Declare(
-            dense=[pb.Variable(name=v.name, shape=v.shape, statistic=v.statistic) for v in self._owned(part)],
+            dense=[pb.Variable(name=v.name, shape=v.shape, statistic=v.statistic) for v in self.owned(part)],
             tables=[
                 pb.Table(name=t.name, rows=t.rows, dim=t.dim, initializer=json.dumps(dict(t.initializer)), seed=t.seed)
                 for t in self._tables
@@ -119,7 +119,8 @@ class Layout:
             yield variable.name, slab[at : at + size].reshape(tuple(variable.shape))
             at += size
 
-    def _owned(self, part: int) -> list[VariableLike]:
+    def owned(self, part: int) -> list[VariableLike]:
+        """The variables of one PS, in slab order."""
         wanted, at, owned = self.slices[part], 0, []
         for variable in self._variables:
             if wanted.start <= at < wanted.stop:
@@ -143,6 +144,11 @@ class SlabPair:
         self._spare = np.empty(layout.size, np.float32)
         self._lent: Floats | None = None
         self.fresh = False
+
+    @property
+    def newest(self) -> Floats:
+        """The values that arrived last."""
+        return self._current
 
     def lend(self) -> Floats:
         """The newest values; those that were lent before are given back by that."""
