@@ -124,5 +124,21 @@ def test_only_the_generated_part_of_the_page_is_replaced(table) -> None:
         table.replaced("no marks", "new")
 
 
-def test_the_page_has_its_marks(table) -> None:
-    table.replaced(table.PAGE.read_text(), "anything")
+def test_both_pages_have_their_marks(table) -> None:
+    for page in (table.PAGE, table.README):
+        table.replaced(page.read_text(), "anything")
+
+
+def test_the_readme_quotes_what_is_required_and_where_it_was_measured(figures, table) -> None:
+    rate = figures.Figure("DeepFM", 0.9, "x", 0.8, at_least=True, aim=0.88)
+    beside = figures.Figure("rate", 5.0, "samples/s")
+    results = [figures.Result("deepfm", (rate, beside)).to_json(), figures.Result("cli", (rate,)).to_json()]
+    text = table.quoted(results)
+    assert text.startswith("Measured on ")
+    assert text.count("| DeepFM | at least 0.800 x | 0.880 x | 0.900 x | 1.12 | yes |") == 1
+    assert "samples/s" not in text
+    assert table.quoted([figures.Result("deepfm", failed="exit code 1").to_json()]) == "Not measured yet."
+
+
+def test_an_auc_has_four_decimals(table) -> None:
+    assert table.quantity(0.00126, "AUC") == "0.0013"
