@@ -97,8 +97,9 @@ class Together:
         if push.origin.round:
             self._followed.vacate(push.share)
             return "the other pushes of its update have not come"
+        missing = sorted(self._rounds.expected.values())
         self._rounds.rise(push.origin.worker)
-        return f"a round waits for pushes of leases {sorted(self._rounds.expected.values())}"
+        return f"a round waits for pushes of leases {missing}"
 
     def settle(self, waits: Callable[[int], bool]) -> None:
         """What was revoked leaves; what may come now is waited for."""

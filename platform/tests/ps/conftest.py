@@ -21,6 +21,7 @@ from edl.rpc.bulk import BulkClient, BulkServer, Kind
 from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.rpc.methods import PsControl
+from edl.spec.job import Strategy
 from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
 
 TOKEN = "the-token-of-these-tests"
@@ -78,8 +79,9 @@ class Worker:
         rows: tuple[Sequence[int], np.ndarray] | None = None,
         rate: float = 1.0,
         weight: float = 1.0,
+        **fields: object,
     ) -> tuple[pb.Pushed, np.ndarray]:
-        self.send_push(number, step, gradient, cut=cut, rows=rows, rate=rate, weight=weight)
+        self.send_push(number, step, gradient, cut=cut, rows=rows, rate=rate, weight=weight, **fields)
         return self.receive_push()
 
     def send_push(
@@ -92,11 +94,14 @@ class Worker:
         rows: tuple[Sequence[int], np.ndarray] | None = None,
         rate: float = 1.0,
         weight: float = 1.0,
+        **fields: object,
     ) -> None:
+        """``fields`` are more of those of the head; ``empty`` sends no gradient."""
         head = pb.Push(
             incarnation=INCARNATION, lease=number, step=step, cut=cut, learning_rate=rate, weight=weight, pull=True
         )
-        body = [np.asarray(gradient, np.float32).data]
+        head.MergeFrom(pb.Push(**fields))  # type: ignore[arg-type]
+        body = [] if head.empty else [np.asarray(gradient, np.float32).data]
         if rows is not None:
             head.tables.append(pb.TableRows(name="emb", count=len(rows[0])))
             body += [np.array(rows[0], np.int64).data, np.asarray(rows[1], np.float32).data]
@@ -110,11 +115,21 @@ class Worker:
 class Ps:
     """One parameter server; the methods are what a master does."""
 
-    def __init__(self, stack: ExitStack, folder: Path, index: int, *, writer: ShardWriter | None, patience: float):
+    def __init__(
+        self,
+        stack: ExitStack,
+        folder: Path,
+        index: int,
+        *,
+        writer: ShardWriter | None,
+        patience: float,
+        strategy: Strategy | None,
+    ) -> None:
         self.index = index
-        self.server = ParameterServer(index, writer or ShardWriter(index), patience=patience)
+        self.server = ParameterServer(index, writer or ShardWriter(index), patience=patience, strategy=strategy)
         self._stack = stack
-        self.bulk = BulkServer(f"unix:{folder}/{index}.blk", TOKEN, BulkPlane(self.server), max_body=1 << 26)
+        plane = BulkPlane(self.server)
+        self.bulk = BulkServer(f"unix:{folder}/{index}.blk", TOKEN, plane, max_body=1 << 26, parted=plane.parted)
         self.bulk.start()
         stack.callback(self.bulk.stop)
         stack.callback(self.server.close)
@@ -177,9 +192,15 @@ def start() -> Iterator[Callable[..., Ps]]:
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="edl-ps") as folder:
         count = iter(range(100))
 
-        def one(index: int = 0, *, writer: ShardWriter | None = None, patience: float = 20.0) -> Ps:
+        def one(
+            index: int = 0,
+            *,
+            writer: ShardWriter | None = None,
+            patience: float = 20.0,
+            strategy: Strategy | None = None,
+        ) -> Ps:
             own = Path(folder) / str(next(count))
             own.mkdir()
-            return Ps(stack, own, index, writer=writer, patience=patience)
+            return Ps(stack, own, index, writer=writer, patience=patience, strategy=strategy)
 
         yield one

@@ -1,0 +1,321 @@
+"""Workers, parameter servers and a master in synchronous mode, without threads, sockets or time: a scheduler picks what
+happens next among all that could. When nothing can happen any more and work is left, they wait for each other for ever.
+
+The parameter servers are the real decisions (leases, cuts, rounds); workers and master are as docs/design/0002 says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from edl.ps.conversation import Origin, Stamp
+from edl.ps.cuts import Cuts
+from edl.ps.leases import Admission, Leases
+from edl.ps.rounds import Share
+from edl.ps.store import Gradients
+from edl.ps.together import Together
+from edl.ps.updates import Offered
+
+Action = Callable[[], None]
+NUMBER = 1 << 32
+NOTHING = Gradients(np.zeros(1, np.float32), {}, 1.0, 1.0)
+
+
+class Counted:
+    """Contents that only count updates."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+    def apply(self, gradients: Gradients | None) -> None:
+        self.version += 1
+
+
+@dataclass
+class Range:
+    """Records of a lease: step k is record ``start + k``."""
+
+    number: int
+    start: int
+    end: int
+
+
+class Server:
+    """One parameter server's decisions."""
+
+    def __init__(self, wanted: int, tolerance: int) -> None:
+        self.leases = Leases()
+        self.leases.attach(1, 0, [], [])
+        self.contents = Counted()
+        self.cuts: Cuts[int] = Cuts()
+        self.together = Together(self.leases, self.contents, wanted, tolerance)  # type: ignore[arg-type]
+        self.behind: list[Offered] = []
+        self.rounds: list[tuple[Share, ...]] = []
+
+    def take(self, push: Offered) -> None:
+        """A push arrives, or has waited for its cut."""
+        if self.cuts.waits(push.stamp.cut) and self.leases.decide(*push.share) is Admission.APPLIED:
+            if push not in self.behind:
+                self.behind.append(push)
+                self.together.hold(push)
+            return
+        if push in self.behind:
+            self.behind.remove(push)
+        self.together.offer(push)
+
+    def settle(self) -> None:
+        """Leases or cuts changed."""
+        self.together.settle(self.cuts.waits)
+
+
+@dataclass(eq=False)
+class Worker:
+    """One worker: what it has in hand, and which answers it waits for."""
+
+    index: int
+    queue: deque[Range] = field(default_factory=deque)
+    step: int = 0
+    cut: int = 0
+    version: int = 0
+    waits: dict[int, Offered] = field(default_factory=dict)
+    unsent: list[int] = field(default_factory=list)
+    again: set[int] = field(default_factory=set)
+    leading: bool = True
+    round: tuple[Share, ...] = ()
+    connected: set[int] = field(default_factory=set)
+    gone: bool = False
+    refused: Counter[Share] = field(default_factory=Counter)
+
+    @property
+    def pushing(self) -> bool:
+        return bool(self.waits or self.unsent)
+
+
+class Theatre:
+    """All of them.
+
+    Args:
+        seed: of the scheduler.
+        workers: how many.
+        servers: how many.
+        wanted: ``grads_to_wait``.
+        tolerance: ``version_tolerance``.
+        ranges: leases, each of so many steps.
+        steps: of a lease.
+        kills: workers that vanish, at some time, in some way.
+        cuts: cuts that are taken, or called off.
+        restarts: parameter servers that lose all that they know.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        workers: int,
+        servers: int,
+        wanted: int,
+        tolerance: int = 0,
+        ranges: int = 4,
+        steps: int = 3,
+        kills: int = 0,
+        cuts: int = 0,
+        restarts: int = 0,
+    ) -> None:
+        self.random = random.Random(seed)
+        self._new_server = partial(Server, wanted, tolerance)
+        self.servers = [self._new_server() for _ in range(servers)]
+        self.workers = [Worker(index) for index in range(workers)]
+        self.total = ranges * steps
+        self.todo = deque(Range(NUMBER + n, n * steps, (n + 1) * steps) for n in range(ranges))
+        self.numbers = iter(range(NUMBER + ranges, NUMBER + 10_000))
+        self.records: dict[Share, int] = {}
+        self.done: Counter[int] = Counter()
+        self.partial: Counter[int] = Counter()
+        self.entered = [Counter[int]() for _ in range(servers)]
+        self.kills, self.cuts, self.restarts = kills, cuts, restarts
+        self.cut = 0
+        self.snapshots: list[int] = []
+        self.closing: list[tuple[Worker, int]] = []
+        self.orphans: list[Worker] = []
+
+    def play(self, limit: int = 20_000) -> None:
+        """Until nothing can happen any more."""
+        for _ in range(limit):
+            actions = list(self._actions())
+            if not actions:
+                return
+            self.random.choice(actions)()
+        raise AssertionError("they go on for ever")
+
+    # ------------------------------------------------------------------ what may happen
+
+    def _actions(self) -> Iterator[Action]:
+        for worker in self.workers:
+            if not worker.gone:
+                yield from self._of_worker(worker)
+        for worker, part in self.closing:
+            yield partial(self._close, worker, part)
+        for worker in self.orphans:
+            yield partial(self._revoke, worker)
+        for part, server in enumerate(self.servers):
+            for push in server.behind:
+                if not server.cuts.waits(push.stamp.cut) or server.leases.decide(*push.share) is not Admission.APPLIED:
+                    yield partial(server.take, push)
+            if part in self.snapshots:
+                yield partial(self._snapshot, part)
+        yield from self._of_master()
+
+    def _of_worker(self, worker: Worker) -> Iterator[Action]:
+        if len(worker.queue) < 2 and self.todo:
+            yield partial(self._grant, worker)
+        if not worker.pushing and worker.cut < self.cut and not self.snapshots:
+            yield partial(setattr, worker, "cut", self.cut)
+        if worker.queue and not worker.pushing:
+            yield partial(self._begin, worker)
+        for part in worker.unsent:
+            yield partial(self._send, worker, part)
+        for part, push in worker.waits.items():
+            if push.outcome is not None:
+                yield partial(self._receive, worker, part)
+
+    def _of_master(self) -> Iterator[Action]:
+        if self.cuts and not self.snapshots and not self._pending():
+            yield self._announce
+        if self.cut and not self.snapshots and self._pending() and self._acknowledged() and not self.orphans:
+            yield self._begin_snapshots
+        if self.kills and sum(not worker.gone for worker in self.workers) > 1:
+            yield self._kill
+        if self.restarts:
+            yield self._restart
+
+    # ------------------------------------------------------------------ master
+
+    def _pending(self) -> bool:
+        return any(server.cuts.waits(self.cut) for server in self.servers)
+
+    def _acknowledged(self) -> bool:
+        return all(worker.cut >= self.cut or worker.gone or not worker.queue for worker in self.workers)
+
+    def _announce(self) -> None:
+        self.cuts -= 1
+        self.cut += 1
+
+    def _begin_snapshots(self) -> None:
+        if self.random.random() < 0.2:  # a cut that is off
+            for server in self.servers:
+                server.cuts.release(self.cut)
+                server.settle()
+            return
+        self.snapshots = list(range(len(self.servers)))
+
+    def _snapshot(self, part: int) -> None:
+        self.snapshots.remove(part)
+        server = self.servers[part]
+        assert all(push.stamp.cut >= self.cut for push in server.together._waiting.values()), "a push is overtaken"
+        server.cuts.taken(self.cut, 0, pin=False)
+        server.settle()
+
+    def _grant(self, worker: Worker) -> None:
+        worker.queue.append(self.todo.popleft())
+
+    def _kill(self) -> None:
+        """A process is killed (its connections close) or its node is lost (nobody hears of it but the master)."""
+        self.kills -= 1
+        worker = self.random.choice([worker for worker in self.workers if not worker.gone])
+        worker.gone = True
+        if self.random.random() < 0.5:
+            self.closing += [(worker, part) for part in worker.connected]
+        self.orphans.append(worker)
+
+    def _close(self, worker: Worker, part: int) -> None:
+        push = worker.waits.get(part)
+        if push is not None and push.outcome is None:
+            return  # its thread waits inside, and notices nothing
+        self.closing.remove((worker, part))
+        self.servers[part].together.parted(worker.index, worker.index)
+
+    def _revoke(self, worker: Worker) -> None:
+        self.orphans.remove(worker)
+        self.snapshots.clear()
+        for lease in worker.queue:
+            through = []
+            for server in self.servers:
+                through.append(server.leases.revoke([lease.number], 0)[lease.number])
+                server.settle()
+            low, high = min(through), max(through)
+            for step in range(low):
+                self.done[lease.start + step] += 1
+            self.partial.update(lease.start + step for step in range(low, high))
+            if lease.start + low < lease.end:
+                self.todo.appendleft(Range(next(self.numbers), lease.start + low, lease.end))
+        worker.queue.clear()
+
+    def _restart(self) -> None:
+        """A PS comes back with what a checkpoint of this moment would have held, and knows nothing else."""
+        self.restarts -= 1
+        part = self.random.randrange(len(self.servers))
+        lost, new = self.servers[part], self._new_server()
+        new.leases.restore(lost.leases.applied())
+        new.leases.revoke(lost.leases._revoked, 0)
+        new.contents.version = lost.contents.version // 2
+        new.cuts.passed(lost.cuts._passed)
+        self.servers[part] = new
+        for worker in self.workers:
+            worker.connected.discard(part)
+            if part in worker.waits and worker.waits[part].outcome is None:
+                del worker.waits[part]
+                worker.unsent.append(part)
+                worker.again.add(part)
+
+    # ------------------------------------------------------------------ workers
+
+    def _begin(self, worker: Worker) -> None:
+        worker.leading, worker.unsent, worker.round = True, [0], ()
+        worker.again.clear()
+
+    def _send(self, worker: Worker, part: int) -> None:
+        lease = worker.queue[0]
+        more = lease.start + worker.step + 1 < lease.end
+        following = lease.number if more else worker.queue[1].number if len(worker.queue) > 1 else 0
+        origin = Origin(worker.index, worker.index, worker.version, following, worker.round, part in worker.again)
+        push = Offered(Stamp(lease.number, worker.step, worker.cut), origin, None, NOTHING)  # type: ignore[arg-type]
+        self.records[push.share] = lease.start + worker.step
+        worker.unsent.remove(part)
+        worker.waits[part] = push
+        worker.connected.add(part)
+        self.servers[part].take(push)
+
+    def _receive(self, worker: Worker, part: int) -> None:
+        push = worker.waits.pop(part)
+        outcome = push.admission()
+        if outcome is Admission.REVOKED:
+            raise AssertionError("a live worker's lease was revoked")
+        if outcome is Admission.APPLIED:
+            self.entered[part][self.records[push.share]] += 1
+            if push.round not in self.servers[part].rounds:
+                self.servers[part].rounds.append(push.round)
+        if outcome is Admission.STALE:
+            worker.refused[push.share] += 1
+            worker.version = self.servers[0].contents.version
+        elif worker.leading:
+            worker.version = self.servers[0].contents.version
+            worker.leading, worker.round = False, push.round or (push.share,)
+            worker.unsent = list(range(1, len(self.servers)))
+        if not worker.pushing and outcome is not Admission.STALE:
+            self._stepped(worker)
+
+    def _stepped(self, worker: Worker) -> None:
+        worker.step += 1
+        lease = worker.queue[0]
+        if lease.start + worker.step < lease.end:
+            return
+        for record in range(lease.start, lease.end):
+            self.done[record] += 1
+        worker.queue.popleft()
+        worker.step = 0

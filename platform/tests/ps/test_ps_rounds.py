@@ -1,0 +1,177 @@
+"""Rounds: who is waited for, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ps.rounds_theatre import Theatre
+
+from edl.ps.followed import Followed, Follower
+from edl.ps.rounds import Rounds, Seat, Share
+
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+
+
+def seat(worker: int, step: int = 0, *, last: bool = False) -> Seat:
+    return Seat(worker, Share(worker, step), 0 if last else worker)
+
+
+def sit(rounds: Rounds, *seats: Seat) -> list[list[int]]:
+    """The rounds that close while these sit down, as the workers in them."""
+    closed = []
+    for one in seats:
+        rounds.sit(one)
+        closed.append([other.worker for other in rounds.close()])
+    return closed
+
+
+def test_the_first_worker_waits_for_nobody_and_the_second_is_waited_for_from_then_on() -> None:
+    rounds = Rounds(2)
+    assert sit(rounds, seat(1), seat(2), seat(2, 1)) == [[1], [], []]
+    assert sit(rounds, seat(1, 1)) == [[1, 2]]
+
+
+def test_a_round_closes_with_as_many_as_are_wanted() -> None:
+    rounds = Rounds(2)
+    for worker in (1, 2, 3):
+        rounds.expect(worker, worker)
+    assert sit(rounds, seat(3), seat(1), seat(2)) == [[], [1, 3], []]
+
+
+def test_nobody_waits_for_a_worker_with_nothing_in_hand() -> None:
+    rounds = Rounds(2)
+    rounds.expect(1, 1)
+    assert sit(rounds, seat(2), seat(1, last=True), seat(2, 1)) == [[], [1, 2], [2]]
+
+
+@pytest.mark.parametrize("gone", ["parted", "revoked", "held"])
+def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
+    rounds = Rounds(2)
+    for worker in (1, 2):
+        rounds.linked(worker, f"link {worker}")
+        rounds.expect(worker, worker)
+    assert sit(rounds, seat(1)) == [[]]
+    if gone == "parted":
+        rounds.parted(2, "link 2")
+    elif gone == "revoked":
+        rounds.drop(lambda lease: lease == 2)
+    else:
+        rounds.hold(2, 2, stamp=5)
+    assert [one.worker for one in rounds.close()] == [1]
+
+
+def test_a_connection_that_was_replaced_may_close() -> None:
+    rounds = Rounds(2)
+    rounds.expect(2, 2)
+    rounds.linked(2, "new")
+    rounds.parted(2, "old")
+    assert sit(rounds, seat(1), seat(2)) == [[], [1, 2]]
+
+
+def test_after_its_cut_a_push_is_waited_for_again() -> None:
+    rounds = Rounds(2)
+    for worker in (1, 2):
+        rounds.hold(worker, worker, stamp=5)
+    rounds.let_in(lambda stamp: stamp > 5)
+    assert sit(rounds, seat(1), seat(2)) == [[], [1, 2]]
+
+
+def test_no_round_closes_before_one_that_was_refused_has_come_again() -> None:
+    rounds = Rounds(1)
+    rounds.expect(1, 1)
+    rounds.refuse(2, 2)
+    assert sit(rounds, seat(1), seat(3), seat(2)) == [[], [], [1, 2, 3]]
+
+
+def test_a_push_sent_again_takes_the_place_of_the_first_try() -> None:
+    rounds = Rounds(2)
+    rounds.expect(2, 2)
+    assert rounds.sit(seat(1)) is None
+    assert rounds.sit(seat(1)) == seat(1)
+    assert sit(rounds, seat(2)) == [[1, 2]]
+
+
+def test_one_that_is_taken_back_is_waited_for() -> None:
+    rounds = Rounds(2)
+    rounds.expect(2, 2)
+    rounds.sit(seat(1))
+    rounds.rise(1)
+    assert rounds.expected == {1: 1, 2: 2}
+    assert sit(rounds, seat(2), seat(1)) == [[], [1, 2]]
+
+
+ONE, TWO, THREE = Share(1, 0), Share(2, 0), Share(3, 0)
+
+
+def test_followers_wait_for_all_of_their_round() -> None:
+    followed = Followed()
+    followed.sit(Follower(ONE, frozenset([ONE, TWO]), again=False))
+    assert followed.close(lambda share: True) == ()
+    followed.sit(Follower(THREE, frozenset([THREE]), again=False))
+    assert followed.close(lambda share: True) == (THREE,)
+    followed.sit(Follower(TWO, frozenset([ONE, TWO]), again=False))
+    assert followed.close(lambda share: True) == (ONE, TWO)
+    assert followed.close(lambda share: True) == ()
+
+
+def test_followers_do_not_wait_for_what_cannot_come() -> None:
+    followed = Followed()
+    followed.sit(Follower(ONE, frozenset([ONE, TWO]), again=False))
+    assert followed.close(lambda share: share != TWO) == (ONE,)
+
+
+def test_a_follower_that_is_sent_again_waits_for_nobody() -> None:
+    """The others may have had their answer of a process that is gone, and will never send theirs again."""
+    followed = Followed()
+    followed.sit(Follower(ONE, frozenset([ONE, TWO]), again=True))
+    assert followed.close(lambda share: True) == (ONE,)
+
+
+# ------------------------------------------------------------ all together
+
+CASTS = st.fixed_dictionaries(
+    {
+        "workers": st.integers(1, 4),
+        "servers": st.integers(1, 3),
+        "wanted": st.integers(1, 4),
+        "steps": st.integers(1, 4),
+    }
+)
+
+
+@PATIENT
+@given(st.integers(0, 2**32), CASTS, st.integers(0, 2), st.integers(0, 3))
+def test_every_step_enters_once_on_all_and_all_make_the_same_updates(seed, cast, tolerance, cuts) -> None:
+    theatre = Theatre(seed, **cast, tolerance=tolerance, cuts=cuts)
+    theatre.play()
+    assert theatre.done == dict.fromkeys(range(theatre.total), 1)
+    for server, entered in zip(theatre.servers, theatre.entered, strict=True):
+        assert entered == theatre.done
+        assert {frozenset(shares) for shares in server.rounds} == {frozenset(s) for s in theatre.servers[0].rounds}
+        assert server.contents.version == len(server.rounds)
+
+
+@PATIENT
+@given(st.integers(0, 2**32), CASTS)
+def test_a_minibatch_is_refused_once_at_most(seed, cast) -> None:
+    theatre = Theatre(seed, **cast)
+    theatre.play()
+    assert all(times == 1 for worker in theatre.workers for times in worker.refused.values())
+
+
+@PATIENT
+@given(st.integers(0, 2**32), CASTS, st.integers(1, 3), st.integers(0, 2))
+def test_nobody_waits_for_a_worker_that_is_gone(seed, cast, kills, cuts) -> None:
+    """What a worker left half-way is on some servers only, and is what the master learns of and enters as partial."""
+    theatre = Theatre(seed, **cast, kills=kills, cuts=cuts)
+    theatre.play()
+    assert theatre.done == dict.fromkeys(range(theatre.total), 1)
+
+
+@PATIENT
+@given(st.integers(0, 2**32), CASTS, st.integers(0, 2), st.integers(0, 2), st.integers(1, 3))
+def test_nobody_waits_for_what_a_lost_server_knew(seed, cast, kills, cuts, restarts) -> None:
+    theatre = Theatre(seed, **cast, kills=kills, cuts=cuts, restarts=restarts)
+    theatre.play()
+    assert theatre.done == dict.fromkeys(range(theatre.total), 1)

@@ -1,0 +1,316 @@
+"""Synchronous training behind real sockets: what an update is made of, who is waited for, and what a snapshot holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from ps.conftest import Ps, Worker
+
+from edl.ps.conversation import Attachment
+from edl.ps.merging import merged
+from edl.ps.store import Gradients, RowGradients
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkRefused
+from edl.spec.job import Strategy
+
+W = {"w": np.zeros(3, np.float32)}
+LEASE, OTHER, THIRD = ((1 << 32) + n for n in (1, 2, 3))
+APPLIED, DUPLICATE, REVOKED, STALE = (
+    pb.Pushed.APPLIED,
+    pb.Pushed.DUPLICATE,
+    pb.Pushed.REVOKED,
+    pb.Pushed.STALE,
+)
+
+
+@pytest.fixture
+def serve(start: Callable[..., Ps]) -> Callable[..., Ps]:
+    """A PS in synchronous mode, attached and declared."""
+
+    def make(wanted: int = 2, tolerance: int = 0, **options: object) -> Ps:
+        strategy = Strategy(mode="sync", grads_to_wait=wanted, version_tolerance=tolerance)
+        ps = start(strategy=strategy, **options)
+        ps.attach()
+        ps.worker().declare(W)
+        return ps
+
+    return make
+
+
+def sits(ps: Ps, count: int = 1) -> None:
+    """Wait until so many pushes wait for their round."""
+    changed, updates = ps.server._changed, ps.server._updates
+    with changed:
+        assert changed.wait_for(lambda: len(updates._waiting) == count, 10)
+
+
+def joined(ps: Ps, *leases: int) -> list[Worker]:
+    """Workers that have pushed step 0 of a lease each, and have more of it: rounds wait for all of them."""
+    workers = [ps.worker() for _ in leases]
+    for index, (worker, lease) in enumerate(zip(workers, leases, strict=True)):
+        worker.push(lease, 0, (), worker=index, next=0, empty=True)
+    for index, (worker, lease) in enumerate(zip(workers, leases, strict=True)):  # the answer says what follows
+        assert worker.push(lease, 0, (), worker=index, next=lease, empty=True)[0].outcome == DUPLICATE
+    return workers
+
+
+def test_two_pushes_are_one_update_of_their_mean_by_records(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    version, rows = one.pull()[0], one.pull_rows([1, 2])
+    one.send_push(LEASE, 1, [4, 8, 0], worker=0, next=LEASE, version=version, weight=1, rows=([1, 2], np.ones((2, 4))))
+    sits(ps)
+    pushed, slab = two.push(
+        OTHER, 1, [4, 0, 0], worker=1, next=OTHER, version=version, weight=1 / 3, rows=([2], np.ones((1, 4)))
+    )
+    first, same = one.receive_push()
+    assert [pushed.outcome, first.outcome] == [APPLIED, APPLIED]
+    assert [pushed.version, first.version] == [version + 1] * 2
+    assert [(s.lease, s.step) for s in first.round] == [(s.lease, s.step) for s in pushed.round]
+    assert [(s.lease, s.step) for s in first.round] == [(LEASE, 1), (OTHER, 1)]
+    np.testing.assert_array_equal(slab, [-4, -6, 0])
+    np.testing.assert_array_equal(same, slab)
+    np.testing.assert_array_equal(one.pull_rows([1, 2]), rows - np.array([[0.75], [1.0]], np.float32))
+
+
+def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_anew(serve) -> None:
+    ps = serve(wanted=1)
+    fast, slow = ps.worker(), ps.worker()
+    fast.push(LEASE, 0, [1, 1, 1], worker=0, next=LEASE, version=0)
+    refused, slab = slow.push(OTHER, 0, [1, 0, 0], worker=1, next=OTHER, version=0)
+    assert refused.outcome == STALE
+    assert refused.version == 1
+    np.testing.assert_array_equal(slab, [-1, -1, -1])
+    assert dict(ps.server.attach(Attachment(incarnation=1, floor=0)).applied) == {LEASE: 1}
+    fast.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=1)
+    sits(ps)
+    again, slab = slow.push(OTHER, 0, [0, 1, 1], worker=1, next=OTHER, version=refused.version)
+    assert again.outcome == fast.receive_push()[0].outcome == APPLIED
+    np.testing.assert_array_equal(slab, [-1.5, -2, -2])
+
+
+@pytest.mark.parametrize(("tolerance", "outcome"), [(1, APPLIED), (0, STALE)])
+def test_a_push_may_miss_as_many_updates_as_tolerated(serve, tolerance: int, outcome: int) -> None:
+    ps = serve(wanted=1, tolerance=tolerance)
+    worker = ps.worker()
+    for step in range(2):
+        worker.push(LEASE, step, [1, 1, 1], version=step)
+    assert worker.push(OTHER, 0, [1, 1, 1], version=1)[0].outcome == outcome
+
+
+def test_a_push_from_before_the_server_went_back_is_not_stale(serve) -> None:
+    ps = serve(wanted=1)
+    assert ps.worker().push(LEASE, 0, [1, 1, 1], version=700)[0].outcome == APPLIED
+
+
+def test_an_empty_push_is_never_stale_and_enters_its_step(serve) -> None:
+    ps = serve(wanted=1)
+    worker = ps.worker()
+    worker.push(LEASE, 0, [1, 1, 1])
+    pushed, slab = worker.push(OTHER, 0, (), empty=True)
+    assert (pushed.outcome, pushed.version) == (APPLIED, 2)
+    np.testing.assert_array_equal(slab, [-1, -1, -1])
+
+
+def test_a_killed_worker_is_not_waited_for(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    two.client.close()
+    assert one.receive_push()[0].outcome == APPLIED
+
+
+def test_a_worker_with_nothing_in_hand_is_not_waited_for(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    two.push(OTHER, 1, [1, 1, 1], worker=1, next=0, version=2)
+    assert one.receive_push()[0].outcome == APPLIED
+    assert one.push(LEASE, 2, [1, 1, 1], worker=0, next=LEASE, version=3)[0].outcome == APPLIED
+
+
+def test_a_revoked_push_leaves_its_round_and_the_others_go_on(serve) -> None:
+    ps = serve(wanted=3)
+    one, two, three = joined(ps, LEASE, OTHER, THIRD)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=3)
+    two.send_push(OTHER, 1, [8, 8, 8], worker=1, next=OTHER, version=3)
+    sits(ps, 2)
+    assert ps.revoke(OTHER) == {OTHER: 1}
+    assert two.receive_push()[0].outcome == REVOKED
+    pushed, slab = three.push(THIRD, 1, [3, 3, 3], worker=2, next=THIRD, version=3)
+    assert pushed.outcome == one.receive_push()[0].outcome == APPLIED
+    np.testing.assert_array_equal(slab, [-2, -2, -2])
+
+
+def test_a_worker_whose_next_lease_is_revoked_is_not_waited_for(serve) -> None:
+    """A node that is lost closes no connection."""
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    ps.revoke(OTHER)
+    assert one.receive_push()[0].outcome == APPLIED
+    assert two.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
+
+
+def test_a_round_of_before_a_cut_waits_for_nobody_behind_it(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    ps.announce(1)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    two.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=3, cut=1)
+    assert one.receive_push()[0].outcome == APPLIED
+    one.send_push(LEASE, 2, [1, 1, 1], worker=0, next=LEASE, version=3, cut=1)
+    taken = ps.snapshot(1, pin=True)
+    assert {s.lease: s.through for s in taken.applied} == {LEASE: 2, OTHER: 1}
+    assert {w.receive_push()[0].outcome for w in (one, two)} == {APPLIED}
+    np.testing.assert_array_equal(one.pull(pin=1)[1], [-1, -1, -1])
+    np.testing.assert_array_equal(one.pull()[1], [-4, -4, -4])
+
+
+def test_a_snapshot_holds_no_part_of_a_round(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    taken = ps.snapshot(1, pin=True)
+    assert {s.lease: s.through for s in taken.applied} == {LEASE: 1, OTHER: 1}
+    np.testing.assert_array_equal(ps.worker().pull(pin=1)[1], [0, 0, 0])
+    two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
+    assert one.receive_push()[0].outcome == APPLIED
+
+
+def test_a_push_that_waits_when_the_server_goes_back_is_to_be_sent_again(serve, tmp_path: Path) -> None:
+    ps = serve()
+    one, _ = joined(ps, LEASE, OTHER)
+    directory = Ps.checkpoint([ps], 1, tmp_path)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2, cut=1)
+    sits(ps)
+    ps.attach(restore=str(directory), cut=1, slots=[0] * 256, floor=1)
+    with pytest.raises(BulkRefused, match="replaced") as caught:
+        one.receive_push()
+    assert caught.value.kind == "busy"
+
+
+def test_a_lost_answer_is_given_again_with_its_round(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
+    again, slab = ps.worker().push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2, again=True)
+    assert again.outcome == DUPLICATE
+    assert [(s.lease, s.step) for s in again.round] == [(LEASE, 1), (OTHER, 1)]
+    np.testing.assert_array_equal(slab, [-1, -1, -1])
+
+
+def test_a_retry_takes_the_place_of_the_push_that_waits(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2)
+    sits(ps)
+    retry = ps.worker()
+    retry.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2, again=True)
+    with pytest.raises(BulkRefused, match="again"):
+        one.receive_push()
+    pushed, slab = two.push(OTHER, 1, [4, 4, 4], worker=1, next=OTHER, version=2)
+    assert pushed.outcome == retry.receive_push()[0].outcome == APPLIED
+    np.testing.assert_array_equal(slab, [-3, -3, -3])
+
+
+def test_a_round_does_not_wait_for_ever(serve) -> None:
+    """The worker sends it again, and in between hears of what has changed."""
+    ps = serve(patience=0.05)
+    one, two = joined(ps, LEASE, OTHER)
+    with pytest.raises(BulkRefused, match=rf"leases \[{OTHER}\] for 0.05 s") as caught:
+        one.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    assert caught.value.kind == "busy"
+    ps.revoke(OTHER)
+    assert one.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)[0].outcome == APPLIED
+    assert two.push(OTHER, 1, [1, 1, 1], worker=1)[0].outcome == REVOKED
+
+
+def test_those_that_follow_make_the_same_update(serve) -> None:
+    ps = serve()
+    one, two = ps.worker(), ps.worker()
+    named = [pb.Share(lease=LEASE, step=0), pb.Share(lease=OTHER, step=0)]
+    one.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
+    sits(ps)
+    pushed, slab = two.push(OTHER, 0, [4, 4, 4], worker=1, round=named)
+    assert pushed.outcome == one.receive_push()[0].outcome == APPLIED
+    assert pushed.version == 1
+    np.testing.assert_array_equal(slab, [-3, -3, -3])
+
+
+def test_those_that_follow_wait_for_no_revoked_push(serve) -> None:
+    ps = serve()
+    one = ps.worker()
+    named = [pb.Share(lease=LEASE, step=0), pb.Share(lease=OTHER, step=0)]
+    one.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
+    sits(ps)
+    ps.revoke(OTHER)
+    np.testing.assert_array_equal(one.receive_push()[1], [-2, -2, -2])
+
+
+# ------------------------------------------------------------ staleness-aware
+
+
+def test_a_stale_gradient_gets_a_smaller_learning_rate(start) -> None:
+    ps = start(strategy=Strategy(staleness_aware=True))
+    ps.attach()
+    worker = ps.worker()
+    worker.declare(W)
+    moved = []
+    for step, version in enumerate([0, 0, 0, 3, 1, 99]):
+        before = worker.pull()[1]
+        worker.push(LEASE, step, [12, 0, 0], version=version)
+        moved.append(float(before[0] - worker.pull()[1][0]))
+    assert moved == [12, 12, 6, 12, 4, 12]
+
+
+# ------------------------------------------------------------ what an update is
+
+WEIGHTS = st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=1, max_size=5)
+
+
+@settings(deadline=None)
+@given(WEIGHTS, st.data())
+def test_a_round_is_the_gradient_of_all_its_records_as_one_minibatch(weights: list[float], data: st.DataObject) -> None:
+    """Against float64, for a loss that is a mean over records; statistics move by the mean of what each would."""
+    shape, values = 6, st.integers(-8, 8).map(float)
+    full = 4
+    records = [data.draw(arrays.arrays(np.float64, (int(w * full), shape), elements=values)) for w in weights]
+    parts = []
+    for number, (weight, mine) in enumerate(zip(weights, records, strict=True)):
+        mean = mine.mean(axis=0).astype(np.float32)
+        rows = RowGradients(np.array([7, number]), np.stack([mean[:2], mean[2:4]]))
+        parts.append(Gradients(mean, {"emb": rows}, 9.0, weight))
+    made = merged(parts, 0.5)
+    assert made is not None
+    assert made.learning_rate == 0.5
+    whole = np.concatenate(records).mean(axis=0)
+    np.testing.assert_allclose(made.slab, whole, rtol=1e-6, atol=1e-6)
+    rows = made.rows["emb"]
+    np.testing.assert_allclose(rows.values[rows.ids == 7].sum(axis=0), whole[:2], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(made.weight, np.mean(weights))
+
+
+def test_one_push_alone_is_applied_to_the_bit() -> None:
+    only = Gradients(np.array([1e-30, 3.3], np.float32), {}, 0.1, 0.3)
+    made = merged([only], 0.1)
+    assert made == only
+    assert made is not None
+    assert made.slab is only.slab
+
+
+def test_nothing_makes_nothing() -> None:
+    assert merged([], 0.1) is None
