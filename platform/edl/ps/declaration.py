@@ -43,7 +43,7 @@ class DenseVariable:
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """An embedding table, ``rows`` x ``dim`` float32, of which each PS owns some rows."""
+    """An embedding table, ``rows`` x ``dim`` float32, of which each PS owns some rows. 0 rows: any int64 is an id."""
 
     name: str
     rows: int
@@ -52,10 +52,10 @@ class RowTable:
     seed: int
 
     def __post_init__(self) -> None:
-        if not (0 < self.rows <= MAX_ROWS and 0 < self.dim <= MAX_DIM):
+        if not (0 <= self.rows <= MAX_ROWS and 0 < self.dim <= MAX_DIM):
             raise BadInputError(
-                f"table '{self.name}' has {self.rows} x {self.dim} values; a table has 1 to {MAX_ROWS} rows of 1 to "
-                f"{MAX_DIM} values"
+                f"table '{self.name}' has {self.rows} x {self.dim} values; a table has 1 to {MAX_ROWS} rows, or 0 for "
+                f"no bound, of 1 to {MAX_DIM} values"
             )
         initializer.check(self.initializer)
 

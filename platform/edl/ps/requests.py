@@ -142,7 +142,7 @@ def _table(declared: Declaration, name: str, seen: Iterable[str]) -> RowTable:
 
 
 def _checked(table: RowTable, ids: Ids) -> Ids:
-    if len(ids) and not (ids.min() >= 0 and ids.max() < table.rows):
+    if table.rows and len(ids) and not (ids.min() >= 0 and ids.max() < table.rows):
         raise Refused(
             f"table '{table.name}' has rows 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
         )

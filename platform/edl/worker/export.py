@@ -20,11 +20,14 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from edl.layers.known_rows import Known, known_rows
 from edl.spec.initializer import initial_rows
 from edl.store.durable import storage_error, sync_directory, sync_file
 from edl.worker.embedding import TableSpec
+from edl.worker.features import feature_spec
 from edl.worker.fresh_model import new_model
 from edl.worker.network import Network
+from edl.worker.row_initializer import mean_value
 from edl.worker.slab import Floats, Ids
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables
@@ -60,7 +63,7 @@ def save(
     model = plain_model(network, slab, tables)
     described = _describable(model)
     with user_code(network.module.zoo, "export of the model"), _writing(saved_model_path) as beside:
-        model.export(str(beside), format="tf_saved_model", verbose=False, **_signature(model, network.sample))
+        _write_saved_model(model, feature_spec(model, network.sample), beside)
     if described:
         with _writing(keras_path) as beside:
             model.save(beside)
@@ -68,15 +71,21 @@ def save(
 
 
 def plain_model(network: Network, slab: Floats, tables: StoredRows) -> Any:
-    """The user's Keras model, without anything of EDL, with the given values."""
-    model = new_model(network.module, seed=0, sample=network.sample)
+    """The user's Keras model, without parameter servers, with the given values."""
+    unbound = {
+        table.name.rpartition("/")[0]: known(table, tables[table.name]) for table in network.tables if not table.rows
+    }
+    with known_rows(unbound):
+        model = new_model(network.module, seed=0, sample=network.sample)
     places = zip(network.variables, network.offsets, strict=True)
     values = {spec.name: slab[place].reshape(spec.shape) for spec, place in places}
-    served = {table.name: table for table in network.tables}
+    served = {table.name: table for table in network.tables if table.rows}
     plain = Variables.of(model, lambda name: 0, 1)
     for spec, weight in zip(plain.specs, plain.weights, strict=True):
-        value = values[spec.name] if spec.name in values else full_table(served[spec.name], tables[spec.name])
-        weight.assign(value)
+        if spec.name in values:
+            weight.assign(values[spec.name])
+        elif spec.name in served:
+            weight.assign(full_table(served[spec.name], tables[spec.name]))
     return model
 
 
@@ -91,6 +100,16 @@ def full_table(table: TableSpec, stored: Iterable[tuple[Ids, Floats]]) -> NDArra
     return full
 
 
+def known(table: TableSpec, stored: Iterable[tuple[Ids, Floats]]) -> Known:
+    """The stored rows of a table without a bound, and one for all other ids: the mean of its initial values."""
+    chunks = list(stored)
+    ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
+    other = np.full((1, table.dim), mean_value(table.initializer), np.float32)
+    order = np.argsort(ids)
+    values = np.concatenate([np.empty((0, table.dim), np.float32), *(values for _, values in chunks)])
+    return Known(ids[order], np.concatenate([values[order], other]))
+
+
 def _describable(model: Any) -> bool:
     try:
         keras.saving.serialize_keras_object(model)
@@ -100,12 +119,19 @@ def _describable(model: Any) -> bool:
     return True
 
 
-def _signature(model: Any, sample: Any) -> dict[str, Any]:
-    """A subclassed model says nowhere what it takes: the features that it was built with do."""
-    if sample is None or getattr(model, "inputs", None):
-        return {}
-    spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), sample)
-    return {"input_signature": [spec]}
+def _write_saved_model(model: Any, features: Any, path: Path) -> None:
+    """A SavedModel that takes what the model takes: subclassed models and ragged or sparse features do not say it."""
+    if all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(features)):
+        graph = getattr(model, "inputs", None)
+        signature = {} if graph else {"input_signature": [features]}
+        model.export(str(path), format="tf_saved_model", verbose=False, **signature)
+        return
+    serve = tf.function(lambda given: model(given, training=False), input_signature=[features], autograph=False)
+    serve.get_concrete_function()
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.add_endpoint("serve", serve)
+    archive.write_out(str(path), verbose=False)
 
 
 @contextmanager

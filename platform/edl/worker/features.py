@@ -31,7 +31,7 @@ def feature_spec(model: Any, sample: Any) -> Any:
 def _of_input(given: Any) -> Any:
     shape = [None, *given.shape[1:]]
     if given.ragged:
-        return tf.RaggedTensorSpec(shape, given.dtype, given.ragged_rank)
+        return tf.RaggedTensorSpec(shape, given.dtype, given.ragged_rank or 1)
     if given.sparse:
         return tf.SparseTensorSpec(shape, given.dtype)
     return tf.TensorSpec(shape, given.dtype)

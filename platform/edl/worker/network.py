@@ -79,7 +79,7 @@ class Network:
         self.keras_optimizer = keras_optimizer
         trained = {variables.specs[at].name: name_in_keras(variables.weights[at]) for at in variables.trained}
         tables = {layer.served_table.name: f"{layer.served_table.name}:0" for layer in served}
-        self.optimizer: Reproduced = reproduce(keras_optimizer, trained | tables)
+        self.optimizer: Reproduced = reproduce(keras_optimizer, trained | tables, module.zoo)
         refuse_spread_tables(self.optimizer.spec, list(tables), len(variables.slices))
         self.sample = sample
         self._variables = variables
@@ -165,11 +165,17 @@ class Network:
         return self._initial.copy()
 
     def load(self, path: Path) -> Slab:
-        """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab; the model must serve no table.
+        """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab.
 
         Raises:
-            BadInputError: the file cannot be read, or is of another model.
+            BadInputError: the file cannot be read, or is of another model; or a table of the model has no bound.
         """
+        if self.tables:
+            raise BadInputError(
+                f"the embedding '{self.tables[0].name}' has no bound, and its rows cannot be looked up in a file",
+                where=str(path),
+                hint="predict with a checkpoint, or load the file with Keras",
+            )
         try:
             self.model.load_weights(path)
             return self._variables.values()

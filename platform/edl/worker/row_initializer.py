@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -54,3 +55,10 @@ def row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, Any] 
     if type(initializer) is known.Constant and np.ndim(initializer.value) == 0:
         return {"name": "constant", "value": float(initializer.value)}
     return None
+
+
+def mean_value(initializer: Mapping[str, Any]) -> float:
+    """The mean of the values that an initializer gives, of which the ones that are drawn are symmetric around it."""
+    if "minval" in initializer:
+        return (float(initializer["minval"]) + float(initializer["maxval"])) / 2
+    return float(initializer.get("mean", initializer.get("value", 0.0)))

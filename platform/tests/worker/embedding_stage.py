@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -51,14 +52,22 @@ def rows_for(network: Network, features: Any) -> dict[str, Rows]:
     }
 
 
-def plain_of(network: Network) -> Any:
-    """The same model and values in plain Keras."""
-    return export.plain_model(network, network.initial(), {table.name: [] for table in network.tables})
+def plain_of(network: Network, rows: Mapping[str, Rows] = MappingProxyType({})) -> Any:
+    """The same model and values in plain Keras; ``rows`` are those that were trained."""
+    stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
+    return export.plain_model(network, network.initial(), stored)
+
+
+def write_export(network: Network, rows: Mapping[str, Rows], folder: Path) -> None:
+    """``model.keras`` and ``saved_model`` in a folder."""
+    stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
+    export.save(network, network.initial(), stored, folder / "model.keras", folder / "saved_model")
 
 
 def check_step(network: Network, features: Any, labels: Any) -> None:
     """One step gives the loss, predictions and gradients of plain Keras, of rows and of dense variables."""
-    rows, plain = rows_for(network, features), plain_of(network)
+    rows = rows_for(network, features)
+    plain = plain_of(network, rows)
     step = network.train(network.initial(), rows, features, labels)
     with tf.GradientTape() as tape:
         loss = tf.add_n([squared(labels, plain(features, training=True)), *plain.losses])
@@ -72,7 +81,7 @@ def check_step(network: Network, features: Any, labels: Any) -> None:
         np.testing.assert_allclose(gradient, expected.pop(name), rtol=1e-4, atol=1e-7, err_msg=name)
     assert not expected, "variables that nothing trains"
     outputs = network.predict(network.initial(), rows, features)
-    np.testing.assert_allclose(outputs, plain(features), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs, plain(features, training=False), rtol=1e-5, atol=1e-6)
 
 
 def gradients(network: Network, step: Any, rows: Mapping[str, Rows]) -> dict[str, Any]:
@@ -83,6 +92,8 @@ def gradients(network: Network, step: Any, rows: Mapping[str, Rows]) -> dict[str
         if not spec.statistic
     }
     for table in network.tables:
-        whole[table.name] = np.zeros((table.rows, table.dim), np.float32)
-        np.add.at(whole[table.name], np.asarray(rows[table.name].ids), step.rows[table.name])
+        ids = np.asarray(rows[table.name].ids)
+        places = ids if table.rows else np.searchsorted(np.sort(ids), ids)
+        whole[table.name] = np.zeros((table.rows or len(ids) + 1, table.dim), np.float32)
+        np.add.at(whole[table.name], places, step.rows[table.name])
     return whole

@@ -1,0 +1,43 @@
+"""Many rows to one: sum, mean and sqrtn of the rows of a record, with weights, as ``tf.nn.embedding_lookup_sparse``.
+
+With rows r and weights w (1 where none are given): ``sum`` is the sum of w r, ``mean`` is that divided by the sum of w,
+``sqrtn`` is that divided by the root of the sum of w squared. A record without rows gives zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+COMBINERS = ("sum", "mean", "sqrtn")
+
+Sum = Callable[[Any], Any]
+
+
+def combined(combiner: str, rows: Any, weights: Any, total: Sum) -> Any:
+    """One row for each record.
+
+    Args:
+        combiner: one of :data:`COMBINERS`.
+        rows: ``[..., dim]``.
+        weights: of the rows, ``[...]``; zero leaves a row out.
+        total: sums what belongs to one record.
+    """
+    weights = tf.cast(weights, rows.dtype)[..., None]
+    summed = total(rows * weights)
+    if combiner == "sum":
+        return summed
+    divisor = total(weights) if combiner == "mean" else tf.sqrt(total(tf.square(weights)))
+    return tf.math.divide_no_nan(summed, divisor)
+
+
+def within(records: Any, count: Any) -> Sum:
+    """Sums over entries, where ``records`` [entries] says which of ``count`` records each belongs to."""
+    return lambda values: tf.math.unsorted_segment_sum(values, records, count)
+
+
+def over_columns(values: Any) -> Any:
+    """Sums over the columns of dense records: of ``[..., columns, dim]``."""
+    return tf.reduce_sum(values, -2)

@@ -1,0 +1,130 @@
+"""An Embedding for features of several values, and for ids without a bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from edl.layers.combiners import COMBINERS, combined, over_columns, within
+from edl.layers.known_rows import constant, held_rows, positions
+
+
+@keras.saving.register_keras_serializable(package="edl")
+class Embedding(keras.layers.Embedding):  # type: ignore[misc]
+    """``keras.layers.Embedding`` with combiners, sparse and ragged inputs, weights, and tables without a bound.
+
+    Like Keras' own it is a dense variable below ``ps.embedding_threshold`` and lives on the parameter servers above.
+
+    Args:
+        output_dim: length of a row.
+        input_dim: number of ids, which are 0 to input_dim - 1. None: every int64 is an id, and the rows of those that
+            are trained live on the parameter servers, whatever the threshold.
+        combiner: ``sum``, ``mean`` or ``sqrtn`` makes one row of the ids of a record, which are the last dimension;
+            with None every id gives a row. See ``edl.layers.combiners``.
+        known: set in files only: how many ids the file holds of a table without a bound.
+        mask_zero: id 0 is padding: combiners leave it out, and without one it is masked as by Keras.
+        **options: the others of ``keras.layers.Embedding``.
+
+    Called with ids (dense ``[..., columns]``, ragged or sparse ``[records, columns]``) and, with a combiner, with their
+    weights, in the form of the ids. An absent entry of a sparse tensor is no id.
+
+    Raises:
+        ValueError: arguments or inputs that do not go together.
+    """
+
+    def __init__(
+        self,
+        output_dim: int,
+        input_dim: int | None = None,
+        *,
+        combiner: str | None = None,
+        mask_zero: bool = False,
+        known: int | None = None,
+        **options: Any,
+    ) -> None:
+        if combiner is not None and combiner not in COMBINERS:
+            raise ValueError(f"combiner is one of {', '.join(COMBINERS)} or None, not {combiner!r}")
+        super().__init__(input_dim or 1, output_dim, mask_zero=mask_zero, **options)
+        self.input_dim = input_dim
+        self.combiner = combiner
+        self.known = known
+        self.ids: Any = None
+
+    def build(self, input_shape: Any = None) -> None:
+        """Make the table; of one without a bound, only what an export holds of it."""
+        held = held_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
+        if held is None:
+            super().build(input_shape)  # which a worker intercepts for tables that are served
+            return
+        self.ids = self.add_weight(
+            shape=held.ids.shape, initializer=constant(held.ids), dtype="int64", trainable=False, name="ids"
+        )
+        self._embeddings = self.add_weight(shape=held.rows.shape, initializer=constant(held.rows), name="embeddings")
+
+    def add_weight(self, shape: Any = None, **options: Any) -> Any:
+        """As Keras; refuses a table without a bound, of which there is no variable."""
+        if None in (shape or ()):
+            raise ValueError(
+                f"the Embedding '{self.path}' has no input_dim: its rows live on parameter servers, so that only an "
+                "EDL job with strategy ParameterServer trains it; set input_dim to train it otherwise"
+            )
+        return super().add_weight(shape=shape, **options)
+
+    def call(self, inputs: Any, weights: Any = None) -> Any:
+        """Rows of ids, or one row of each record."""
+        if weights is not None and self.combiner is None:
+            raise ValueError("weights are for a combiner: set combiner to sum, mean or sqrtn")
+        if isinstance(inputs, tf.SparseTensor):
+            return self._of_sparse(inputs, weights)
+        if isinstance(inputs, tf.RaggedTensor):
+            return self._of_ragged(inputs, weights)
+        rows = self._rows(inputs)
+        return rows if self.combiner is None else self._combined(inputs, rows, weights, over_columns)
+
+    def _of_sparse(self, ids: Any, weights: Any) -> Any:
+        if self.combiner is None:
+            raise ValueError("sparse ids need a combiner: what is absent has no row")
+        weights = None if weights is None else weights.values
+        total = within(ids.indices[:, 0], ids.dense_shape[0])
+        return self._combined(ids.values, self._rows(ids.values), weights, total)
+
+    def _of_ragged(self, ids: Any, weights: Any) -> Any:
+        rows = self._rows(ids.flat_values)
+        if self.combiner is None:
+            return ids.with_flat_values(rows)
+        if ids.ragged_rank != 1 or len(ids.shape) != 2:
+            raise ValueError(f"a combiner takes ragged ids of records and columns, not {ids.shape}")
+        weights = None if weights is None else weights.flat_values
+        return self._combined(ids.flat_values, rows, weights, within(ids.value_rowids(), ids.nrows()))
+
+    def _rows(self, ids: Any) -> Any:
+        return super().call(ids if self.ids is None else positions(self.ids, ids))
+
+    def _combined(self, ids: Any, rows: Any, weights: Any, total: Any) -> Any:
+        weights = tf.ones_like(ids, rows.dtype) if weights is None else tf.cast(weights, rows.dtype)
+        if self.mask_zero:
+            weights = tf.where(tf.equal(ids, 0), tf.zeros_like(weights), weights)
+        return combined(str(self.combiner), rows, weights, total)
+
+    def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
+        """As Keras without a combiner; with one, nothing is left to mask."""
+        return None if self.combiner else super().compute_mask(inputs, mask)
+
+    def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
+        """Shape and type of the output, without running anything."""
+        if self.combiner is None:
+            return super().compute_output_spec(inputs)
+        return keras.KerasTensor((*inputs.shape[:-1], self.output_dim), dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """All arguments."""
+        known = {} if self.ids is None else {"known": self.ids.shape[0]}
+        return {**super().get_config(), "combiner": self.combiner, **known}
+
+    @property
+    def variable_serialization_spec(self) -> Any:
+        """As Keras: the variables of a file, in order, by mode of quantization."""
+        spec = super().variable_serialization_spec
+        return spec if self.ids is None else {**spec, None: ["embeddings", "ids"]}

@@ -1,0 +1,58 @@
+"""The rows of a table without a bound that an exported model holds: a look-up table of ids, and a row for each.
+
+While a model is trained there are none here. An export gives them with :func:`known_rows`; a model that is loaded from
+a file makes variables of as many as the file has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+
+class Known(NamedTuple):
+    """What is known of one table: ids ``[n]`` int64, ascending; rows ``[n + 1, dim]``, the last for every other id."""
+
+    ids: NDArray[np.int64]
+    rows: NDArray[np.float32]
+
+
+_KNOWN: ContextVar[Mapping[str, Known] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def known_rows(tables: Mapping[str, Known]) -> Iterator[None]:
+    """Layers that are built in here hold these rows; by the path of the layer."""
+    token = _KNOWN.set(tables)
+    try:
+        yield
+    finally:
+        _KNOWN.reset(token)
+
+
+def held_rows(path: str, count: int | None, dim: int) -> Known | None:
+    """What the layer at a path begins with: rows that are given, zeros for ``count`` of a file, or None."""
+    given = (_KNOWN.get() or {}).get(path)
+    if given is not None or count is None:
+        return given
+    return Known(np.zeros(count, np.int64), np.zeros((count + 1, dim), np.float32))
+
+
+def constant(values: NDArray[Any]) -> Callable[..., Any]:
+    """An initializer: these values."""
+    return lambda shape, dtype=None: tf.constant(values, dtype, shape)
+
+
+def positions(known: Any, ids: Any) -> Any:
+    """Which row of a table belongs to each id: the last one to those that are not among the ascending ``known``."""
+    known, ids = tf.convert_to_tensor(known), tf.cast(ids, tf.int64)
+    found = tf.reshape(tf.searchsorted(known, tf.reshape(ids, [-1])), tf.shape(ids))
+    count = tf.size(known)
+    there = tf.equal(tf.gather(tf.concat([known, [0]], 0), found), ids) & (found < count)
+    return tf.where(there, found, count)

@@ -1,0 +1,123 @@
+"""EDL's Embedding on the parameter servers: combiners over every kind of input, ids without a bound, the export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs.plain_keras import without_edl
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),  # Keras'
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from worker.embedding_stage import check_step, module_of, network_of, rows_for, write_export  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.layers import Embedding  # noqa: E402
+from edl.worker.local_model import LocalModel  # noqa: E402
+from edl.worker.not_served import NotServedError  # noqa: E402
+from edl.worker.slab import Rows  # noqa: E402
+
+LABELS = np.array([[1.0], [0.0], [0.5]], np.float32)
+IDS = np.array([[3, 1, 1], [0, 2, 0], [4, 4, 4]])
+RAGGED = tf.ragged.constant([[3, 1, 1, 4], [], [2]], tf.int64)
+SPARSE = tf.sparse.from_dense(np.array([[3, 0, 1], [0, 2, 0], [0, 0, 4]], np.int64))
+FEATURES = {"dense": tf.constant(IDS), "ragged": RAGGED, "sparse": SPARSE}
+ANY = np.array([[-7, 2**62, 5], [5, 5, 0], [-(2**63), 9, 2**63 - 1]])
+
+
+def combining(kind: str, combiner: str, input_dim: int | None = 5, **options: Any) -> Any:
+    """A functional model that combines the ids of one feature."""
+    ids = keras.Input([None], dtype="int64", ragged=kind == "ragged", sparse=kind == "sparse")
+    layer = Embedding(4, input_dim, combiner=combiner, name="tags", **options)
+    return keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
+
+
+class Weighted(keras.Model):  # type: ignore[misc]
+    """Weights come with the ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags, self.out = Embedding(4, 5, combiner="mean"), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.tags(inputs["ids"], weights=inputs["weights"]))
+
+
+@pytest.mark.parametrize(("kind", "combiner"), [("dense", "sum"), ("ragged", "mean"), ("sparse", "sqrtn")])
+def test_combined_rows_have_the_gradients_of_plain_keras(kind: str, combiner: str) -> None:
+    network = network_of(lambda: combining(kind, combiner, mask_zero=combiner == "mean"))
+    assert [(table.rows, table.dim) for table in network.tables] == [(5, 4)]
+    check_step(network, FEATURES[kind], LABELS)
+
+
+@pytest.mark.parametrize("with_sample", [True, False])
+def test_ids_without_a_bound_have_the_gradients_of_plain_keras(with_sample: bool) -> None:
+    network = network_of(lambda: combining("dense", "sqrtn", None), ANY if with_sample else None, threshold=1 << 60)
+    (table,) = network.tables
+    assert (table.name, table.rows, table.dim) == ("tags/embeddings", 0, 4)
+    assert set(np.asarray(network.ids(ANY)[table.name])) == set(ANY.ravel())
+    check_step(network, ANY, LABELS)
+
+
+def test_weights_in_a_subclassed_model() -> None:
+    features = {"ids": RAGGED, "weights": RAGGED.with_values(tf.constant([0.5, 2.0, 1.0, 1.0, 3.0]))}
+    check_step(network_of(Weighted, features), features, LABELS)
+
+
+def test_a_step_takes_ragged_features_of_any_length_without_a_new_trace() -> None:
+    network = network_of(lambda: combining("ragged", "sum"))
+    for records in ([[1, 2], [3]], [[1], [2], [3, 4, 0]], [[]]):
+        ids = tf.ragged.constant(records, tf.int64, ragged_rank=1)
+        network.train(network.initial(), rows_for(network, ids), ids, LABELS[: len(records)])
+    assert network.traces == 1
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_a_saved_model_needs_no_edl(kind: str, tmp_path: Path) -> None:
+    """The lookup table and its rows are in the SavedModel; a ``.keras`` file needs ``import edl.layers``."""
+    network = network_of(lambda: combining(kind, "mean", None))
+    (name,) = (table.name for table in network.tables)
+    rows = {name: Rows(np.array([4, 1, 3]), np.arange(12, dtype=np.float32).reshape(3, 4))}
+    write_export(network, rows, tmp_path)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    expected = loaded(FEATURES[kind]).numpy()
+    table = np.concatenate([rows[name].values, np.zeros((2, 4), np.float32)])
+    lent = {name: Rows(np.array([4, 1, 3, 0, 2]), table)}  # ids that nobody trained have the mean of what they might be
+    np.testing.assert_allclose(network.predict(network.initial(), lent, FEATURES[kind]), expected, rtol=1e-5)
+    np.savez(tmp_path / "expected.npz", outputs=expected)
+    code = """
+        import numpy as np, tensorflow as tf
+        kind = sys.argv[2]
+        ids = {
+            "dense": lambda: tf.constant([[3, 1, 1], [0, 2, 0], [4, 4, 4]], tf.int64),
+            "ragged": lambda: tf.ragged.constant([[3, 1, 1, 4], [], [2]], tf.int64),
+            "sparse": lambda: tf.sparse.from_dense(np.array([[3, 0, 1], [0, 2, 0], [0, 0, 4]])),
+        }[kind]()
+        served = tf.saved_model.load(sys.argv[1] + "/saved_model")
+        np.testing.assert_allclose(served.serve(ids), np.load(sys.argv[1] + "/expected.npz")["outputs"], rtol=1e-5)
+    """
+    without_edl(code, tmp_path, kind, cwd=tmp_path)
+
+
+def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(tmp_path: Path) -> None:
+    network = network_of(lambda: combining("dense", "sum", None))
+    with pytest.raises(BadInputError, match="'tags/embeddings' has no bound"):
+        network.load(tmp_path / "model.keras")
+
+
+def test_ids_without_a_bound_need_parameter_servers() -> None:
+    with pytest.raises(ValueError, match="'tags' has no input_dim"):
+        LocalModel(module_of(lambda: combining("dense", "sum", None)), seed=1, sample=None)
+
+
+def test_ids_without_a_bound_have_no_initializer_that_depends_on_their_number() -> None:
+    with pytest.raises(NotServedError, match=r"any id x 4.*GlorotUniform cannot be computed row by row") as caught:
+        network_of(lambda: combining("dense", "sum", None, embeddings_initializer="glorot_uniform"))
+    assert "threshold" not in str(caught.value)
