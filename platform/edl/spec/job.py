@@ -115,16 +115,30 @@ class Strategy:
         ),
     ] = "ParameterServer"
     mode: Annotated[
-        str, Option(Choice(("async", "sync")), "Whether parameter servers apply each push at once.", built=("async",))
+        str,
+        Option(
+            Choice(("async", "sync")), "async: each push is an update at once; sync: several pushes are one update."
+        ),
     ] = "async"
     grads_to_wait: Annotated[
-        int, Option(_POSITIVE, "Pushes that a synchronous update waits for.", "pushes", built=(1,))
+        int,
+        Option(
+            _POSITIVE, "Pushes that an update waits for under mode: sync, or as many as workers can send.", "pushes"
+        ),
     ] = 1
     version_tolerance: Annotated[
-        int, Option(_COUNT, "Versions that a push may lag behind in synchronous mode.", "versions", built=(0,))
+        int,
+        Option(
+            _COUNT,
+            "Updates since its values that a push may miss under mode: sync; one that misses more is computed anew.",
+            "updates",
+        ),
     ] = 0
     staleness_aware: Annotated[
-        bool, Option(Flag(), "Whether the learning rate falls with a push's staleness.", built=(False,))
+        bool,
+        Option(
+            Flag(), "Whether, under mode: async, the learning rate is divided by the updates since a push's values."
+        ),
     ] = False
     get_model_steps: Annotated[
         int, Option(_POSITIVE, "Steps of a worker from one pull to the next.", "steps", built=(1,))

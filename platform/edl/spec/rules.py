@@ -20,7 +20,7 @@ class Broken:
 
 def broken(spec: JobSpec, required: Iterable[str] = ()) -> list[Broken]:
     """The rules that ``spec`` breaks; ``required`` names sets of records that must be given: ``training``, …"""
-    return [*_records(spec, tuple(required)), *_evaluation(spec), *_workers(spec), *_volumes(spec)]
+    return [*_records(spec, tuple(required)), *_evaluation(spec), *_workers(spec), *_strategy(spec), *_volumes(spec)]
 
 
 def _records(spec: JobSpec, required: tuple[str, ...]) -> Iterator[Broken]:
@@ -40,6 +40,30 @@ def _evaluation(spec: JobSpec) -> Iterator[Broken]:
 def _workers(spec: JobSpec) -> Iterator[Broken]:
     if spec.workers.max < spec.workers.min:
         yield Broken("workers.max", f"found {spec.workers.max}, must be at least workers.min, {spec.workers.min}")
+
+
+def _strategy(spec: JobSpec) -> Iterator[Broken]:
+    """Of parameter servers. Under Local one process pushes: each of its pushes is a round, and none is stale."""
+    if spec.strategy.name == "ParameterServer":
+        yield from (_synchronous if spec.strategy.mode == "sync" else _asynchronous)(spec)
+
+
+def _synchronous(spec: JobSpec) -> Iterator[Broken]:
+    strategy, most = spec.strategy, spec.workers.max
+    if strategy.grads_to_wait > most:
+        message = f"found {strategy.grads_to_wait}, but workers.max is {most}: so many pushes never come together"
+        yield Broken("strategy.grads_to_wait", message, f"make it at most {most}, or raise workers.max")
+    if strategy.staleness_aware:
+        message = "found true, but under mode: sync a push that is too old is computed anew"
+        yield Broken("strategy.staleness_aware", message, "leave it out, or set strategy.mode: async")
+
+
+def _asynchronous(spec: JobSpec) -> Iterator[Broken]:
+    for name, meaningless in (("grads_to_wait", 1), ("version_tolerance", 0)):
+        value = getattr(spec.strategy, name)
+        if value != meaningless:
+            message = f"found {value}, but under mode: async every push is applied at once"
+            yield Broken(f"strategy.{name}", message, "leave it out, or set strategy.mode: sync")
 
 
 def _volumes(spec: JobSpec) -> Iterator[Broken]:
