@@ -1,0 +1,139 @@
+"""The native extension with arguments of any kind: it does what it says or raises, and is as it was.
+
+A crash would end the test run. Under ``make native-test`` the table's own code runs under sanitizers as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from table_contract import declared, initial
+
+from edl.ps.snapshot import StoredRows
+from edl.spec.optimizer import OptimizerSpec
+
+if importlib.util.find_spec("edl.ps._native") is not None:
+    from edl.ps import _native
+    from edl.ps.native_table import NativeTable
+
+pytestmark = pytest.mark.native
+MANY = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+DIM, COUNT = 3, 6
+REFUSALS = (TypeError, ValueError, IndexError, OverflowError)
+DTYPES = ("float32", "float64", "float16", "int64", "int32", "uint64", "bool", "complex64", "S4", "O", "datetime64[s]")
+
+sizes = st.sampled_from([0, 1, 2, 3, 5, 6, 7])
+
+
+@st.composite
+def odd_arrays(draw: st.DrawFn) -> Any:
+    """Arrays of this and that type, shape, order and right, and what is none."""
+    if draw(st.integers(0, 9)) == 0:
+        return draw(
+            st.sampled_from([None, 3, "ids", [1, 2, 3], (), b"12345678", object(), np.float32(1), np.zeros(())])
+        )
+    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
+    dtype = draw(st.sampled_from(DTYPES))
+    base = np.zeros([2 * length for length in shape], dtype)
+    match draw(st.sampled_from(["contiguous", "strided", "reversed", "fortran", "broadcast", "unaligned", "swapped"])):
+        case "strided":
+            array = base[tuple(slice(None, None, 2) for _ in shape)]
+        case "reversed":
+            array = base[tuple(slice(length, None, -1) for length in shape)]
+        case "fortran":
+            array = np.zeros(shape, dtype, order="F")
+        case "broadcast":
+            array = np.broadcast_to(np.zeros((), dtype), shape)
+        case "unaligned" if dtype != "O":
+            one = np.dtype(dtype).itemsize
+            array = np.zeros(1 + one * int(np.prod(shape)), np.uint8)[1:].view(dtype).reshape(shape)
+        case "swapped" if dtype != "O":
+            array = np.zeros(shape, np.dtype(dtype).newbyteorder())
+        case _:
+            array = np.zeros(shape, dtype)
+    if draw(st.booleans()):
+        array.flags.writeable = False
+    return array
+
+
+def right_arrays(shape: Sequence[int], dtype: Any) -> st.SearchStrategy[Any]:
+    """What would be right, often, so that one wrong argument stands beside right ones."""
+    return st.one_of(st.builds(lambda: np.zeros(shape, dtype)), odd_arrays())
+
+
+ids = right_arrays((COUNT,), np.int64)
+rows = right_arrays((COUNT, DIM), np.float32)
+slots = rows
+
+
+def table() -> Any:
+    """Of five rows."""
+    made = NativeTable(declared(dim=DIM), OptimizerSpec("adagrad"))
+    made.apply(np.arange(5), np.ones((5, DIM), np.float32), 0.5, 1)
+    return made
+
+
+def unharmed(made: Any) -> None:
+    """It reads, grows and gives back what it holds."""
+    made.apply(np.arange(100, 400), np.ones((300, DIM), np.float32), 0.5, 2)
+    copy = made.snapshot().whole()
+    np.testing.assert_array_equal(made.read(copy.ids), copy.values)
+    missing = np.array([2000])
+    np.testing.assert_array_equal(made.read(missing), initial(declared(dim=DIM), missing))
+
+
+@MANY
+@given(st.sampled_from(["read", "apply", "load"]), ids, rows, slots)
+def test_a_table_takes_arrays_that_fit_and_refuses_others(what: str, ids_: Any, rows_: Any, slots_: Any) -> None:
+    made = table()
+    call = {
+        "read": lambda: made.read_into(ids_, rows_),
+        "apply": lambda: made.apply(ids_, rows_, 0.1, 2),
+        "load": lambda: made.load(StoredRows(ids_, rows_, {"accumulator": slots_})),
+    }[what]
+    try:
+        call()
+    except REFUSALS:
+        assert len(made) == 5, f"{what} refused, and changed the table"
+    unharmed(made)
+
+
+@MANY
+@given(ids, st.one_of(st.integers(-3, 12), st.integers(-(2**70), 2**70)), st.integers(-1, 2**70))
+def test_a_snapshot_takes_what_fits_and_refuses_the_rest(ids_: Any, start: int, limit: int) -> None:
+    made = table()
+    frozen = made.snapshot()
+    with suppress(*REFUSALS):
+        frozen.read(ids_, declared(dim=DIM))
+    with suppress(*REFUSALS):
+        assert len(frozen.scan(start, limit).ids) <= 5
+    unharmed(made)
+    assert sorted(frozen.whole().ids.tolist()) == list(range(5))
+
+
+@MANY
+@given(right_arrays((9, DIM), np.float32), right_arrays((COUNT,), np.int64), rows)
+def test_a_gather_takes_arrays_that_fit_and_refuses_others(source: Any, positions: Any, out: Any) -> None:
+    with suppress(*REFUSALS):
+        _native.gather(source, positions, out)
+        assert np.shape(out) == (len(positions), np.shape(source)[1])
+
+
+@pytest.mark.parametrize("positions", [[-1], [9], [2**62], [-(2**63)]])
+def test_a_gather_of_positions_that_are_not_there_is_refused(positions: list[int]) -> None:
+    source = np.zeros((9, DIM), np.float32)
+    with pytest.raises(IndexError):
+        _native.gather(source, np.array(positions, np.int64), np.zeros((1, DIM), np.float32))
+
+
+@pytest.mark.parametrize("settings_", [{"threads": 0}, {"threads": -1}, {"isa": "mmx"}, {"isa": None}], ids=str)
+def test_a_table_that_cannot_be_is_refused(settings_: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        NativeTable(declared(dim=DIM), OptimizerSpec("adagrad"), **settings_)
