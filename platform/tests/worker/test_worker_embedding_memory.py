@@ -1,0 +1,62 @@
+"""A model whose table would fill the machine is built, and trained for a step, in the memory of its rows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+ROWS, DIM = 100_000_000, 16  # 6.4 GB
+ALLOWED = 300 << 20
+
+KINDS = {
+    "functional": """
+        def model():
+            ids = keras.Input([26], dtype="int64")
+            return keras.Model(ids, layers.Dense(1)(layers.Flatten()(layers.Embedding(ROWS, DIM)(ids))))
+    """,
+    "subclassed": """
+        class model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.tables, self.out = [layers.Embedding(ROWS, DIM), layers.Embedding(ROWS, 1)], layers.Dense(1)
+
+            def call(self, inputs):
+                return self.out(tf.concat([tf.reduce_sum(table(inputs), 1) for table in self.tables], -1))
+    """,
+    "sequential, built by its first call": """
+        def model():
+            return keras.Sequential([layers.Embedding(ROWS, DIM), layers.Flatten(), layers.Dense(1)])
+    """,
+}
+PROGRAM = """
+    import resource, sys
+    import keras, numpy as np, tensorflow as tf
+    from keras import layers
+    from worker.embedding_stage import network_of, rows_for
+
+    ROWS, DIM = int(sys.argv[1]), int(sys.argv[2])
+    tf.reduce_sum(tf.ones([8])).numpy()  # TensorFlow's own threads and buffers
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    {model}
+    ids = np.random.default_rng(0).integers(0, ROWS, (64, 26))
+    network = network_of(model, ids, threshold=2 << 20)
+    assert all(table.rows == ROWS for table in network.tables) and network.tables
+    network.train(network.initial(), rows_for(network, ids), ids, np.zeros((64, 1)))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_table_above_the_threshold_is_allocated(kind: str) -> None:
+    program = dedent(PROGRAM).format(model=dedent(KINDS[kind]))
+    tests = Path(__file__).parents[1]
+    command = [sys.executable, "-c", program, str(ROWS), str(DIM)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tests, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 1024 * int(done.stdout) < ALLOWED
