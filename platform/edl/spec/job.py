@@ -141,8 +141,25 @@ class Strategy:
         ),
     ] = False
     get_model_steps: Annotated[
-        int, Option(_POSITIVE, "Steps of a worker from one pull to the next.", "steps", built=(1,))
+        int,
+        Option(
+            _POSITIVE,
+            "Steps of a worker from one pull of the dense values to the next; between, it moves a copy of its own.",
+            "steps",
+        ),
     ] = 1
+    overlap: Annotated[
+        bool | None,
+        Option(
+            Nullable(Flag()),
+            "Whether a worker sends one step and fetches rows for another while it computes; null: in mode async.",
+        ),
+    ] = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether steps overlap: ``overlap``, or what null means in this mode."""
+        return self.mode == "async" if self.overlap is None else self.overlap
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,12 @@ def _synchronous(spec: JobSpec) -> Iterator[Broken]:
     if strategy.staleness_aware:
         message = "found true, but under mode: sync a push that is too old is computed anew"
         yield Broken("strategy.staleness_aware", message, "leave it out, or set strategy.mode: async")
+    if strategy.get_model_steps > 1:
+        message = f"found {strategy.get_model_steps}, but under mode: sync every step begins with a pull"
+        yield Broken("strategy.get_model_steps", message, "leave it out, or set strategy.mode: async")
+    if strategy.overlap:
+        message = "found true, but under mode: sync a step begins when the update of the one before it is made"
+        yield Broken("strategy.overlap", message, "leave it out, or set strategy.mode: async")
 
 
 def _asynchronous(spec: JobSpec) -> Iterator[Broken]:

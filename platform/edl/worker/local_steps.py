@@ -2,7 +2,8 @@
 
 After a push that brings no values back, the worker moves its copy as that push moves the parameters: by the rule of the
 job's optimizer, with slot variables of its own. So its next gradient knows of its own steps, though not of those of
-others; the next pull replaces the copy. The slot variables stay, and have seen this worker's local steps only.
+others; the next pull replaces the copy. The slot variables stay: they have seen all gradients of this worker, and no
+others.
 """
 
 from __future__ import annotations
@@ -23,15 +24,14 @@ class LocalSteps:
     Args:
         layout: of the slab.
         optimizer: the job's.
-        between: steps from one pull to the next, at least 1; all but the last are local.
+        between: steps from one pull to the next; all but the last are local.
     """
 
     def __init__(self, layout: Layout, optimizer: OptimizerSpec, between: int) -> None:
         self._between = between
         self._since = 0
-        self._parts = [
-            _Part(layout.owned(part), layout.slices[part].start, optimizer) for part in layout.parts if between > 1
-        ]
+        self._parts = [_Part(layout.owned(part), layout.slices[part].start, optimizer) for part in layout.parts]
+        self._unused = np.empty(layout.size, np.float32)
 
     @property
     def next_is_local(self) -> bool:
@@ -41,6 +41,10 @@ class LocalSteps:
     def pulled(self) -> None:
         """The values are those of the parameter servers."""
         self._since = 0
+
+    def see(self, values: Floats, push: Push) -> None:
+        """A push is in that brings values back: only the slot variables are moved, from ``values``."""
+        self.move(values, self._unused, push)
 
     def move(self, before: Floats, after: Floats, push: Push) -> None:
         """Write to ``after`` what ``before`` becomes by a push that is in; they may be the same."""

@@ -149,6 +149,8 @@ class Parameters:
         result = self._pushes.send(push, slab)
         self._directory.announce(result.cut)
         if local is None:
+            if self._local is not None and result.is_in:
+                self._local.see(self._slabs.newest, push)
             self._arrive(result.versions, complete=result.complete)
         elif result.is_in:
             self.version = result.version

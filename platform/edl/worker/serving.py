@@ -12,8 +12,11 @@ from edl.worker import callbacks
 from edl.worker.contract import ModelModule
 from edl.worker.coordination import Coordination
 from edl.worker.evaluation import Evaluator
+from edl.worker.lane import Lane
 from edl.worker.leases import PLACEMENT, Leased
+from edl.worker.local_steps import LocalSteps
 from edl.worker.network import Network
+from edl.worker.overlap import Overlapped, in_turn
 from edl.worker.parameters import Parameters
 from edl.worker.redeclaration import follow_placement
 from edl.worker.slab import Layout
@@ -48,6 +51,7 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
         c.gate,
         skip_nan=c.spec.train.on_nan == "skip",
         watcher=watcher,
+        schedule=Overlapped(Lane("exchange")) if c.spec.strategy.overlaps else in_turn,
     )
     evaluator = Evaluator(network, parameters, c.streams["evaluation"], c.leases, c.progress, c.gate, watcher)
     handlers["training"] = trainer.run
@@ -78,6 +82,7 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         network.initial(),
         json.dumps(network.optimizer.spec.to_json()),
     )
+    between = spec.strategy.get_model_steps
     parameters = Parameters(
         c.session,
         lambda address: BulkClient(address, c.identity.token, timeout=_BULK_TIMEOUT),
@@ -85,6 +90,7 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         worker=c.identity.index,
         patience=spec.master.lost_timeout,
         rounds=spec.strategy.mode == "sync",
+        local=LocalSteps(layout, network.optimizer.spec, between) if between > 1 else None,
     )
     parameters.declare()
     c.session.register(ready=True)

@@ -22,10 +22,12 @@ from edl.ps.parameter_server import Attachment, ParameterServer, State
 from edl.ps.shard_writer import ShardWriter
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, BulkServer
+from edl.spec.optimizer import OptimizerSpec
 from edl.worker.callbacks import NoCallbacks
 from edl.worker.corruption import CorruptRecords
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
+from edl.worker.local_steps import LocalSteps
 from edl.worker.overlap import Schedule, in_turn
 from edl.worker.parameters import Parameters
 from edl.worker.progress import Progress
@@ -38,6 +40,7 @@ TOKEN = "the-token-of-these-tests"
 MEMBER = pb.Member(role="worker", index=0, uid="uid-0")
 LEASE = 1 << 32
 FEATURES = 3
+SGD = OptimizerSpec("sgd")
 MINIBATCH = 4
 
 
@@ -313,13 +316,26 @@ class Stage:
         pause: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
         connect: Callable[[str], BulkClient] | None = None,
+        optimizer: OptimizerSpec = SGD,
+        get_model_steps: int = 1,
     ) -> Parameters:
-        optimizer = json.dumps({"name": "sgd", "hyperparameters": {}})
         layout = Layout(
-            network.variables, network.slices, network.tables, network.fingerprint, network.initial(), optimizer
+            network.variables,
+            network.slices,
+            network.tables,
+            network.fingerprint,
+            network.initial(),
+            json.dumps(optimizer.to_json()),
         )
         parameters = Parameters(
-            self.session, connect or connected, layout, worker=0, patience=10, pause=pause, clock=clock
+            self.session,
+            connect or connected,
+            layout,
+            worker=0,
+            patience=10,
+            local=LocalSteps(layout, optimizer, get_model_steps) if get_model_steps > 1 else None,
+            pause=pause,
+            clock=clock,
         )
         self._closing.callback(parameters.close)
         parameters.declare()

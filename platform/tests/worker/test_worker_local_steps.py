@@ -1,0 +1,132 @@
+"""Steps between two pulls: a worker moves its own copy of the dense values as its pushes move the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, Variable, task
+
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkClient, Kind
+from edl.spec.optimizer import OptimizerSpec
+from edl.worker.lane import Lane
+from edl.worker.overlap import Overlapped, Schedule, in_turn
+from edl.worker.push import Push
+
+STEPS = 3
+
+
+@pytest.fixture(params=[1, 2])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    stage = Stage(ps=request.param)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture(params=["in turn", "overlapped"])
+def schedule(request: pytest.FixtureRequest) -> Iterator[Schedule]:
+    lane = Lane("test")
+    yield in_turn if request.param == "in turn" else Overlapped(lane)
+    lane.close()
+
+
+def network(stage: Stage) -> LinearNetwork:
+    return LinearNetwork(len(stage.servers.servers))
+
+
+def push(step: int, gradient: float = 1.0, **fields: Any) -> Push:
+    slab = np.full(FEATURES, gradient, np.float32)
+    return Push(LEASE, step, 0, learning_rate=0.5, weight=1, slab=slab, **fields)
+
+
+def test_values_come_with_every_third_push(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    send = BulkClient.send
+
+    def watched(self: BulkClient, kind: Kind, meta: bytes, buffers: Any = ()) -> None:
+        if kind is Kind.PUSH:
+            asked.append(pb.Push.FromString(meta).pull)
+        send(self, kind, meta, buffers)
+
+    monkeypatch.setattr(BulkClient, "send", watched)
+    parameters = stage.parameters(network(stage), get_model_steps=STEPS)
+    for step in range(7):
+        parameters.slab()
+        parameters.push(push(step))
+    assert asked[:: len(stage.servers.servers)] == [False, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adagrad"), OptimizerSpec("adam"), OptimizerSpec("ftrl")])
+def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(stage: Stage, optimizer: OptimizerSpec) -> None:
+    parameters = stage.parameters(network(stage), optimizer=optimizer, get_model_steps=STEPS)
+    onlooker = stage.parameters(network(stage), optimizer=optimizer)
+    parameters.slab()
+    for step in range(7):
+        parameters.push(push(step, gradient=step - 2.5))
+        np.testing.assert_array_equal(parameters.slab(), onlooker.pull(0))
+
+
+def test_the_steps_of_others_are_seen_with_the_next_pull(stage: Stage) -> None:
+    one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
+    one.slab()
+    other.push(Push(LEASE + 1, 0, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
+    seen = []
+    for step in range(STEPS):
+        one.push(push(step))
+        seen.append(float(one.slab()[0]))
+    assert seen == [-0.5, -1.0, -5.5]
+
+
+def test_own_steps_do_not_make_a_push_stale(stage: Stage) -> None:
+    """The copy knows of them: what it lacks are the steps of others."""
+    one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
+    one.slab()
+    one.push(push(0))
+    other.push(Push(LEASE + 1, 0, 0, slab=np.zeros(FEATURES, np.float32)))
+    one.push(push(1))
+    assert (set(one.versions), one.version) == ({2}, 3)
+    one.push(push(2))
+    assert (set(one.versions), one.version) == ({4}, 4)
+
+
+def test_after_a_refused_push_the_values_are_pulled(stage: Stage) -> None:
+    parameters = stage.parameters(network(stage), get_model_steps=STEPS)
+    parameters.slab()
+    for server in stage.servers.servers.values():
+        server.revoke(1, [LEASE], 0)
+    assert parameters.push(push(0)).revoked
+    np.testing.assert_array_equal(parameters.slab(), np.zeros(FEATURES))
+
+
+def test_a_step_that_applies_nothing_moves_nothing(stage: Stage) -> None:
+    parameters = stage.parameters(network(stage), get_model_steps=STEPS)
+    parameters.slab()
+    parameters.push(Push(LEASE, 0, 0))
+    np.testing.assert_array_equal(parameters.slab(), np.zeros(FEATURES))
+
+
+def test_statistics_move_by_their_weighed_deltas() -> None:
+    stage = Stage()
+    model = LinearNetwork()
+    model.variables = (*model.variables[:2], Variable("mean", (1,), statistic=True))
+    parameters = stage.parameters(model, get_model_steps=STEPS)
+    parameters.slab()
+    parameters.push(Push(LEASE, 0, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))
+    assert parameters.slab().tolist() == [-4, -4, 2]
+    stage.close()
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, schedule: Schedule) -> None:
+    ends = []
+    for steps in (1, STEPS):
+        stage = Stage(ps=ps)
+        parameters = stage.parameters(network(stage), get_model_steps=steps)
+        for leased in stage.take(task(1, 0, 30), task(2, 30, 44)):
+            stage.trainer(network(stage), parameters, schedule=schedule).run(leased)
+        ends.append(parameters.pull(0))
+        stage.close()
+    np.testing.assert_array_equal(*ends)
