@@ -17,7 +17,7 @@ from edl.rpc.address import UnixAddress, parse
 from edl.rpc.bulk_server import BulkServer
 from edl.rpc.connection import Connection, set_kernel_timeout
 from edl.rpc.edl_pb2 import Refusal
-from edl.rpc.frames import MAX_META, Answer, Frame, Kind, Limits
+from edl.rpc.frames import ANSWERS, MAX_META, Answer, Frame, Kind, Limits
 from edl.rpc.refusal import BulkRefused, Refused
 
 if TYPE_CHECKING:
@@ -92,16 +92,18 @@ class BulkClient:
         self.send(kind, meta, buffers)
         return self.receive(into)
 
-    def expect(self, kind: Kind, frame: Frame) -> Frame:
-        """The frame, which must be of a kind.
+    def check_answer(self, request: Kind, frame: Frame) -> Frame:
+        """The frame, which must be the answer to a request of this kind.
 
         Raises:
-            BulkRefused: it is of another one; the connection is closed.
+            BulkRefused: it is of another kind; the connection is closed.
         """
-        if frame.kind is not kind:
+        if frame.kind is not ANSWERS[request]:
             self.close()
             raise BulkRefused(
-                f"The server answered {frame.kind.name} instead of {kind.name}", kind="bad", where=self.address
+                f"The server answers {frame.kind.name} to {request.name}, not {ANSWERS[request].name}",
+                kind="bad",
+                where=self.address,
             )
         return frame
 
@@ -117,7 +119,7 @@ class BulkClient:
 
     def _greet(self, token: str) -> None:
         try:
-            self.expect(Kind.WELCOME, self.request(Kind.HELLO, token.encode()))
+            self.check_answer(Kind.HELLO, self.request(Kind.HELLO, token.encode()))
         except BulkRefused:
             self.close()
             raise

@@ -53,6 +53,16 @@ class Kind(IntEnum):
     SCANNED = 13  # ScannedRows
 
 
+ANSWERS = {
+    Kind.HELLO: Kind.WELCOME,
+    Kind.DECLARE: Kind.DECLARED,
+    Kind.PULL: Kind.PULLED,
+    Kind.PULL_ROWS: Kind.ROWS,
+    Kind.PUSH: Kind.PUSHED,
+    Kind.SCAN_ROWS: Kind.SCANNED,
+}
+"""What a request is answered with, unless with REFUSED."""
+
 _KINDS = {int(kind): kind for kind in Kind}  # a lookup costs a tenth of calling the enum
 
 

@@ -141,7 +141,8 @@ class Exchange:
         client.send(request.kind, request.meta(), request.buffers)
 
     def _receive(self, part: int, request: Request, answers: dict[int, Frame]) -> None:
-        answers[part] = self._client(part).receive(request.into)
+        client = self._client(part)
+        answers[part] = _whole(request, client.check_answer(request.kind, client.receive(request.into)))
         self._met[part] = self._clients[part][0]
 
     def _client(self, part: int) -> BulkClient:
@@ -171,6 +172,20 @@ class Exchange:
         """Close all connections."""
         for part in list(self._clients):
             self._forget(part)
+
+
+def _whole(request: Request, frame: Frame) -> Frame:
+    """The answer, which brings all values that were asked for; a push of a lost lease may be answered without any.
+
+    Raises:
+        BulkRefused: it brings fewer or more.
+    """
+    wanted = request.into.nbytes if request.into is not None else frame.body.nbytes
+    if frame.body.nbytes != wanted and (frame.body.nbytes or request.kind is not Kind.PUSH):
+        raise BulkRefused(
+            f"{frame.kind.name} has {frame.body.nbytes} bytes of values where {wanted} were asked for", kind="bad"
+        )
+    return frame
 
 
 def _without(requests: Mapping[int, Request], part: int) -> dict[int, Request]:

@@ -199,7 +199,7 @@ def listen(address: str) -> NoReturn:
 
 def test_only_a_welcome_is_one(false_server: FalseServer) -> None:
     speaking = false_server.say(encode_head(Kind.PULLED, 0, 0))
-    with pytest.raises(BulkRefused, match="PULLED instead of WELCOME") as caught:
+    with pytest.raises(BulkRefused, match="PULLED to HELLO, not WELCOME") as caught:
         BulkClient(false_server.address, TOKEN, timeout=20)
     speaking.join()
     assert caught.value.where == false_server.address
