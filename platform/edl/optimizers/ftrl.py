@@ -68,7 +68,7 @@ def makes_groups(optimizer: OptimizerSpec) -> bool:
 
 def _ftrl(strengths: Strengths, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
     rate = update.learning_rate
-    if rate == 0:
+    if np.float32(rate) == 0:
         return  # where Keras divides by zero; a rate of 0 moves nothing
     accumulator, linear = slots
     before, after = scratch.first, scratch.second

@@ -7,15 +7,18 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ps.dense_problem import DIM, ROWS, TABLE, DenseProblem, close, rates
 from ps.lazy_reference import LazyReference
 from ps.optimizer_cases import CASES
-from table_contract import array, declared
+from table_contract import PATIENT, array, declared
 
 from edl.core.errors import BadInputError
 from edl.optimizers import rule
 from edl.ps.declaration import RowTable
 from edl.ps.numpy_table import NumpyTable
+from edl.spec.hyperparameters import RULES
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
 
@@ -64,13 +67,50 @@ def test_two_hundred_steps_have_the_bits_of_numpy(spec, dim):
         gradients[:10] = 0
         for table in tables:
             table.apply(ids, gradients, 0.03 / step if step != 7 else 0.0, step)
-    expected = numpy.copy()
+    expected = numpy.snapshot().whole()
     for table in tables[:-1]:
-        found = table.copy()
+        found = table.snapshot().whole()
         in_order = expected.select(expected.find(found.ids))
         same_bits(found.values, in_order.values)
         for name, slot in found.slots.items():
             same_bits(slot, in_order.slots[name])
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> OptimizerSpec:
+    """Any optimizer with a kernel, and any hyperparameters."""
+    name = draw(st.sampled_from(sorted({spec.name for spec in SERVED.values()})))
+    small, fractions = st.floats(1e-6, 10), st.floats(0, 0.999)
+    kinds = {
+        key: st.booleans()
+        if parameter.bound is None
+        else st.one_of(st.just(0.0), small.map(lambda value: -value))
+        if parameter.refusal(-1.0) is None
+        else st.one_of(st.just(parameter.default), st.just(0.0), fractions if parameter.refusal(2.0) else small)
+        for key, parameter in RULES[name].parameters.items()
+    }
+    return OptimizerSpec(name, draw(st.fixed_dictionaries(kinds)))
+
+
+numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+pushes = st.lists(
+    st.tuples(st.floats(0, 4), st.lists(numbers, min_size=3 * DIM, max_size=3 * DIM)), min_size=1, max_size=5
+)
+
+
+@PATIENT
+@given(specs(), pushes)
+def test_whatever_the_hyperparameters_and_gradients_the_bits_are_those_of_numpy(spec, pushes):
+    """Overflow included: where NumPy has infinity or no number, so has the kernel."""
+    shape, ids = declared(), array([5, 17, 2])
+    numpy = NumpyTable(shape, spec.slots, rule(spec, spec.decay_of(shape.name)))
+    tables = [*natives(shape, spec), numpy]
+    for step, (rate, gradients) in enumerate(pushes, start=1):
+        with np.errstate(all="ignore"):
+            for table in tables:
+                table.apply(ids, np.array(gradients, np.float32).reshape(3, DIM), rate, step)
+    for table in tables[:-1]:
+        np.testing.assert_array_equal(table.read(ids), numpy.read(ids))
 
 
 @pytest.mark.tensorflow

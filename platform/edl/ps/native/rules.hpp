@@ -10,9 +10,10 @@ namespace {
 
 inline float root(float x) { return __builtin_sqrtf(x); }
 inline float magnitude(float x) { return __builtin_fabsf(x); }
-inline float larger(float a, float b) { return a > b ? a : b; }
-inline float smaller(float a, float b) { return a < b ? a : b; }
-inline float sign(float x) { return static_cast<float>(static_cast<int>(x > 0.0F) - static_cast<int>(x < 0.0F)); }
+// Of what is no number, these make none, as NumPy's do.
+inline float larger(float a, float b) { return a > b || a != a ? a : b; }
+inline float smaller(float a, float b) { return a < b || a != a ? a : b; }
+inline float sign(float x) { return x > 0.0F ? 1.0F : x < 0.0F ? -1.0F : x != x ? x : 0.0F; }
 
 // A running mean takes a sample in, in each of the two ways in which Keras writes it.
 inline void approach(float& mean, float sample, float weight) { mean += (sample - mean) * weight; }
