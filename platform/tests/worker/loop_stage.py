@@ -22,6 +22,7 @@ from edl.ps.parameter_server import Attachment, ParameterServer, State
 from edl.ps.shard_writer import ShardWriter
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, BulkServer
+from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.worker.callbacks import NoCallbacks
 from edl.worker.corruption import CorruptRecords
@@ -101,7 +102,8 @@ class ScriptedMaster:
 class Servers:
     """Parameter servers behind real sockets, each replaceable."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, strategy: Strategy | None = None) -> None:
+        self._strategy = strategy
         self._folder = tempfile.TemporaryDirectory(prefix="edl-")
         self._starts = 0
         self.slots = first_placement(count)
@@ -116,12 +118,13 @@ class Servers:
         """A new, empty PS at this index."""
         self._starts += 1
         self.version += 1
-        server = self.servers[index] = ParameterServer(index, ShardWriter(index))
+        server = self.servers[index] = ParameterServer(index, ShardWriter(index), strategy=self._strategy)
         if attach:
             server.attach(Attachment(incarnation=1, floor=0, slots=self.slots))
         address = f"unix:{self._folder.name}/{index}-{self._starts}"
         self._uids[index] = f"ps-{index}-{self._starts}"
-        self._bulk[index] = BulkServer(address, TOKEN, BulkPlane(server), max_body=1 << 24)
+        plane = BulkPlane(server)
+        self._bulk[index] = BulkServer(address, TOKEN, plane, max_body=1 << 24, parted=plane.parted)
         self._bulk[index].start()
         return server
 
@@ -287,10 +290,19 @@ def task(number: int, start: int, end: int, kind: str = "training", **fields: An
 class Stage:
     """A worker's parts, put together on a scripted master and real parameter servers; no threads of its own."""
 
-    def __init__(self, *, ps: int = 1, records: int = 64, corrupt: Sequence[int] = (), allowed: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        ps: int = 1,
+        records: int = 64,
+        corrupt: Sequence[int] = (),
+        allowed: int = 0,
+        strategy: Strategy | None = None,
+    ) -> None:
         self._closing = ExitStack()
+        self._rounds = strategy is not None and strategy.mode == "sync"
         self.master = ScriptedMaster()
-        self.servers = Servers(ps)
+        self.servers = Servers(ps, strategy)
         self._closing.callback(self.servers.close)
         self.master.placement = self.servers.placement()
         self.gate = Gate()
@@ -318,6 +330,7 @@ class Stage:
         connect: Callable[[str], BulkClient] | None = None,
         optimizer: OptimizerSpec = SGD,
         get_model_steps: int = 1,
+        worker: int = 0,
     ) -> Parameters:
         layout = Layout(
             network.variables,
@@ -331,8 +344,9 @@ class Stage:
             self.session,
             connect or connected,
             layout,
-            worker=0,
+            worker=worker,
             patience=10,
+            rounds=self._rounds,
             local=LocalSteps(layout, optimizer, get_model_steps) if get_model_steps > 1 else None,
             pause=pause,
             clock=clock,

@@ -1,0 +1,149 @@
+"""Workers in synchronous mode against real parameter servers: together on all of them, and again when refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from worker.loop_stage import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, record, task
+
+from edl.spec.job import Strategy
+from edl.worker.parameters import Parameters
+from edl.worker.push import Push
+
+SECOND = LEASE + 9
+
+
+@pytest.fixture(params=[1, 2, 3])
+def count(request: pytest.FixtureRequest) -> int:
+    """Parameter servers."""
+    return int(request.param)
+
+
+@pytest.fixture
+def make(count: int) -> Iterator[Callable[[int], Stage]]:
+    """A stage whose updates wait for so many pushes."""
+    stages: list[Stage] = []
+
+    def one(wanted: int) -> Stage:
+        stages.append(Stage(ps=count, strategy=Strategy(mode="sync", grads_to_wait=wanted)))
+        return stages[-1]
+
+    yield one
+    for stage in stages:
+        stage.close()
+
+
+def gradient(network: LinearNetwork, factor: float) -> np.ndarray:
+    return factor * np.arange(1, FEATURES + 1, dtype=np.float32)[network.order]
+
+
+def pushes(parameters: Parameters, lease: int, gradients: list[np.ndarray]) -> list[bool]:
+    """One step after another, each at the newest values; whether each was in at the first try."""
+    found = []
+    for step, values in enumerate(gradients):
+        first = True
+        following = lease if step + 1 < len(gradients) else 0
+        while True:
+            parameters.slab()
+            versions = parameters.versions
+            sent = Push(lease, step, 0, learning_rate=1, weight=1, slab=values, versions=versions, following=following)
+            if parameters.push(sent).is_in:
+                break
+            first = False
+        found.append(first)
+    return found
+
+
+def test_pushes_of_two_workers_are_one_update_on_every_server(make: Callable[[int], Stage], count: int) -> None:
+    stage, network, steps = make(2), LinearNetwork(count), 30
+    workers = [stage.parameters(network, worker=index) for index in range(2)]
+    gradients = [[gradient(network, factor)] * steps for factor in (2.0, 4.0)]
+    with ThreadPoolExecutor(2) as threads:
+        tried = list(threads.map(pushes, workers, (LEASE, SECOND), gradients))
+    states = [stage.servers.state(part) for part in range(count)]
+    assert [state.applied for state in states] == [{LEASE: steps, SECOND: steps}] * count
+    assert len({state.version for state in states}) == 1, "all servers make the same updates"
+    # Whoever is alone, before the other has joined or after it has ended, is a round of one.
+    alone = 2 * (states[0].version - steps)
+    assert 0 <= alone <= 2 * steps
+    assert sum(not first for worker in tried for first in worker) <= 2
+    values = workers[0].pull(0) / -gradient(network, 1.0)
+    assert len(set(values.tolist())) == 1, "every part of the slab moved by the same rounds"
+
+
+def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int], Stage], count: int) -> None:
+    stage, network = make(1), LinearNetwork(count)
+    parameters, rival = (stage.parameters(network, worker=index) for index in range(2))
+    train, calls = network.train, []
+
+    def interrupted(slab, rows, features, labels):
+        result = train(slab, rows, features, labels)
+        calls.append(slab.copy())
+        if len(calls) == 3:  # the second minibatch: the first is computed twice, since it is traced
+            push = Push(SECOND, 0, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count)
+            assert rival.push(push).is_in
+        return result
+
+    network.train = interrupted  # type: ignore[method-assign]
+    (leased,) = stage.take(task(1, 0, 16))
+    stage.trainer(network, parameters).run(leased)
+    stage.progress.send()
+
+    states = [stage.servers.state(part) for part in range(count)]
+    assert [state.applied for state in states] == [{LEASE + 1: 4, SECOND: 1}] * count
+    assert len(calls) == 6
+    slab, between = network.initial(), gradient(network, 8.0)
+    for start in range(0, 16, MINIBATCH):
+        rows = np.array([record(index) for index in range(start, start + MINIBATCH)])
+        if start == MINIBATCH:
+            slab = slab - between
+        slab = slab - np.float32(0.01) * train(slab, {}, rows[:, :-1], rows[:, -1]).slab
+    np.testing.assert_array_equal(parameters.slab(), slab)
+    (report,) = stage.master.requests("Report")
+    assert (report.last.through, report.last.loss_steps) == (4, 4)
+
+
+def test_pushes_say_what_follows() -> None:
+    stage, network = Stage(strategy=Strategy(mode="sync")), LinearNetwork()
+    parameters = stage.parameters(network)
+    said, push = [], parameters.push
+
+    def observed(step: Push) -> object:
+        said.append(step.following - LEASE if step.following else 0)
+        return push(step)
+
+    parameters.push = observed  # type: ignore[method-assign,assignment]
+    first, second, third = stage.take(task(1, 0, 8), task(2, 8, 16), task(3, 16, 20, kind="evaluation"))
+    trainer = stage.trainer(network, parameters)
+    stage.leases._queued.extend([second])  # as the loop has it: the next one is there, and not taken yet
+    trainer.run(first)
+    stage.leases._queued.clear()
+    stage.leases._queued.extend([third])
+    trainer.run(second)
+    assert said == [1, 2, 2, 0]
+    stage.close()
+
+
+def test_a_lost_follower_is_followed_to_its_successor(make: Callable[[int], Stage], count: int) -> None:
+    """Its pushes are sent again; those of the same round wait for nobody there, and every step is in once."""
+    if count == 1:
+        pytest.skip("nobody follows")
+    stage, network, steps = make(2), LinearNetwork(count), 20
+    replaced: list[float] = []
+
+    def replace(seconds: float) -> None:
+        if not replaced:
+            replaced.append(seconds)
+            stage.servers.start(count - 1)
+            stage.master.placement = stage.servers.placement()
+
+    workers = [stage.parameters(network, worker=index, pause=replace) for index in range(2)]
+    stage.servers.kill(count - 1)
+    with ThreadPoolExecutor(2) as threads:
+        gradients = [[gradient(network, factor)] * steps for factor in (2.0, 4.0)]
+        list(threads.map(pushes, workers, (LEASE, SECOND), gradients))
+    states = [stage.servers.state(part) for part in range(count)]
+    assert [state.applied for state in states] == [{LEASE: steps, SECOND: steps}] * count
