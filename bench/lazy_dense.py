@@ -42,6 +42,10 @@ OPTIMIZERS = {
     "`RMSprop(centered=True, momentum=0.5)`": (OptimizerSpec("rmsprop", {"centered": True, "momentum": 0.5}), 0.001),
     "`Adadelta`": (OptimizerSpec("adadelta"), 1.0),
     "`Ftrl`": (OptimizerSpec("ftrl"), 0.05),
+    "`GroupFtrl(group_lasso_regularization_strength=0.01)`": (
+        OptimizerSpec("ftrl", {"group_lasso_regularization_strength": 0.01}),
+        0.05,
+    ),
     "`Lamb`": (OptimizerSpec("lamb"), 0.01),
     "`Lion`": (OptimizerSpec("lion"), 0.001),
 }
