@@ -13,7 +13,9 @@ Synchronous training is to equal Keras to noise: the difference of the means is 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from signal import SIGKILL
 from statistics import fmean, stdev, variance
 from typing import Any
@@ -24,7 +26,7 @@ from peer import Peer
 from script import main, say
 
 from edl.testing.jobs import JobProcess, JobStuckError
-from edl.testing.journal_bytes import read_entries
+from edl.testing.journal_bytes import JournalDamagedError, read_entries
 
 MODELS = {"deepfm": "DeepFM", "wide_and_deep": "Wide & Deep"}
 PARAMS = {"dim": 16, "hidden": [64, 32]}
@@ -32,6 +34,7 @@ BATCH, EPOCHS, HELD_BACK, TASK_RECORDS = 256, 1, 0.1, 4096
 KILL_FROM, KILL_UNTIL = 0.05, 0.5
 """Shares of the records: from where the first worker is killed, up to where the second is at the latest."""
 LONGEST_SECONDS = 240.0
+POLL_SECONDS = 0.5
 Aucs = dict[str, list[float]]
 
 
@@ -67,16 +70,26 @@ def asynchronous(place: ClickPlace, model: str, seed: int) -> tuple[float, int]:
     """AUC of a job that loses two workers and gets two; and how many of those that were added made steps."""
     with JobProcess(job(place, model, "async", seed), cwd=place.folder) as run:
         run.wait_status(lambda status: _done(status) >= KILL_FROM and len(_training(status)) == 2)
-        first = set(_training(run.status()))
+        first = _training(run.status())
         run.send("worker", min(first), SIGKILL)
-        run.wait_status(
-            lambda status: _done(status) >= KILL_UNTIL or bool(set(_training(status)) - first), LONGEST_SECONDS
-        )
+        _wait_successor(run)
         run.send("worker", max(first), SIGKILL)
         found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
         if run.lines[-1]["workers_lost"] != 2:
             raise JobStuckError(f"{run.lines[-1]['workers_lost']} workers were lost, not 2")
         return found, len(_stepped(read_entries(run.run_dir / "journal"))) - len(first)
+
+
+def _wait_successor(run: JobProcess) -> None:
+    """Until a third worker has made steps: one is called training while it still imports TensorFlow."""
+    until = time.monotonic() + LONGEST_SECONDS
+    while _done(run.status()) < KILL_UNTIL:
+        with suppress(JournalDamagedError, FileNotFoundError):  # a segment is just being begun
+            if len(_stepped(read_entries(run.run_dir / "journal"))) > 2:
+                return
+        if time.monotonic() > until:
+            raise JobStuckError(f"no third worker made steps in {LONGEST_SECONDS:.0f} s\n{run.errors}")
+        time.sleep(POLL_SECONDS)
 
 
 def _done(status: Mapping[str, Any]) -> float:

@@ -190,7 +190,7 @@ def figures(rounds: Mapping[int, list[Rates]]) -> Iterator[Figure]:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=8.0, help="of EDL in a round; the others have half; default 8")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of EDL in a round; the others have half; default 6")
     parser.add_argument("--records", type=int, default=200_000, help="of the log; default 200,000")
     parser.add_argument("--vocabulary", type=int, default=1_000_000, help="default a million")
     parser.add_argument("--batches", type=int, nargs="+", default=[512, 4096], help="default 512 and 4096")

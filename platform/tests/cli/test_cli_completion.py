@@ -69,7 +69,7 @@ def completed(line: str) -> list[str]:
     [
         ("edl sta", ["status"]),
         ("edl status --wa", ["--watch"]),
-        ("edl data c", ["cp"]),
+        ("edl data c", ["cp", "clicks"]),
         ("edl data cp --minu", ["--minutes"]),
         ("edl logs mnist --role w", ["worker"]),
         ("edl status ", []),
