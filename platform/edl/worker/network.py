@@ -349,7 +349,11 @@ class _Given(ExitStack):
 def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
     if table.rows and ids.size and (ids.min() < 0 or ids.max() >= table.rows):
         wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise BadInputError(f"id {wrong} is outside of the embedding '{table.name}' with ids 0 to {table.rows - 1}")
+        raise BadInputError(
+            f"id {wrong} is outside of the embedding '{table.name}' ({table.rows} x {table.dim}), whose ids are 0 to "
+            f"{table.rows - 1}",
+            hint="raise the Embedding's input_dim, or map ids into that range: in feed, or by a layer such as Hashing",
+        )
     return ids
 
 

@@ -21,6 +21,18 @@ _GRAPH = "Graph execution error:"
 """What an error starts with that TensorFlow raised in a traced function; the cause comes some lines later."""
 _GRAPH_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
 _OPERATION = re.compile(r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+")
+_REMEDIES = (
+    (
+        re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"),
+        "if this is an Embedding, it has {rows} rows and was given the id {id}: raise its input_dim, or map ids into "
+        "that range: in feed, or by a layer such as Hashing",
+    ),
+    (
+        re.compile(r"Cast string to u?int\d+ is not supported"),
+        "if this is an Embedding, it was given strings: put a StringLookup in front of it",
+    ),
+)
+"""What to do about errors of TensorFlow that name no layer."""
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 Frames = list[traceback.FrameSummary]
@@ -66,8 +78,16 @@ def _translated(error: BaseException, zoo: Path, doing: str, of: Callable[..., A
     return ModuleError(
         f"{doing} raised {type(error).__name__}: {_headline(text)}",
         where=_where(error, own or traced, of),
+        hint=_remedy(text),
         detail=_detail(error, text, own, traced),
     )
+
+
+def _remedy(text: str) -> str | None:
+    for pattern, remedy in _REMEDIES:
+        if found := pattern.search(text):
+            return remedy.format(**found.groupdict())
+    return None
 
 
 def _below(zoo: Path, frames: Frames) -> Frames:

@@ -1,0 +1,21 @@
+"""Which records an error is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from edl.core.errors import BadInputError
+from edl.worker.leases import Leased
+
+
+@contextmanager
+def of_records(task: Leased, step: int) -> Iterator[None]:
+    """Say of input that cannot be used, and has no other place, which records of a task's source it is of."""
+    try:
+        yield
+    except BadInputError as error:
+        if error.where is None:
+            start, end = task.window(step)
+            error.where = f"{task.source}, records {start} to {end - 1}"
+        raise
