@@ -221,6 +221,13 @@ def parameters(folder: Path, shard: int | None = None) -> dict[str, NDArray[np.f
     return found
 
 
+def rows_of(folder: Path, shard: int) -> NDArray[np.int64]:
+    """Ids of the rows that one PS's shard of a checkpoint holds; none where no table is served."""
+    with safe_open(folder / f"ps-{shard}.safetensors", framework="np") as arrays:
+        ids = [arrays.get_tensor(name) for name in arrays.keys() if name.endswith("/ids")]  # noqa: SIM118
+    return np.concatenate([np.empty(0, np.int64), *ids])
+
+
 def _write(file: Path, count: int, random: np.random.Generator) -> Records:
     x = random.integers(-4, 5, (count, WIDTH)).astype(np.float32)
     ids = random.integers(0, ROWS, (count, IDS))
