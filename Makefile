@@ -15,7 +15,7 @@ WORKERS ?= 2
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test check lint types layers unit native native-test charts jobs faults images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
+.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
   docs schema constraints clean
 
 help: ## print every target
@@ -35,6 +35,7 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 	@$(BIN)/python -m edl.testing.faults worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
+test-all: check sanitizers ## the same, and what takes longer: the native table's tests under sanitizers
 check: lint types layers unit native-test charts jobs faults
 
 lint: $(STAMP) ## formatting and lint (ruff)
@@ -53,19 +54,18 @@ unit: native ## tests but for those of whole jobs
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
 # and all goes on without the extension; with EDL_NATIVE=1 that is an error, and so are skipped tests of it.
 NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/ps/native
-SANITIZERS := address,undefined thread
+SANITIZERS := $(BIN)/python platform/tests/ps/native/sanitizers.py
 
 native: $(STAMP) ## compile the native table into platform/edl/ps, where there is a C++20 compiler
 	@$(NATIVE) -B build/native -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE
 	@$(BIN)/cmake --build build/native -- --quiet
 
-native-test: native ## its tests, and the table under the sanitizers for addresses, undefined behaviour and threads
-	$(BIN)/pytest -q -m native $(ONCE_MORE)
-	@for sanitizer in $(SANITIZERS); do \
-	  $(NATIVE) -B build/native-$${sanitizer%,*} -DEDL_EXTENSION=OFF -DEDL_SANITIZE=$$sanitizer >/dev/null; \
-	  $(BIN)/cmake --build build/native-$${sanitizer%,*} >/dev/null; \
-	  echo "sanitizer: $$sanitizer"; build/native-$${sanitizer%,*}/table_program; \
-	done
+native-test: native ## its tests on every instruction set of this processor, and the table under sanitizers
+	$(BIN)/pytest -q -n 2 -m native platform/tests/ps $(ONCE_MORE)
+	$(SANITIZERS)
+
+sanitizers: native ## the same tests under sanitizers, at length; writes platform/tests/ps/native/sanitizers.json
+	$(SANITIZERS) --full
 
 charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
 	$(BIN)/pytest -q -rs -m install

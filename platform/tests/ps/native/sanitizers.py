@@ -1,0 +1,202 @@
+"""The native table under the sanitizers for addresses, undefined behaviour and threads: any report is a failure.
+
+python platform/tests/ps/native/sanitizers.py           the table without Python, once
+python platform/tests/ps/native/sanitizers.py --full    with more seeds; then the tests of Python, on a table that was
+                                                        compiled so. What came out is written beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[3]
+SOURCES = ROOT / "platform/edl/ps/native"
+RESULT = HERE / "sanitizers.json"
+SHORT, FULL = 1, 20
+"""Seeds that the program without Python is run with."""
+
+
+@dataclass(frozen=True)
+class Sanitizer:
+    """One way to compile.
+
+    Attributes:
+        flags: of ``-fsanitize``.
+        library: that must be loaded before Python, which is not compiled so.
+        options: the environment that makes reports fatal and leaves Python's own memory alone.
+        tests: pytest's arguments beside the marker: all, or those in which threads meet.
+    """
+
+    flags: str
+    library: str
+    options: dict[str, str]
+    tests: tuple[str, ...] = ()
+
+    @property
+    def build(self) -> Path:
+        """Where it is compiled."""
+        return ROOT / "build" / f"native-{self.flags.partition(',')[0]}"
+
+    @property
+    def program(self) -> Path:
+        """The table without Python."""
+        return self.build / "table_program"
+
+
+SANITIZERS = (
+    Sanitizer(
+        "address,undefined", "libasan.so", {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    ),
+    Sanitizer(
+        "thread",
+        "libtsan.so",
+        {"TSAN_OPTIONS": "halt_on_error=1 ignore_noninstrumented_modules=1"},
+        ("-k", "at_once or beside or threads"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run without a report: of what, with how many seeds or tests, and how long it took."""
+
+    sanitizer: str
+    what: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the last full run was made of.
+
+    Attributes:
+        sources: digest of what was compiled.
+        compiler: its first line about itself.
+        processor: architecture; the tests take every instruction set that it has.
+        runs: in their order; all of them passed, or there would be no result.
+    """
+
+    sources: str
+    compiler: str
+    processor: str
+    runs: list[Run] = field(default_factory=list)
+
+
+def compiled(sanitizer: Sanitizer, *, extension: bool) -> bool:
+    """Configure and build, which costs a second if all is up to date; False where there is no compiler for it."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    options = [f"-DEDL_SANITIZE={sanitizer.flags}", f"-DEDL_EXTENSION={'ON' if extension else 'OFF'}"]
+    here = [f"-DPython_EXECUTABLE={sys.executable}", "--log-level=NOTICE"]
+    said = _run("cmake", "-G", "Ninja", "-S", SOURCES, "-B", sanitizer.build, *options, *here, environment=environment)
+    _run("cmake", "--build", sanitizer.build, "--", "--quiet", environment=environment)
+    if not sanitizer.program.exists():
+        print(said)
+    return sanitizer.program.exists()
+
+
+def program(sanitizer: Sanitizer, seeds: int) -> Run:
+    """The table without Python."""
+    began = time.monotonic()
+    _run(sanitizer.program, seeds, environment={**os.environ, **sanitizer.options})
+    return Run(sanitizer.flags, "the table without Python, seeds", seeds, round(time.monotonic() - began, 1))
+
+
+def tests(sanitizer: Sanitizer) -> Run:
+    """The tests of Python that are marked ``native``."""
+    compiler = _compiler(sanitizer)
+    preload = [_printed(compiler, f"-print-file-name={name}") for name in (sanitizer.library, "libstdc++.so.6")]
+    environment = {
+        **os.environ,
+        **sanitizer.options,
+        "LD_PRELOAD": " ".join(preload),
+        "PYTHONPATH": str(HERE),
+        "EDL_INSTRUMENTED": str(next(sanitizer.build.glob("_native*.so"))),
+    }
+    began = time.monotonic()
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "instrumented",
+        "-m",
+        "native",
+        "--timeout=1800",
+        *sanitizer.tests,
+    ]
+    said = _run(*words, ROOT / "platform/tests/ps", environment=environment)
+    passed = re.search(r"(\d+) passed", said)
+    if passed is None:
+        raise SystemExit(f"no test ran under {sanitizer.flags}:\n{said}")
+    return Run(sanitizer.flags, "tests of Python", int(passed[1]), round(time.monotonic() - began, 1))
+
+
+def runs(*, full: bool) -> Iterator[Run]:
+    """All of them, one after the other."""
+    for sanitizer in SANITIZERS:
+        if not compiled(sanitizer, extension=full):
+            return
+        yield program(sanitizer, FULL if full else SHORT)
+        if full:
+            yield tests(sanitizer)
+
+
+def digest() -> str:
+    """Of everything that is compiled, names and contents."""
+    files = sorted(path for path in (*SOURCES.iterdir(), HERE / "table_program.cpp") if path.is_file())
+    return hashlib.sha256(b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in files)).hexdigest()
+
+
+def main() -> None:
+    """Run them; the first report ends it with its text and exit code 1."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--full", action="store_true", help="more seeds and the tests of Python; writes the result")
+    full = parser.parse_args().full
+    done = []
+    for run in runs(full=full):
+        print(f"{run.sanitizer}: {run.what}: {run.count} without a report, {run.seconds:.0f} s", flush=True)
+        done.append(run)
+    if not done:
+        print("SKIPPED: nothing was run under the sanitizers")
+    elif full:
+        compiler = _printed(_compiler(SANITIZERS[0]), "--version").partition("\n")[0]
+        result = Result(digest(), compiler, platform.machine(), done)
+        RESULT.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
+
+
+def _compiler(sanitizer: Sanitizer) -> str:
+    cache = (sanitizer.build / "CMakeCache.txt").read_text(encoding="utf-8")
+    found = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache, re.MULTILINE)
+    assert found
+    return found[1]
+
+
+def _printed(*words: str) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _run(*words: object, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [str(w) for w in words], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(str(w) for w in words)} failed with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
