@@ -1,4 +1,5 @@
 // The functions of edl.spec.elementary: the same operations in the same order, hence the same bits. Part of kernels.cpp.
+// Those of initial values are always inlined, so that loops over a row have vectors.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,7 @@ using Size = std::size_t;
 using U64 = std::uint64_t;
 
 template <Size kTerms>
-double series(const double (&coefficients)[kTerms], double z) {
+[[gnu::always_inline]] inline double series(const double (&coefficients)[kTerms], double z) {
   double sum = coefficients[0];
 #pragma GCC unroll 16
   for (Size i = 1; i < kTerms; ++i) sum = sum * z + coefficients[i];
@@ -27,7 +28,7 @@ constexpr double kExp[] = {1.0 / 87178291200, 1.0 / 6227020800, 1.0 / 479001600,
                            1.0 / 362880,      1.0 / 40320,      1.0 / 5040,      1.0 / 720,      1.0 / 120,
                            1.0 / 24,          1.0 / 6,          1.0 / 2,         1.0,            1.0};
 
-double log_of(double x) {
+[[gnu::always_inline]] inline double log_of(double x) {
   U64 bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
   double exponent = static_cast<double>(static_cast<std::int64_t>(bits >> 52) - 1022);
@@ -45,7 +46,7 @@ double log_of(double x) {
   return exponent * 0.6931471805599453 + 2.0 * s * sum;
 }
 
-double exp_of(double x) {
+inline double exp_of(double x) {
   const double exponent = __builtin_floor(x * 1.4426950408889634 + 0.5);
   const double rest = (x - exponent * 0.6931471803691238) - exponent * 1.9082149292705877e-10;
   const U64 bits = static_cast<U64>(static_cast<std::int64_t>(exponent) + 1023) << 52;
@@ -54,7 +55,7 @@ double exp_of(double x) {
   return series(kExp, rest) * scale;
 }
 
-float power(float base, double exponent) {
+inline float power(float base, double exponent) {
   constexpr float kLargest = 0x1.fffffep127F;
   const float finite = base < kLargest ? base : kLargest;
   double x = exponent * log_of(base > 0.0F ? static_cast<double>(finite) : 1.0);
@@ -64,7 +65,7 @@ float power(float base, double exponent) {
   return static_cast<float>(base > 0.0F ? exp_of(x) : of_zero);
 }
 
-double cos_of_turns(double turns) {
+[[gnu::always_inline]] inline double cos_of_turns(double turns) {
   const double quarter = __builtin_floor(turns * 4.0 + 0.5);
   const double angle = (turns - quarter * 0.25) * 6.283185307179586;
   const double z = angle * angle;

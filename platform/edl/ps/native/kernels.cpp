@@ -101,7 +101,7 @@ double fraction(U64 stream, U64 place) {
   return (static_cast<double>(static_cast<std::int64_t>(mixed(stream + place) >> 11)) + 0.5) * 0x1p-53;
 }
 
-// Standard normal (Box and Muller); a draw takes `2 * dim` places of a row's stream. Inline, so that loops of it have vectors.
+// Standard normal (Box and Muller); a draw takes `2 * dim` places of a row's stream.
 [[gnu::always_inline]] inline double gaussian(U64 stream, U64 draw, U64 place, U64 dim) {
   const U64 at = draw * 2 * dim + place;
   return __builtin_sqrt(-2.0 * log_of(fraction(stream, at))) * cos_of_turns(fraction(stream, at + dim));
@@ -123,9 +123,10 @@ void initialize(const Initializer& how, U64 id, float* values, Size dim) {
       return;
     case Distribution::truncated_normal:
       for (Size i = 0; i < dim; ++i) {
+        double value;
         U64 draw = 0;
-        double value = gaussian(stream, 0, i, dim);
-        while (value < -2.0 || value > 2.0) value = gaussian(stream, ++draw, i, dim);
+        do value = gaussian(stream, draw++, i, dim);
+        while (value < -2.0 || value > 2.0);
         values[i] = static_cast<float>(how.a + how.b * value);
       }
   }
