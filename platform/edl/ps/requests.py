@@ -21,6 +21,9 @@ from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
 from edl.spec.optimizer import OptimizerSpec
 
+_NAMED = 3
+"""Variables that a message names."""
+
 
 class Body:
     """The raw bytes of a frame, taken from front to back.
@@ -36,25 +39,28 @@ class Body:
         self._data = data
         self._used = 0
 
-    def floats(self, count: int) -> Floats:
-        """The next float32 values, without a copy."""
-        start = self._advance(4 * count)
+    def floats(self, count: int, of: str) -> Floats:
+        """The next float32 values, without a copy; ``of`` names them."""
+        start = self._advance(4 * count, of)
         return np.frombuffer(self._data, np.float32, count, start)
 
-    def ids(self, count: int) -> Ids:
+    def ids(self, count: int, of: str) -> Ids:
         """The next int64 values; copied if they are not aligned."""
-        start = self._advance(8 * count)
+        start = self._advance(8 * count, of)
         return np.require(np.frombuffer(self._data, np.int64, count, start), requirements="A")
 
     def end(self) -> None:
         """Refuse a body that goes on."""
         if self._used != self._data.nbytes:
-            raise Refused(f"the body has {self._data.nbytes} bytes, the head says {self._used}", kind="bad")
+            raise Refused(
+                f"the body has {self._data.nbytes} bytes, the head and the model say {self._used}", kind="bad"
+            )
 
-    def _advance(self, size: int) -> int:
+    def _advance(self, size: int, of: str) -> int:
         start = self._used
         if size < 0 or start + size > self._data.nbytes:
-            raise Refused(f"the body has {self._data.nbytes} bytes, the head says {start + size} or more", kind="bad")
+            left = self._data.nbytes - start
+            raise Refused(f"{of} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad")
         self._used = start + size
         return start
 
@@ -76,7 +82,7 @@ def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats
         head.fingerprint,
     )
     content = Body(body)
-    dense = content.floats(declared.size)
+    dense = content.floats(declared.size, f"the values of {_variables(declared)}")
     content.end()
     return declared, dense
 
@@ -110,12 +116,13 @@ def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradien
         return None
     if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
         raise Refused(f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad")
-    slab = content.floats(declared.size)
+    slab = content.floats(declared.size, f"gradients (float32) of {_variables(declared)}")
     rows: dict[str, RowGradients] = {}
     for part in head.tables:
         table = _table(declared, part.name, rows)
-        ids = _checked(table, content.ids(part.count))
-        rows[table.name] = RowGradients(ids, content.floats(part.count * table.dim).reshape(-1, table.dim))
+        ids = _checked(table, content.ids(part.count, f"{part.count} ids (int64) of {_described(table)}"))
+        values = content.floats(part.count * table.dim, f"{part.count} gradients (float32) of {_described(table)}")
+        rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
     content.end()
     return Gradients(slab, rows, head.learning_rate, head.weight)
 
@@ -130,9 +137,20 @@ def row_ids(declared: Declaration, tables: Iterable[pb.TableRows], body: memoryv
     ids: dict[str, Ids] = {}
     for part in tables:
         table = _table(declared, part.name, ids)
-        ids[table.name] = _checked(table, content.ids(part.count))
+        ids[table.name] = _checked(table, content.ids(part.count, f"{part.count} ids (int64) of {_described(table)}"))
     content.end()
     return ids
+
+
+def _variables(declared: Declaration) -> str:
+    """The dense variables with their shapes, the first of them by name."""
+    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declared.dense[:_NAMED]]
+    more = [f"{len(declared.dense) - _NAMED} more"] if len(declared.dense) > _NAMED else []
+    return f"{declared.size} values: {', '.join([*named, *more])}" if named else "no variable"
+
+
+def _described(table: RowTable) -> str:
+    return f"table '{table.name}' ({table.rows or 'any id'} x {table.dim})"
 
 
 def _table(declared: Declaration, name: str, seen: Iterable[str]) -> RowTable:
@@ -144,6 +162,6 @@ def _table(declared: Declaration, name: str, seen: Iterable[str]) -> RowTable:
 def _checked(table: RowTable, ids: Ids) -> Ids:
     if table.rows and len(ids) and not (ids.min() >= 0 and ids.max() < table.rows):
         raise Refused(
-            f"table '{table.name}' has rows 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
+            f"{_described(table)} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
         )
     return ids

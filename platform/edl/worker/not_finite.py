@@ -9,7 +9,7 @@ import numpy as np
 
 from edl.core.errors import JobFailedError
 from edl.worker.leases import Leased
-from edl.worker.model_port import Step
+from edl.worker.model_port import Network, Step
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,14 +26,31 @@ def is_finite(result: Step) -> bool:
         return all(bool(np.isfinite(a.sum()) or np.isfinite(a).all()) for a in (result.slab, *result.rows.values()))
 
 
-def report_not_finite(task: Leased, step: int, loss: float, count: int, *, skip: bool) -> None:
-    """Stop, or say what is skipped.
+def culprit(network: Network, result: Step) -> str:
+    """Which gradient is not finite, with its shape: the first one, in the order of the slab."""
+    at = 0
+    for variable in network.variables:
+        size = math.prod(variable.shape)
+        if not np.isfinite(result.slab[at : at + size]).all():
+            what = "the change of the statistic" if variable.statistic else "the gradient of"
+            return f"{what} '{variable.name}' {list(variable.shape)}"
+        at += size
+    for table in network.tables:
+        if not np.isfinite(result.rows[table.name]).all():
+            return f"the gradient of rows of '{table.name}' ({table.rows or 'any id'} x {table.dim})"
+    return "a gradient"
+
+
+def report_not_finite(
+    task: Leased, step: int, loss: float, count: int, *, skip: bool, gradient: str = "a gradient"
+) -> None:
+    """Stop, or say what is skipped; ``gradient`` names the one to blame if the loss is finite.
 
     Raises:
         NotFiniteError: the job does not skip.
     """
     start, end = task.window(step)
-    what = f"loss {loss}" if not math.isfinite(loss) else "a gradient that is not finite"
+    what = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g},"
     if not skip:
         raise NotFiniteError(
             f"{what} from records {start} to {end - 1}",

@@ -203,3 +203,21 @@ def test_pulls_are_never_torn(ps):
     assert not torn
     version, slab = readers[0].pull()
     assert (version, slab[0]) == (2 * count, -2 * count)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "rows", "said"),
+    [
+        ([1] * 4, None, "gradients (float32) of 5 values: 'w' [2, 2], 'stat' [1] take 20 bytes, the body has 16"),
+        (np.ones(5, np.float64), None, "the body has 40 bytes, the head and the model say 20"),
+        ([1] * 5, ([1], np.ones((1, 3))), "1 gradients (float32) of table 'emb' (1000 x 4) take 16 bytes"),
+        ([1] * 5, ([1000, 3], np.ones((2, 4))), "table 'emb' (1000 x 4) has the ids 0 to 999, not 3 to 1000"),
+    ],
+)
+def test_a_gradient_of_another_shape_or_type_is_refused_by_name(worker, gradient, rows, said):
+    head = pb.Push(lease=LEASE, step=0, learning_rate=1.0, weight=1.0)
+    body = [np.asarray(gradient, None if isinstance(gradient, np.ndarray) else np.float32).data]
+    if rows is not None:
+        head.tables.append(pb.TableRows(name="emb", count=len(rows[0])))
+        body += [np.array(rows[0], np.int64).data, rows[1].astype(np.float32).data]
+    assert said in refused(lambda: worker.client.request(Kind.PUSH, head.SerializeToString(), body), "bad")

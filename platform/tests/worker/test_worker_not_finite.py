@@ -1,0 +1,68 @@
+"""Gradients that are not finite are found wherever they are, and named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.worker.leases import Leased
+from edl.worker.not_finite import NotFiniteError, culprit, is_finite, report_not_finite
+
+NETWORK: Any = SimpleNamespace(
+    variables=[
+        SimpleNamespace(name="head/kernel", shape=(2, 3), statistic=False),
+        SimpleNamespace(name="head/bias", shape=(), statistic=False),
+        SimpleNamespace(name="norm/mean", shape=(2,), statistic=True),
+    ],
+    tables=[SimpleNamespace(name="emb", rows=50, dim=2), SimpleNamespace(name="words", rows=0, dim=2)],
+)
+TASK = Leased(1, "training", "part-0.recordio", 64, 100, minibatch=32)
+
+
+def step(slab_at: int | None = None, table: str = "", value: float = np.nan, loss: float = 1.0) -> Any:
+    result = SimpleNamespace(
+        loss=loss,
+        slab=np.ones(9, np.float32),
+        rows={"emb": np.ones((3, 2), np.float32), "words": np.ones((1, 2), np.float32)},
+    )
+    if slab_at is not None:
+        result.slab[slab_at] = value
+    if table:
+        result.rows[table][-1, -1] = value
+    return result
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        ({"slab_at": 5}, "the gradient of 'head/kernel' [2, 3]"),
+        ({"slab_at": 6}, "the gradient of 'head/bias' []"),
+        ({"slab_at": 8}, "the change of the statistic 'norm/mean' [2]"),
+        ({"table": "emb"}, "the gradient of rows of 'emb' (50 x 2)"),
+        ({"table": "words"}, "the gradient of rows of 'words' (any id x 2)"),
+    ],
+)
+def test_a_gradient_is_named_with_its_shape(where: dict[str, Any], named: str, value: float) -> None:
+    bad = step(**where, value=value)
+    assert not is_finite(bad)
+    assert culprit(NETWORK, bad) == named
+
+
+def test_gradients_whose_sum_alone_overflows_are_finite() -> None:
+    large = step()
+    large.slab[:] = 3e38
+    assert is_finite(large)
+
+
+def test_the_message_says_what_where_and_what_to_do() -> None:
+    with pytest.raises(NotFiniteError) as caught:
+        report_not_finite(TASK, 1, 0.5, 1, skip=False, gradient="the gradient of 'head/bias' []")
+    assert str(caught.value).startswith(
+        "part-0.recordio: the gradient of 'head/bias' [] is not finite, loss 0.5, from records 96 to 99\n  look at"
+    )
+    with pytest.raises(NotFiniteError, match="loss nan from records 64 to 95"):
+        report_not_finite(TASK, 0, float("nan"), 1, skip=False)
