@@ -35,7 +35,7 @@ def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: st
         ps={"count": 1, "embedding_threshold": "1Ki"},
     )
     with place.run() as run:
-        summary, run_dir = run.summary(), run.run_dir
+        summary, run_dir = run.summary(240.0), run.run_dir
     assert 0.5 + 0.6 * (best - 0.5) < summary["metrics"]["auc"] < best
     arrays = checkpoint_arrays(newest_cut(run_dir))
     served = {path.split("/")[1] for path in arrays if path.startswith("rows/")}
