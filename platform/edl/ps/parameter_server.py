@@ -20,14 +20,13 @@ from edl.ps.contents import Contents
 from edl.ps.conversation import Attachment, Origin, PushResult, Stamp, State, Taken
 from edl.ps.cuts import Cuts
 from edl.ps.declaration import Declaration
-from edl.ps.leases import Admission, Leases
+from edl.ps.entrance import Entrance
+from edl.ps.leases import Leases
 from edl.ps.shard_writer import Saved, ShardWriter
-from edl.ps.single import Single
 from edl.ps.snapshot import StoredRows
 from edl.ps.store import Gradients
 from edl.ps.stores import Stores
-from edl.ps.together import Together
-from edl.ps.updates import Offered, Updates
+from edl.ps.updates import Offered
 from edl.rpc.refusal import Refused
 from edl.spec.job import Strategy
 
@@ -61,15 +60,21 @@ class ParameterServer:
     ) -> None:
         self._index = index
         self._writer = writer
-        self._patience = patience
         self._clock = clock
         self._changed = threading.Condition(threading.Lock())
         self._attaching = threading.Lock()
         self._leases = Leases()
         self._cuts: Cuts[Cut] = Cuts()
         self._contents = Contents(stores)
-        self._updates = _updates(strategy or Strategy(), self._leases, self._contents)
-        self._closed = False
+        self._entrance = Entrance(
+            self._changed,
+            self._leases,
+            self._cuts,
+            self._contents,
+            strategy or Strategy(),
+            patience=patience,
+            clock=clock,
+        )
         self._last_taken: Taken | None = None
         self._last_restore: Attachment | None = None
 
@@ -142,23 +147,15 @@ class ParameterServer:
         """
         push = Offered(stamp, origin or Origin(), declared, gradients)
         with self._changed:
-            self._await_cut(push)
-            self._contents.store_of(declared)
-            self._updates.offer(push)
-            self._changed.notify_all()
-            self._await_outcome(push)
-            admission = push.admission()
-            if admission is Admission.UNKNOWN_MASTER:
-                raise Refused(f"the master that granted lease {stamp.lease} has not attached yet", kind="incarnation")
+            admission = self._entrance.admit(push)
             if into is not None:
                 self._contents.store_of(declared).read_dense(into)
             return PushResult(admission, self._contents.version, self._cuts.announced, push.round)
 
     def parted(self, worker: int, link: int) -> None:
-        """A worker's connection closed: no round waits for what would have come through it."""
+        """A worker's connection closed."""
         with self._changed:
-            self._updates.parted(worker, link)
-            self._changed.notify_all()
+            self._entrance.parted(worker, link)
 
     # ------------------------------------------------------------ the master
 
@@ -179,7 +176,7 @@ class ParameterServer:
                     self._restore(cut)
                     self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
-                self._settle()
+                self._entrance.settle()
                 return State(
                     self._contents.initialized, self._contents.version, self._leases.applied(), tuple(self._cuts.pins())
                 )
@@ -189,7 +186,7 @@ class ParameterServer:
         with self._changed:
             self._leases.check(incarnation)
             through = self._leases.revoke(leases, floor)
-            self._settle()
+            self._entrance.settle()
             return through
 
     def announce(self, incarnation: int, cut: int) -> None:
@@ -221,7 +218,7 @@ class ParameterServer:
                     copy.snapshot.hold()
                 if checkpoint is not None:
                     self._writer.begin(checkpoint, copy)
-            self._settle()
+            self._entrance.settle()
             return self._last_taken
 
     def release(self, incarnation: int, cut: int) -> None:
@@ -229,7 +226,7 @@ class ParameterServer:
         with self._changed:
             self._leases.check(incarnation)
             kept = self._cuts.release(cut)
-            self._changed.notify_all()
+            self._entrance.settle()
         _released(kept)
 
     def unpin(self, incarnation: int, cut: int) -> None:
@@ -248,43 +245,10 @@ class ParameterServer:
     def close(self) -> None:
         """Answer pushes that wait; the process ends."""
         with self._changed:
-            if not self._closed and self._contents.initialized:
-                log.info("%s", self._updates.summary())
-            self._closed = True
-            self._changed.notify_all()
+            if not self._entrance.closed:
+                log.info("%s", self._entrance.close())
 
     # ------------------------------------------------------------ under the lock
-
-    def _settle(self) -> None:
-        """After leases or cuts changed."""
-        self._updates.settle(self._cuts.waits)
-        self._changed.notify_all()
-
-    def _await_cut(self, push: Offered) -> None:
-        stamp = push.stamp
-        if not self._kept_out(stamp):
-            return
-        self._updates.hold(push)
-        self._changed.notify_all()
-        if not self._changed.wait_for(lambda: not self._kept_out(stamp), self._patience):
-            raise Refused(f"cut {stamp.cut} is not over after {self._patience:g} s", kind="busy")
-
-    def _await_outcome(self, push: Offered) -> None:
-        self._changed.wait_for(lambda: push.outcome is not None or self._closed, self._patience)
-        if push.outcome is None:
-            reason = self._updates.withdraw(push)
-            self._changed.notify_all()
-            self._check_open()
-            raise Refused(f"{reason} for {self._patience:g} s", kind="busy")
-
-    def _kept_out(self, stamp: Stamp) -> bool:
-        """A retried or revoked push changes nothing, so that it need not wait."""
-        self._check_open()
-        return self._cuts.waits(stamp.cut) and self._leases.decide(stamp.lease, stamp.step) is Admission.APPLIED
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Refused("this PS ends", kind="busy")
 
     def _to_restore(self, attachment: Attachment) -> Cut | None:
         """What an attachment restores, read without holding up pushes."""
@@ -293,7 +257,7 @@ class ParameterServer:
         return checkpoints.load(attachment.restore, self._index, attachment.slots)
 
     def _restore(self, cut: Cut) -> None:
-        self._updates.replaced()
+        self._entrance.replaced()
         self._contents.restore(cut)
         self._leases.restore(cut.applied)
         self._cuts.passed(cut.number)
@@ -304,9 +268,3 @@ def _released(kept: Cut | None) -> None:
     """Give the memory of a copy back, without the lock: that takes a while."""
     if kept is not None:
         kept.snapshot.release()
-
-
-def _updates(strategy: Strategy, leases: Leases, contents: Contents) -> Updates:
-    if strategy.mode == "sync":
-        return Together(leases, contents, strategy.grads_to_wait, strategy.version_tolerance)
-    return Single(leases, contents, staleness_aware=strategy.staleness_aware)

@@ -45,9 +45,16 @@ def serve(start: Callable[..., Ps]) -> Callable[..., Ps]:
 
 def sits(ps: Ps, count: int = 1) -> None:
     """Wait until so many pushes wait for their round."""
-    changed, updates = ps.server._changed, ps.server._updates
+    changed, updates = ps.server._changed, ps.server._entrance._updates
     with changed:
         assert changed.wait_for(lambda: len(updates._waiting) == count, 10)
+
+
+def behind(ps: Ps, count: int) -> None:
+    """Wait until so many pushes wait for a cut."""
+    changed, updates = ps.server._changed, ps.server._entrance._updates
+    with changed:
+        assert changed.wait_for(lambda: len(updates._rounds._held) == count, 10)
 
 
 def joined(ps: Ps, *leases: int) -> list[Worker]:
@@ -175,6 +182,20 @@ def test_a_round_of_before_a_cut_waits_for_nobody_behind_it(serve) -> None:
     assert {w.receive_push()[0].outcome for w in (one, two)} == {APPLIED}
     np.testing.assert_array_equal(one.pull(pin=1)[1], [-1, -1, -1])
     np.testing.assert_array_equal(one.pull()[1], [-4, -4, -4])
+
+
+@pytest.mark.parametrize("end", ["release", "snapshot", "attach"])
+def test_after_a_cut_those_behind_it_are_one_round(serve, end: str) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2, cut=1)
+    two.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=2, cut=1)
+    behind(ps, 2)
+    if end == "attach":
+        ps.attach(2, live=[LEASE, OTHER], cut=1)
+    else:
+        getattr(ps, end)(1)
+    assert [worker.receive_push()[0].version for worker in (one, two)] == [3, 3]
 
 
 def test_a_snapshot_holds_no_part_of_a_round(serve) -> None:
