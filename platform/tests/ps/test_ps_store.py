@@ -37,7 +37,7 @@ def test_a_declaration_that_cannot_be_is_refused():
     with pytest.raises(BadInputError, match="twice"):
         Declaration((w, w), (), SGD, "model")
     with pytest.raises(BadInputError, match="rows"):
-        RowTable("emb", 0, 4, UNIFORM, 0)
+        RowTable("emb", -1, 4, UNIFORM, 0)
     with pytest.raises(BadInputError, match="initializer"):
         RowTable("emb", 4, 4, {"name": "orthogonal"}, 0)
     declared = Declaration((w, mean), (TABLE,), SGD, "model")
