@@ -48,7 +48,8 @@ class Table(Protocol):
     def load(self, rows: StoredRows) -> None: ...
 
 
-Make = Callable[[RowTable, OptimizerSpec], Table]
+Make = Callable[..., Table]
+"""Of a RowTable and an OptimizerSpec; it takes ``retention``, too."""
 
 
 def declared(initializer=INITIALIZERS[2], *, dim: int = 3, rows: int = ROWS) -> RowTable:

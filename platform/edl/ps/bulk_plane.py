@@ -106,7 +106,8 @@ class BulkPlane:
         declared = pinned.declaration if pinned else self._server.declaration()
         table = declared.table(head.table).name
         rows = (pinned or self._server).scan(table, head.cursor, head.limit)
-        cursor = head.cursor + len(rows.ids) if len(rows.ids) == head.limit else -1
+        following = head.cursor + head.limit
+        cursor = following if following < (pinned or self._server).extent(table) else -1
         meta = pb.ScannedRows(cursor=cursor, count=len(rows.ids))
         return Answer(Kind.SCANNED, meta.SerializeToString(), _views(rows.ids, rows.values))
 

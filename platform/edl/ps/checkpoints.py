@@ -157,8 +157,11 @@ def _slot(arrays: Arrays, head: str, slot: str, tail: str, declaration: Declarat
 
 def _rows(arrays: Arrays, table: str, declaration: Declaration) -> StoredRows:
     slots = {slot: _slot(arrays, f"rows/{table}/slot/", slot, "", declaration) for slot in declaration.optimizer.slots}
-    rows = StoredRows(arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots)
+    rows = StoredRows(
+        arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots, arrays.get(f"rows/{table}/seen")
+    )
     shape = (len(rows.ids), declaration.table(table).dim)
-    if any(values.shape != shape for values in (rows.values, *slots.values())):
+    steps = () if rows.seen is None else (rows.seen,)
+    if any(a.shape != shape for a in (rows.values, *slots.values())) or any(a.shape != shape[:1] for a in steps):
         raise ValueError(f"rows of table '{table}' are not {list(shape)}")
     return rows

@@ -48,7 +48,7 @@ class Contents:
             return True
         if not self._ordered and self._store.declaration.same_but_for_order(declared):
             with self._store.snapshot() as unordered:
-                self._hold(self._stores.restored(unordered.arranged(declared.dense)))
+                self._hold(self._stores.restored(unordered.arranged(declared.dense), self.version))
         if difference := self._store.declaration.difference(declared):
             raise Refused(difference, kind="bad", hint=_REMEDY)
         return False
@@ -71,10 +71,14 @@ class Contents:
         return store
 
     def apply(self, gradients: Gradients | None) -> None:
-        """Count one more push, and apply what it brings."""
-        self.version += 1
+        """Apply what a push brings, and count it.
+
+        Raises:
+            TableFullError: a table has no room for its rows; nothing was changed.
+        """
         if gradients is not None:
-            self.store().apply(gradients, self.version)
+            self.store().apply(gradients, self.version + 1)
+        self.version += 1
 
     def copy(self, cut: int, leases: Leases) -> Cut:
         """The state at a cut; who takes it releases its snapshot."""
@@ -82,7 +86,7 @@ class Contents:
 
     def restore(self, cut: Cut) -> None:
         """Hold what a cut held, instead of what is here; raises Refused (``bad``) if no store may."""
-        self._hold(self._stores.restored(cut.snapshot), ordered=cut.ordered)
+        self._hold(self._stores.restored(cut.snapshot, cut.version), ordered=cut.ordered)
         self.version = cut.version
 
     def _hold(self, store: ParameterStore, *, ordered: bool = True) -> None:

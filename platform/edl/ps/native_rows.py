@@ -29,18 +29,31 @@ class NativeRows:
         table: is kept alive.
         dim: elements of a row.
         slots: names of its slot variables.
+        tracked: its rows say by which step they were named last.
     """
 
-    def __init__(self, table: _native.Table, dim: int, slots: tuple[str, ...]) -> None:
+    def __init__(self, table: _native.Table, dim: int, slots: tuple[str, ...], *, tracked: bool) -> None:
         self._snapshot = _native.Snapshot(table)
         self._count = len(self._snapshot)
+        self._extent = self._snapshot.extent
         self._dim = dim
         self._slots = slots
+        self._tracked = tracked
         self._holders = 1
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def extent(self) -> int:
+        """As the protocol says."""
+        return self._extent
+
+    @property
+    def tracked(self) -> bool:
+        """As the protocol says."""
+        return self._tracked
 
     def read(self, ids: Ids, declared: RowTable) -> Floats:
         """As the protocol says; the table itself knows the initial values."""
@@ -51,17 +64,20 @@ class NativeRows:
 
     def scan(self, start: int, limit: int) -> StoredRows:
         """As the protocol says."""
-        return self._copied(start, min(limit, max(0, self._count - start)), (), pass_by=False)
+        rows = StoredRows.empty(min(limit, max(0, self._extent - start)), self._dim)
+        return self._copied(min(start, self._extent), rows, pass_by=False)
 
     def pieces(self) -> Iterator[StoredRows]:
         """As the protocol says. What was given to a holder who is alone is not kept any more when it changes."""
         rows = max(1, PIECE_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
-        for start, end in pairwise([*range(0, self._count, rows), self._count]):
-            yield self._copied(start, end - start, self._slots, pass_by=self._holders == 1)
+        for start, end in pairwise([*range(0, self._extent, rows), self._extent]):
+            piece = self._copied(start, self._room(end - start), pass_by=self._holders == 1)
+            if len(piece):
+                yield piece
 
     def whole(self) -> StoredRows:
         """As the protocol says."""
-        return self._copied(0, self._count, self._slots, pass_by=False)
+        return self._copied(0, self._room(self._extent), pass_by=False)
 
     def hold(self) -> None:
         """As the protocol says."""
@@ -76,11 +92,14 @@ class NativeRows:
                 return
         self._snapshot.release()
 
-    def _copied(self, start: int, count: int, slots: tuple[str, ...], *, pass_by: bool) -> StoredRows:
-        rows = StoredRows.empty(count, self._dim, slots)
+    def _room(self, positions: int) -> StoredRows:
+        return StoredRows.empty(positions, self._dim, self._slots, tracked=self._tracked)
+
+    def _copied(self, start: int, rows: StoredRows, *, pass_by: bool) -> StoredRows:
+        """Those of the positions from ``start`` on, as many as ``rows`` has room for, at which there are rows."""
+        slots = [*rows.slots.values()]
         with _translated():
-            self._snapshot.scan(min(start, self._count), rows.ids, rows.values, [*rows.slots.values()], pass_by=pass_by)
-        return rows
+            return rows.first(self._snapshot.scan(start, rows.ids, rows.values, slots, rows.seen, pass_by=pass_by))
 
 
 @contextmanager

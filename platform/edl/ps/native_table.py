@@ -17,6 +17,7 @@ from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
 from edl.ps.native_rows import NativeRows
 from edl.ps.native_rules import OPTIMIZERS, kernel, steps
+from edl.ps.retention import Retention
 from edl.ps.snapshot import StoredRows
 from edl.spec.optimizer import OptimizerSpec
 
@@ -34,20 +35,44 @@ class NativeTable:
         optimizer: one of OPTIMIZERS.
         threads: that share a large batch.
         isa: ``baseline``, ``avx2`` or ``avx512``; empty for the best that this processor has.
+        retention: which rows it keeps.
 
     Raises:
         BadInputError: the optimizer has no native kernel.
     """
 
-    def __init__(self, declared: RowTable, optimizer: OptimizerSpec, *, threads: int = 1, isa: str = "") -> None:
+    def __init__(
+        self,
+        declared: RowTable,
+        optimizer: OptimizerSpec,
+        *,
+        threads: int = 1,
+        isa: str = "",
+        retention: Retention | None = None,
+    ) -> None:
         chosen, starts = kernel(optimizer), list(optimizer.slots.values())
+        self._name = declared.name
+        self._retention = retention or Retention()
         self._dim = declared.dim
         self._slots = tuple(optimizer.slots)
         self._step = steps(optimizer, declared)
-        self._table = _native.Table(declared.dim, starts, _initializer(declared), chosen, threads=threads, isa=isa)
+        self._table = _native.Table(
+            declared.dim,
+            starts,
+            _initializer(declared),
+            chosen,
+            threads=threads,
+            isa=isa,
+            evict_after=self._retention.evict_after_steps or 0,
+        )
 
     def __len__(self) -> int:
         return len(self._table)
+
+    @property
+    def extent(self) -> int:
+        """As the port says."""
+        return self._table.extent
 
     @property
     def isa(self) -> str:
@@ -69,28 +94,34 @@ class NativeTable:
         """The same into ``out``, ``[n, dim]``."""
         self._table.read(ids, out)
 
+    def admit(self, ids: Ids, step: int) -> None:
+        """As the port says."""
+        self._table.drop(step)
+        bound = self._retention.max_rows
+        if bound is not None and len(self) + len(ids) > bound:
+            self._retention.check(self._name, len(self), self._table.missing(ids))
+
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """Sum the gradients of equal ids, in their order, and update those rows, and no others.
 
         Raises:
             MemoryError: a part of the rows was updated.
         """
-        self._table.apply(ids, gradients, self._step(learning_rate, step))
+        self._table.apply(ids, gradients, self._step(learning_rate, step), step)
 
     def scan(self, start: int, limit: int) -> StoredRows:
         """The stored rows from a position, copied, without slot variables."""
-        rows = StoredRows.empty(min(limit, max(0, len(self) - start)), self._dim)
-        if len(rows):
-            self._table.scan(start, rows.ids, rows.values, [])
-        return rows
+        rows = StoredRows.empty(min(limit, max(0, self.extent - start)), self._dim)
+        return rows.first(self._table.scan(start, rows.ids, rows.values)) if len(rows) else rows
 
     def snapshot(self) -> NativeRows:
         """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
-        return NativeRows(self._table, self._dim, self._slots)
+        tracked = self._retention.evict_after_steps is not None
+        return NativeRows(self._table, self._dim, self._slots, tracked=tracked)
 
-    def load(self, rows: StoredRows) -> None:
-        """Store rows with their slot variables; what is stored already is overwritten."""
-        self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slots])
+    def load(self, rows: StoredRows, step: int = 0) -> None:
+        """As the port says; what is stored already is overwritten."""
+        self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slots], rows.seen, step)
 
     def _rows(self, count: int) -> Floats:
         return np.empty((count, self._dim), np.float32)

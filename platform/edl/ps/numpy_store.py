@@ -17,6 +17,8 @@ class NumpyStore(TableStore):
     def _made(self, declaration: Declaration) -> Mapping[str, Table]:
         optimizer = declaration.optimizer
         return {
-            table.name: NumpyTable(table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)))
+            table.name: NumpyTable(
+                table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)), self._retention
+            )
             for table in declaration.tables
         }

@@ -13,6 +13,7 @@ import numpy as np
 from edl.optimizers import Rule, Scratch, Update
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
+from edl.ps.retention import Retention
 from edl.ps.snapshot import StoredRows
 from edl.spec.initializer import initial_rows
 
@@ -26,18 +27,37 @@ class NumpyTable:
         declared: its shape and initial values.
         slots: slot variables and the value they start at.
         rule: moves its rows.
+        retention: which rows it keeps.
     """
 
-    def __init__(self, declared: RowTable, slots: Mapping[str, float], rule: Rule) -> None:
+    def __init__(
+        self, declared: RowTable, slots: Mapping[str, float], rule: Rule, retention: Retention | None = None
+    ) -> None:
+        self._retention = retention or Retention()
         self._declared = declared
         self._initial_slots = slots
         self._rule = rule
         # Position + 1 of each id. The kernel gives memory only for the pages that are written.
-        self._index = np.zeros(declared.rows, np.int32)
+        self._index = np.zeros(declared.rows, np.int32) if declared.rows else _AnyId()
         self._count = 0
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._values = np.empty((_FIRST_CAPACITY, declared.dim), np.float32)
         self._slots = {name: np.empty_like(self._values) for name in slots}
+        # The step that named each row last; 0 where a position is free.
+        self._seen = np.zeros(_FIRST_CAPACITY, np.int64)
+        self._free: list[int] = []
+        self._now = 0
+
+    @property
+    def extent(self) -> int:
+        """As the port says."""
+        return self._count
+
+    def admit(self, ids: Ids, step: int) -> None:
+        """As the port says."""
+        self._drop(step)
+        new = int(np.count_nonzero(self._index[np.unique(ids)] == 0))
+        self._retention.check(self._declared.name, self._count - len(self._free), new)
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""
@@ -51,7 +71,8 @@ class NumpyTable:
         return values
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
-        """Sum the gradients of equal ids and update those rows, and no others."""
+        """As the port says."""
+        self._drop(step)
         if not len(ids):
             return
         ids, gradients = sum_duplicates(ids, gradients)
@@ -60,26 +81,42 @@ class NumpyTable:
         slots = {name: slot[positions] for name, slot in self._slots.items()}
         self._rule(values, tuple(slots.values()), Update(gradients, learning_rate, step), Scratch.like(values))
         self._values[positions] = values
+        self._seen[positions] = max(step, self._now)
         for name, slot in slots.items():
             self._slots[name][positions] = slot
 
     def scan(self, start: int, limit: int) -> StoredRows:
-        """The stored rows from a position, copied, without slot variables."""
-        part = slice(start, min(start + limit, self._count))
-        return StoredRows(self._ids[part].copy(), self._values[part].copy(), {})
+        """As the port says."""
+        part = start + np.flatnonzero(self._seen[start : min(start + limit, self._count)])
+        return StoredRows(self._ids[part], self._values[part], {})
 
     def snapshot(self) -> StoredRows:
         """All stored rows with their slot variables, copied."""
-        part = slice(0, self._count)
-        slots = {name: slot[part].copy() for name, slot in self._slots.items()}
-        return StoredRows(self._ids[part].copy(), self._values[part].copy(), slots)
+        part = np.flatnonzero(self._seen[: self._count])
+        slots = {name: slot[part] for name, slot in self._slots.items()}
+        seen = None if self._retention.evict_after_steps is None else self._seen[part].astype(np.uint32)
+        return StoredRows(self._ids[part], self._values[part], slots, seen)
 
-    def load(self, rows: StoredRows) -> None:
-        """Store rows that are not stored yet."""
+    def load(self, rows: StoredRows, step: int = 0) -> None:
+        """As the port says; the rows are not stored yet."""
         positions = self._append(rows.ids)
         self._values[positions] = rows.values
+        self._seen[positions] = np.maximum(step if rows.seen is None else rows.seen, 1)
+        self._now = max(self._now, step, int(self._seen[positions].max(initial=0)))
         for name, slot in self._slots.items():
             slot[positions] = rows.slots[name]
+
+    def _drop(self, step: int) -> None:
+        """Free the positions of the rows that no push named for too long."""
+        span = self._retention.evict_after_steps
+        if span is None or step <= self._now:
+            return
+        self._now = step
+        seen = self._seen[: self._count]
+        due = np.flatnonzero((seen > 0) & (seen + span < step))
+        self._index[self._ids[due]] = np.zeros(len(due), np.int32)
+        seen[due] = 0
+        self._free += due.tolist()
 
     def _positions(self, ids: Ids) -> np.ndarray:
         """Where the rows are stored, after storing those that were not."""
@@ -91,12 +128,14 @@ class NumpyTable:
                 slot[positions] = self._initial_slots[name]
         return self._index[ids] - 1
 
-    def _append(self, ids: Ids) -> slice:
-        positions = slice(self._count, self._count + len(ids))
-        self._grow(positions.stop)
+    def _append(self, ids: Ids) -> np.ndarray:
+        reused = [self._free.pop() for _ in range(min(len(self._free), len(ids)))]
+        count = self._count + len(ids) - len(reused)
+        self._grow(count)
+        positions = np.array([*reused, *range(self._count, count)], np.int32)
+        self._count = count
         self._ids[positions] = ids
-        self._index[ids] = np.arange(positions.start + 1, positions.stop + 1, dtype=np.int32)
-        self._count = positions.stop
+        self._index[ids] = positions + 1
         return positions
 
     def _grow(self, count: int) -> None:
@@ -107,6 +146,7 @@ class NumpyTable:
             capacity *= 2
         self._ids = _extended(self._ids, capacity)
         self._values = _extended(self._values, capacity)
+        self._seen = _extended(self._seen, capacity)
         self._slots = {name: _extended(slot, capacity) for name, slot in self._slots.items()}
 
     def _initial(self, ids: Ids) -> Floats:
@@ -114,17 +154,30 @@ class NumpyTable:
         return initial_rows(table.initializer, table.seed, ids, table.dim)
 
 
+class _AnyId:
+    """Position + 1 of each id, where any int64 is one; 0 for those that have none."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, int] = {}
+
+    def __getitem__(self, ids: Ids) -> np.ndarray:
+        return np.fromiter((self._at.get(each, 0) for each in ids.tolist()), np.int32, len(ids))
+
+    def __setitem__(self, ids: Ids, positions: np.ndarray) -> None:
+        self._at.update(zip(ids.tolist(), positions.tolist(), strict=True))
+
+
 def sum_duplicates(ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
     """Each id once, with the sum of its gradients; the arguments themselves if no id repeats."""
     order = np.argsort(ids, kind="stable")
     in_order = ids[order]
-    first = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
+    first = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))
     if len(first) == len(ids):
         return ids, gradients
     return in_order[first], np.add.reduceat(gradients[order], first, axis=0)
 
 
 def _extended(array: np.ndarray, capacity: int) -> np.ndarray:
-    larger = np.empty((capacity, *array.shape[1:]), array.dtype)
+    larger = np.zeros((capacity, *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger

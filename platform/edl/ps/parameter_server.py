@@ -119,6 +119,11 @@ class ParameterServer:
         with self._changed:
             return self._contents.store().scan(table, start, limit)
 
+    def extent(self, table: str) -> int:
+        """Rows are at positions below this."""
+        with self._changed:
+            return self._contents.store().extent(table)
+
     def pinned(self, cut: int) -> Cut:
         """The state at a pinned cut; raises PinError if it is not kept."""
         with self._changed:

@@ -1,8 +1,9 @@
 """A cut as the shard of a checkpoint, a piece at a time.
 
 Arrays are named ``dense/<variable>``, ``slot/<slot>/<variable>``, ``rows/<table>/ids``, ``rows/<table>/values`` and
-``rows/<table>/slot/<slot>``; variables have their own shapes, so that a shard can be read without EDL. Beside them are
-the strings ``cut``, ``version``, ``applied`` (JSON, lease to through) and ``declaration`` (JSON).
+``rows/<table>/slot/<slot>``; variables have their own shapes, so that a shard can be read without EDL. Where rows are
+dropped when they are not used, ``rows/<table>/seen`` says which step named each last. Beside them are the strings
+``cut``, ``version``, ``applied`` (JSON, lease to through) and ``declaration`` (JSON).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from edl.ps.arrays import Floats
 from edl.ps.checkpoints import Cut
 from edl.ps.declaration import Declaration
-from edl.ps.snapshot import Snapshot
+from edl.ps.snapshot import FrozenRows, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def to_shard(cut: Cut) -> Shard:
     dense = dict(_dense_arrays(snapshot))
     declared = [(name, array.dtype.name, array.shape) for name, array in dense.items()]
     for table, rows in snapshot.tables.items():
-        declared += _row_arrays(snapshot.declaration, table, len(rows))
+        declared += _row_arrays(snapshot.declaration, table, rows)
     meta = {
         "cut": str(cut.number),
         "version": str(cut.version),
@@ -59,9 +60,11 @@ def _dense_arrays(snapshot: Snapshot) -> Iterator[tuple[str, Floats]]:
                 yield f"slot/{slot}/{variable.name}", values[place].reshape(variable.shape)
 
 
-def _row_arrays(declaration: Declaration, table: str, count: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    shape = (count, declaration.table(table).dim)
-    yield f"rows/{table}/ids", "int64", (count,)
+def _row_arrays(declaration: Declaration, table: str, rows: FrozenRows) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    shape = (len(rows), declaration.table(table).dim)
+    yield f"rows/{table}/ids", "int64", shape[:1]
+    if rows.tracked:
+        yield f"rows/{table}/seen", "uint32", shape[:1]
     yield f"rows/{table}/values", "float32", shape
     for slot in declaration.optimizer.slots:
         yield f"rows/{table}/slot/{slot}", "float32", shape
@@ -71,6 +74,8 @@ def _row_parts(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
     for table, rows in snapshot.tables.items():
         for piece in rows.pieces():
             yield f"rows/{table}/ids", piece.ids
+            if piece.seen is not None:
+                yield f"rows/{table}/seen", piece.seen
             yield f"rows/{table}/values", piece.values
             for slot, values in piece.slots.items():
                 yield f"rows/{table}/slot/{slot}", values

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from edl.ps.arrays import Floats, Ids
+from edl.ps.arrays import Floats, Ids, Steps
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.spec.initializer import initial_rows
 
@@ -28,6 +28,14 @@ class FrozenRows(Protocol):
 
     def __len__(self) -> int:
         """Rows."""
+
+    @property
+    def extent(self) -> int:
+        """Their positions are below this; some positions may be free."""
+
+    @property
+    def tracked(self) -> bool:
+        """They say by which step they were named last."""
 
     def read(self, ids: Ids, declared: RowTable) -> Floats:
         """Rows ``[n, dim]``, a new array; initial values, which ``declared`` says, of those that were not stored."""
@@ -56,21 +64,29 @@ class StoredRows:
         ids: ``[n]``, each once, in no order.
         values: ``[n, dim]``.
         slots: by slot variable, ``[n, dim]``.
+        seen: the step that named each last; None where that is not known.
     """
 
     ids: Ids
     values: Floats
     slots: Mapping[str, Floats]
+    seen: Steps | None = None
 
     @classmethod
-    def empty(cls, count: int, dim: int, slots: Sequence[str] = ()) -> Self:
+    def empty(cls, count: int, dim: int, slots: Sequence[str] = (), *, tracked: bool = False) -> Self:
         """Room for so many rows, whatever is in it."""
         ids, values = np.empty(count, np.int64), np.empty((count, dim), np.float32)
-        return cls(ids, values, {name: np.empty_like(values) for name in slots})
+        seen = np.empty(count, np.uint32) if tracked else None
+        return cls(ids, values, {name: np.empty_like(values) for name in slots}, seen)
 
-    def select(self, which: np.ndarray) -> StoredRows:
+    def select(self, which: np.ndarray | slice) -> StoredRows:
         """The rows that an index array, a mask or a slice selects."""
-        return StoredRows(self.ids[which], self.values[which], {name: s[which] for name, s in self.slots.items()})
+        slots = {name: slot[which] for name, slot in self.slots.items()}
+        return StoredRows(self.ids[which], self.values[which], slots, None if self.seen is None else self.seen[which])
+
+    def first(self, count: int) -> StoredRows:
+        """The first rows; these themselves if that is all of them."""
+        return self if count == len(self.ids) else self.select(slice(count))
 
     def find(self, ids: Ids) -> Ids:
         """Position of each id, -1 where it is not stored."""
@@ -83,6 +99,16 @@ class StoredRows:
     def __len__(self) -> int:
         """As all of these: see FrozenRows."""
         return len(self.ids)
+
+    @property
+    def extent(self) -> int:
+        """See FrozenRows."""
+        return len(self.ids)
+
+    @property
+    def tracked(self) -> bool:
+        """See FrozenRows."""
+        return self.seen is not None
 
     def read(self, ids: Ids, declared: RowTable) -> Floats:
         """See FrozenRows."""
@@ -158,6 +184,10 @@ class Snapshot:
         """Rows ``[n, dim]``, initial values for those that are not stored."""
         return self.tables[table].read(ids, self.declaration.table(table))
 
+    def extent(self, table: str) -> int:
+        """As :meth:`edl.ps.store.ParameterStore.extent`."""
+        return self.tables[table].extent
+
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
         """As :meth:`edl.ps.store.ParameterStore.scan`."""
         return self.tables[table].scan(start, limit)
@@ -177,10 +207,12 @@ class Snapshot:
 
 def joined(parts: Sequence[StoredRows]) -> StoredRows:
     """The rows of disjoint parts, of which there is at least one."""
+    seen = [part.seen for part in parts if part.seen is not None]
     return StoredRows(
         np.concatenate([part.ids for part in parts]),
         np.concatenate([part.values for part in parts]),
         {slot: np.concatenate([part.slots[slot] for part in parts]) for slot in parts[0].slots},
+        np.concatenate(seen) if len(seen) == len(parts) else None,
     )
 
 

@@ -59,10 +59,16 @@ class ParameterStore(Protocol):
         Args:
             gradients: as they arrived.
             step: how many pushes there are with this one, from 1.
+
+        Raises:
+            TableFullError: a table has no room for its rows; nothing was changed.
         """
 
+    def extent(self, table: str) -> int:
+        """Rows of a table are at positions below this; some of them may be free."""
+
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
-        """The stored rows at positions ``start`` to ``start + limit``; a position belongs to a row for ever."""
+        """The stored rows at positions ``start`` to ``start + limit``; see :meth:`edl.ps.table.Table.scan`."""
 
     def snapshot(self) -> Snapshot:
         """Everything as it is now: the slab and its slots are copied, tables as they can (:mod:`edl.ps.snapshot`)."""

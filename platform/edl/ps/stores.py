@@ -13,6 +13,7 @@ from edl.core.decision import Decision
 from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
+from edl.ps.retention import Retention
 from edl.ps.snapshot import Snapshot
 from edl.ps.table_store import TableStore
 from edl.rpc.refusal import Refused
@@ -70,11 +71,13 @@ class Stores:
     Attributes:
         wanted: what the job's ``ps.store`` says: ``auto``, ``native`` or ``numpy``.
         threads: that share a large batch of one native table.
+        retention: which rows tables keep.
         found: the extension.
     """
 
     wanted: str = "auto"
     threads: int = 1
+    retention: Retention = field(default_factory=Retention)
     found: Extension = field(default_factory=extension)
 
     def choose(self, optimizer: OptimizerSpec | None = None) -> Decision[str]:
@@ -93,15 +96,15 @@ class Stores:
         if chosen.value == NATIVE:
             from edl.ps.native_store import NativeStore  # an ImportError where there is no extension
 
-            return NativeStore(declaration, dense, threads=self.threads)
+            return NativeStore(declaration, dense, self.retention, threads=self.threads)
         if self.wanted == NATIVE:
             raise Refused(f"ps.store is native, but {chosen.reason}", kind="bad", hint=self._remedy)
-        return NumpyStore(declaration, dense)
+        return NumpyStore(declaration, dense, self.retention)
 
-    def restored(self, snapshot: Snapshot) -> TableStore:
-        """A store that holds what a snapshot holds; raises what :meth:`make` does."""
+    def restored(self, snapshot: Snapshot, version: int = 0) -> TableStore:
+        """A store that holds what a snapshot of this version holds; raises what :meth:`make` does."""
         store = self.make(snapshot.declaration, snapshot.dense)
-        store.load(snapshot)
+        store.load(snapshot, version)
         return store
 
     @property

@@ -14,14 +14,28 @@ class Table(Protocol):
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array; initial values of what is not stored, which reading does not change."""
 
+    @property
+    def extent(self) -> int:
+        """Rows are at positions below this; some of them may be free."""
+
+    def admit(self, ids: Ids, step: int) -> None:
+        """Drop the rows that no push named for too long by ``step``, and see whether a push of ``ids`` has room.
+
+        Raises:
+            TableFullError: it has not.
+        """
+
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
-        """Sum the gradients ``[n, dim]`` of equal ids and update those rows, and no others."""
+        """Drop what is due; sum the gradients ``[n, dim]`` of equal ids and update those rows, and no others."""
 
     def scan(self, start: int, limit: int) -> StoredRows:
-        """The stored rows at positions ``start`` to ``start + limit``, copied, without slot variables."""
+        """The stored rows at positions ``start`` to ``start + limit``, copied, without slot variables.
+
+        A row is at one position as long as it is stored; that of one that was dropped may become another's.
+        """
 
     def snapshot(self) -> FrozenRows:
         """The stored rows as they are now, while the table goes on."""
 
-    def load(self, rows: StoredRows) -> None:
-        """Store rows with their slot variables."""
+    def load(self, rows: StoredRows, step: int = 0) -> None:
+        """Store rows with their slot variables; ``step`` named those last that do not say which one did."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import Declaration
+from edl.ps.retention import Retention
 from edl.ps.slab import Slab
 from edl.ps.snapshot import Snapshot, StoredRows
 from edl.ps.store import Gradients
@@ -22,10 +23,12 @@ class TableStore(ABC):
     Args:
         declaration: what it holds.
         dense: initial slab, copied.
+        retention: which rows its tables keep; by default all.
     """
 
-    def __init__(self, declaration: Declaration, dense: Floats) -> None:
+    def __init__(self, declaration: Declaration, dense: Floats, retention: Retention | None = None) -> None:
         self._declaration = declaration
+        self._retention = retention or Retention()
         self._slab = Slab(declaration, dense)
         self._tables = self._made(declaration)
 
@@ -40,14 +43,14 @@ class TableStore(ABC):
         store.load(snapshot)
         return store
 
-    def load(self, snapshot: Snapshot) -> None:
-        """Hold what a snapshot of the same declaration holds; nothing was applied yet."""
+    def load(self, snapshot: Snapshot, version: int = 0) -> None:
+        """Hold what a snapshot of the same declaration holds, after ``version`` steps; nothing was applied yet."""
         np.copyto(self._slab.values, snapshot.dense)
         for name, slot in self._slab.slots.items():
             np.copyto(slot, snapshot.slots[name])
         for name, rows in snapshot.tables.items():
             for piece in rows.pieces():
-                self._tables[name].load(piece)
+                self._tables[name].load(piece, version)
 
     @property
     def declaration(self) -> Declaration:
@@ -64,9 +67,15 @@ class TableStore(ABC):
 
     def apply(self, gradients: Gradients, step: int) -> None:
         """As the port says."""
+        for name, rows in gradients.rows.items():
+            self._tables[name].admit(rows.ids, step)
         self._slab.apply(gradients, step)
         for name, rows in gradients.rows.items():
             self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, step)
+
+    def extent(self, table: str) -> int:
+        """As the port says."""
+        return self._tables[table].extent
 
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
         """As the port says."""

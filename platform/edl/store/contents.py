@@ -182,13 +182,16 @@ class _Shard:
             raise StorageError(f"does not hold ids and rows of table '{table}'", where=str(self.path))
         if any(array.shape[:1] != ids.shape for array in (values, *arrays.values())):
             raise StorageError(f"does not hold whole rows of table '{table}'", where=str(self.path))
+        arrays.pop("seen", None)
         return TablePart(ids, values, {name.removeprefix("slot/"): array for name, array in arrays.items()})
 
 
 def _row_array(rest: str) -> tuple[str, str]:
-    """Table, and ``ids``, ``values`` or ``slot/<slot>``, of what follows ``rows/``."""
+    """Table, and ``ids``, ``values``, ``seen`` or ``slot/<slot>``, of what follows ``rows/``."""
     table, _, last = rest.rpartition("/")
-    return (table, last) if last in ("ids", "values") else (table.removesuffix("/slot"), f"slot/{last}")
+    if last in ("ids", "values") or (last == "seen" and not table.endswith("/slot")):
+        return table, last
+    return table.removesuffix("/slot"), f"slot/{last}"
 
 
 def _table(name: str, shards: list[_Shard]) -> Table:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from retention_contract import RetentionContract
 from table_contract import OPTIMIZERS, PATIENT, Make, TableContract, array, declared, dyadic, initial
 
 if importlib.util.find_spec("edl.ps._native") is not None:
@@ -30,7 +31,7 @@ def table_with(isa: str, threads: int) -> Make:
 
 
 @pytest.mark.parametrize(("isa", "threads"), SETTINGS)
-class TestNativeTable(TableContract):
+class TestNativeTable(TableContract, RetentionContract):
     @pytest.fixture
     def make(self, isa: str, threads: int) -> Make:
         return table_with(isa, threads)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from retention_contract import RetentionContract
 from table_contract import Make, TableContract
 
 from edl.optimizers import rule
 from edl.ps.numpy_table import NumpyTable
 
 
-class TestNumpyTable(TableContract):
+class TestNumpyTable(TableContract, RetentionContract):
     @pytest.fixture
     def make(self) -> Make:
-        return lambda table, spec: NumpyTable(table, spec.slots, rule(spec, spec.decay_of(table.name)))
+        return lambda table, spec, retention=None: NumpyTable(
+            table, spec.slots, rule(spec, spec.decay_of(table.name)), retention
+        )

@@ -1,11 +1,13 @@
 // edl.ps._native: a table for Python. Arrays are checked here, for type, shape and order; what they hold is not.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -23,6 +25,8 @@ namespace {
 using IdArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using NewIds = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Steps = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using NewSteps = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 Ids span(const IdArray& ids) { return {ids.data(), ids.shape(0)}; }
@@ -44,38 +48,42 @@ void read(const Table& table, const IdArray& ids, const NewRows& out) {
   table.read(span(ids), out.data());
 }
 
-void apply(Table& table, const IdArray& ids, const RowArray& gradients, const Step& step) {
+void apply(Table& table, const IdArray& ids, const RowArray& gradients, const Step& step, std::uint32_t now) {
   check(table, ids.shape(0), gradients);
   const nb::gil_scoped_release released;
-  table.apply(span(ids), gradients.data(), step);
+  table.apply(span(ids), gradients.data(), step, now);
 }
 
-// Calls scan with the columns, after their shapes and that there are so many rows were checked, without the GIL.
+// Calls scan with the columns, after their shapes and that there are so many positions were checked, without the GIL.
 template <typename Scan>
-void into_columns(const Table& table, std::size_t stored, std::size_t start, const NewIds& ids, const NewRows& values,
-                  const std::vector<NewRows>& slots, const Scan& scan) {
+std::size_t into_columns(const Table& table, std::size_t extent, std::size_t start, const NewIds& ids,
+                         const NewRows& values, const std::vector<NewRows>& slots, const std::optional<NewSteps>& seen,
+                         const Scan& scan) {
   const std::size_t count = ids.shape(0);
   check(table, count, values);
   if (!slots.empty()) check_slots(table, count, slots);
-  if (start > stored || count > stored - start) throw std::out_of_range("not so many rows are stored");
+  if (seen && seen->shape(0) != count) throw std::invalid_argument("a step must be given for each row");
+  if (start > extent || count > extent - start) throw std::out_of_range("there are not so many positions");
   std::vector<float*> parts;
   for (const NewRows& slot : slots) parts.push_back(slot.data());
   const nb::gil_scoped_release released;
-  scan(Columns{{ids.data(), count}, values.data(), parts});
+  return scan(Columns{{ids.data(), count}, values.data(), parts, seen ? seen->data() : nullptr});
 }
 
-void scan(const Table& table, std::size_t start, const NewIds& ids, const NewRows& values,
-          const std::vector<NewRows>& slots) {
-  into_columns(table, table.size(), start, ids, values, slots, [&](const Columns& out) { table.scan(start, out); });
+std::size_t scan(const Table& table, std::size_t start, const NewIds& ids, const NewRows& values) {
+  return into_columns(table, table.extent(), start, ids, values, {}, std::nullopt,
+                      [&](const Columns& out) { return table.scan(start, out); });
 }
 
-void load(Table& table, const IdArray& ids, const RowArray& values, const std::vector<RowArray>& slots) {
+void load(Table& table, const IdArray& ids, const RowArray& values, const std::vector<RowArray>& slots,
+          const std::optional<Steps>& seen, std::uint32_t now) {
   check(table, ids.shape(0), values);
   check_slots(table, ids.shape(0), slots);
+  if (seen && seen->shape(0) != ids.shape(0)) throw std::invalid_argument("a step must be given for each row");
   std::vector<const float*> parts;
   for (const RowArray& slot : slots) parts.push_back(slot.data());
   const nb::gil_scoped_release released;
-  table.load(span(ids), values.data(), parts);
+  table.load(span(ids), values.data(), parts, seen ? seen->data() : nullptr, now);
 }
 
 // A snapshot and the table that it is of; what reads it goes on with it when it is released meanwhile, to an error.
@@ -87,7 +95,8 @@ class Held {
     if (snapshot_ != nullptr) table_.release(snapshot_);
   }
 
-  std::size_t size() const { return get()->size(); }
+  std::size_t count() const { return get()->count(); }
+  std::size_t extent() const { return get()->size(); }
 
   void read(const IdArray& ids, const NewRows& out) const {
     check(table_, ids.shape(0), out);
@@ -96,10 +105,11 @@ class Held {
     table_.read(*held, span(ids), out.data());
   }
 
-  void scan(std::size_t start, const NewIds& ids, const NewRows& values, const std::vector<NewRows>& slots, bool pass) const {
+  std::size_t scan(std::size_t start, const NewIds& ids, const NewRows& values, const std::vector<NewRows>& slots,
+                   const std::optional<NewSteps>& seen, bool pass) const {
     const std::shared_ptr<Snapshot> held = get();
-    into_columns(table_, held->size(), start, ids, values, slots,
-                 [&](const Columns& out) { table_.scan(*held, start, out, pass); });
+    return into_columns(table_, held->size(), start, ids, values, slots, seen,
+                        [&](const Columns& out) { return table_.scan(*held, start, out, pass); });
   }
 
   void release() {
@@ -188,19 +198,24 @@ NB_MODULE(_native, module) {
   nb::class_<Table>(module, "Table")
       .def("__init__",
            [](Table* self, std::size_t dim, std::vector<float> slots, const Initializer& initializer,
-              Optimizer optimizer, std::size_t threads, const std::string& isa) {
+              Optimizer optimizer, std::size_t threads, const std::string& isa, std::uint32_t evict_after) {
              if (dim == 0 || threads == 0) throw std::invalid_argument("dim and threads are at least 1");
-             new (self) Table(Shape{dim, std::move(slots)}, initializer, optimizer, threads, isa);
+             new (self) Table(Shape{dim, std::move(slots), evict_after}, initializer, optimizer, threads, isa);
            },
            nb::arg("dim"), nb::arg("slots"), nb::arg("initializer"), nb::arg("optimizer"), nb::arg("threads"),
-           nb::arg("isa"))
+           nb::arg("isa"), nb::arg("evict_after"))
       .def("__len__", &Table::size)
+      .def_prop_ro("extent", &Table::extent)
       .def_prop_ro("isa", &Table::isa)
       .def("read", &read, nb::arg("ids"), nb::arg("out").noconvert())
-      .def("apply", &apply, nb::arg("ids"), nb::arg("gradients"), nb::arg("step"))
-      .def("scan", &scan, nb::arg("start"), nb::arg("ids").noconvert(), nb::arg("values").noconvert(),
-           nb::arg("slots"))
-      .def("load", &load, nb::arg("ids"), nb::arg("values"), nb::arg("slots"))
+      .def("apply", &apply, nb::arg("ids"), nb::arg("gradients"), nb::arg("step"), nb::arg("now"))
+      .def("drop", &Table::drop, nb::arg("now"), nb::call_guard<nb::gil_scoped_release>())
+      .def("missing", [](const Table& table, const IdArray& ids) {
+        const nb::gil_scoped_release released;
+        return table.missing(span(ids));
+      }, nb::arg("ids"))
+      .def("scan", &scan, nb::arg("start"), nb::arg("ids").noconvert(), nb::arg("values").noconvert())
+      .def("load", &load, nb::arg("ids"), nb::arg("values"), nb::arg("slots"), nb::arg("seen").none(), nb::arg("now"))
       .def("memory", [](const Table& table) {
         const nb::gil_scoped_release released;
         return table.memory();
@@ -208,10 +223,11 @@ NB_MODULE(_native, module) {
   nb::exception<Released>(module, "ReleasedError", PyExc_RuntimeError);
   nb::class_<Held>(module, "Snapshot")
       .def(nb::init<Table&>(), nb::arg("table"), nb::keep_alive<1, 2>(), nb::call_guard<nb::gil_scoped_release>())
-      .def("__len__", &Held::size)
+      .def("__len__", &Held::count)
+      .def_prop_ro("extent", &Held::extent)
       .def("read", &Held::read, nb::arg("ids"), nb::arg("out").noconvert())
       .def("scan", &Held::scan, nb::arg("start"), nb::arg("ids").noconvert(), nb::arg("values").noconvert(),
-           nb::arg("slots"), nb::arg("pass_by"))
+           nb::arg("slots"), nb::arg("seen").noconvert().none(), nb::arg("pass_by"))
       .def("release", &Held::release);
   module.def("gather", &gather_rows, nb::arg("rows"), nb::arg("positions"), nb::arg("out").noconvert());
 }

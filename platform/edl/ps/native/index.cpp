@@ -68,6 +68,24 @@ void Index::put(Segment& segment, const Entry& entry) {
   }
 }
 
+void Index::erase(std::uint64_t hash, std::uint32_t position) {
+  Segment& segment = segments_[number(hash)];
+  const std::uint32_t count = bucket_count(segment);
+  std::uint32_t which = home_in(segment, hash);
+  for (;;) {
+    Bucket& here = bucket(segment, which);
+    for (std::uint32_t found = here.matching(tag(hash)); found != 0; found &= found - 1) {
+      const int slot = __builtin_ctz(found);
+      if (here.positions[slot] != position) continue;
+      here.tags[slot] = 0;
+      --segment.entries;
+      return;
+    }
+    --here.passed;
+    which = which + 1 == count ? 0 : which + 1;
+  }
+}
+
 void Index::clear(Segment& segment) {
   for (std::uint32_t piece = 0; piece < segment.piece_count; ++piece) {
     std::memset(static_cast<void*>(segment.pieces[piece]), 0, kPieceBuckets * sizeof(Bucket));

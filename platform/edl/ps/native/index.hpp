@@ -44,6 +44,8 @@ class Index {
 
   // Enter a row that is not there yet. Throws std::bad_alloc, having changed nothing.
   void insert(std::uint64_t hash, std::uint32_t position);
+  // Forget a row that is there.
+  void erase(std::uint64_t hash, std::uint32_t position);
 
   std::size_t reserved_bytes() const;
   std::size_t resident_bytes() const;

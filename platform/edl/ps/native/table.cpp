@@ -22,8 +22,6 @@ struct Probe {
   std::uint32_t guess;
 };
 
-const float* values_of(const std::byte* row) { return reinterpret_cast<const float*>(row + Rows::kHead); }
-
 void check(const Snapshot& snapshot) {
   if (snapshot.is_released()) throw Released();
 }
@@ -35,11 +33,17 @@ Table::Table(Shape shape, Initializer initializer, Optimizer optimizer, std::siz
       initializer_(initializer),
       kernels_(kernels(isa.c_str())),
       update_(kernels_.update(optimizer, shape_.dim)),
-      rows_(shape_.dim * (1 + shape_.slots.size())),
+      rows_(shape_.dim * (1 + shape_.slots.size()), shape_.evict_after != 0),
+      expiry_(rows_, shape_.evict_after),
       gradients_(kernels_, shape_.dim),
       pool_(threads) {}
 
 std::size_t Table::size() const {
+  const std::shared_lock lock(mutex_);
+  return rows_.size() - rows_.free();
+}
+
+std::size_t Table::extent() const {
   const std::shared_lock lock(mutex_);
   return rows_.size();
 }
@@ -75,14 +79,15 @@ void Table::locate(Ids ids, std::size_t begin, std::size_t end, std::size_t byte
 template <typename Row>
 void Table::read_rows(Ids ids, float* out, const Row& row) const {
   const std::size_t dim = shape_.dim;
-  const std::size_t bytes = Rows::kHead + dim * sizeof(float);
+  const std::size_t bytes = rows_.head() + dim * sizeof(float);
   pool_.run(ids.size(), kPart, [&](std::size_t begin, std::size_t end) {
     locate(ids, begin, end, bytes, [&](std::size_t i, std::uint32_t position) {
-      const std::byte* const found = position == Index::kNowhere ? nullptr : row(position);
+      const auto id = static_cast<std::uint64_t>(ids[i]);
+      const std::byte* const found = row(id, position);
       if (found != nullptr) {
-        kernels_.copy(out + i * dim, values_of(found), dim);
+        kernels_.copy(out + i * dim, values_in(found), dim);
       } else {
-        kernels_.initialize(initializer_, static_cast<std::uint64_t>(ids[i]), out + i * dim, dim);
+        kernels_.initialize(initializer_, id, out + i * dim, dim);
       }
     });
   });
@@ -90,20 +95,22 @@ void Table::read_rows(Ids ids, float* out, const Row& row) const {
 
 void Table::read(Ids ids, float* out) const {
   const std::shared_lock lock(mutex_);
-  read_rows(ids, out, [this](std::uint32_t position) { return rows_.start(position); });
+  read_rows(ids, out, [this](std::uint64_t, std::uint32_t position) {
+    return position == Index::kNowhere ? nullptr : rows_.start(position);
+  });
 }
 
 void Table::read(const Snapshot& snapshot, Ids ids, float* out) const {
   const std::shared_lock lock(mutex_);
   check(snapshot);
-  read_rows(ids, out, [&snapshot](std::uint32_t position) {
-    return position < snapshot.size() ? snapshot.row(position) : nullptr;
-  });
+  read_rows(ids, out, [&](std::uint64_t id, std::uint32_t position) { return snapshot.row(id, position); });
 }
 
-void Table::apply(Ids ids, const float* gradients, const Step& step) {
+void Table::apply(Ids ids, const float* gradients, const Step& step, std::uint32_t now) {
   const std::unique_lock lock(mutex_);
   const std::size_t dim = shape_.dim;
+  drop_due(now);
+  const std::uint32_t seen = std::max(now, expiry_.now());
   gradients_.take(ids, gradients);
   is_missing_.assign(gradients_.size(), 0);
   for (const auto& snapshot : snapshots_) snapshot->reserve(gradients_.size());
@@ -111,16 +118,17 @@ void Table::apply(Ids ids, const float* gradients, const Step& step) {
     locate(gradients_.ids(), begin, end, rows_.stride(), [&](std::size_t i, std::uint32_t position) {
       if (position != Index::kNowhere) {
         keep(position);
+        if (rows_.tracked()) rows_.see(position, seen);
         update_(step, rows_.values(position), gradients_.gradient(i), dim);
       } else {
         is_missing_[i] = 1;
       }
     });
   });
-  update_missing(step);
+  update_missing(step, seen);
 }
 
-void Table::update_missing(const Step& step) {
+void Table::update_missing(const Step& step, std::uint32_t now) {
   missing_.clear();
   for (std::size_t i = 0; i < is_missing_.size(); ++i) {
     if (is_missing_[i] != 0) missing_.push_back(static_cast<std::uint32_t>(i));
@@ -128,53 +136,94 @@ void Table::update_missing(const Step& step) {
   const auto id = [this](std::size_t i) { return static_cast<std::uint64_t>(gradients_.ids()[missing_[i]]); };
   for (std::size_t i = 0; i < missing_.size(); ++i) {
     if (i + kAhead < missing_.size()) prefetch_to_write(&index_.home(place(id(i + kAhead))));
-    update_(step, append(id(i), place(id(i))), gradients_.gradient(missing_[i]), shape_.dim);
+    update_(step, append(id(i), place(id(i)), now), gradients_.gradient(missing_[i]), shape_.dim);
   }
 }
 
-float* Table::append(std::uint64_t id, std::uint64_t hash) {
-  const std::uint32_t position = rows_.prepare(id);
+float* Table::append(std::uint64_t id, std::uint64_t hash, std::uint32_t seen) {
+  const std::uint32_t position = rows_.prepare();
+  keep(position);
+  std::memcpy(rows_.start(position), &id, sizeof id);
   float* const values = rows_.values(position);
   kernels_.initialize(initializer_, id, values, shape_.dim);
   float* slot = values + shape_.dim;
   for (const float start : shape_.slots) slot = std::fill_n(slot, shape_.dim, start);
   index_.insert(hash, position);
-  rows_.commit();
+  rows_.take(position);
+  if (rows_.tracked()) {
+    rows_.see(position, seen);
+    expiry_.add(position);
+  }
   return values;
 }
 
+void Table::drop(std::uint32_t now) {
+  const std::unique_lock lock(mutex_);
+  drop_due(now);
+}
+
+void Table::drop_due(std::uint32_t now) {
+  expiry_.advance(now, [this](std::uint32_t position) {
+    for (const auto& snapshot : snapshots_) snapshot->drop(position);
+    index_.erase(place(rows_.id(position)), position);
+    rows_.give_back(position);
+  });
+}
+
+std::size_t Table::missing(Ids ids) const {
+  const std::shared_lock lock(mutex_);
+  std::vector<std::int64_t> found;
+  locate(ids, 0, ids.size(), rows_.head(), [&](std::size_t i, std::uint32_t position) {
+    if (position == Index::kNowhere) found.push_back(ids[i]);
+  });
+  std::sort(found.begin(), found.end());
+  return static_cast<std::size_t>(std::unique(found.begin(), found.end()) - found.begin());
+}
+
 template <typename Row>
-void Table::copy_rows(std::size_t start, std::size_t begin, std::size_t end, const Columns& out, const Row& row) const {
+std::size_t Table::copy_rows(std::size_t begin, std::size_t end, const Columns& out, std::size_t count,
+                             const Row& row) const {
   const std::size_t dim = shape_.dim;
-  for (std::size_t i = begin; i < end; ++i) {
-    const std::byte* const found = row(static_cast<std::uint32_t>(start + i));
-    std::memcpy(&out.ids[i], found, sizeof out.ids[i]);
-    kernels_.copy(out.values + i * dim, values_of(found), dim);
+  for (std::size_t position = begin; position < end; ++position) {
+    const std::byte* const found = row(static_cast<std::uint32_t>(position));
+    const std::uint32_t seen = rows_.tracked() ? Rows::seen_in(found) : 0;
+    if (rows_.tracked() && seen == 0) continue;
+    out.ids[count] = static_cast<std::int64_t>(Rows::id_in(found));
+    if (out.seen != nullptr) out.seen[count] = seen;
+    kernels_.copy(out.values + count * dim, values_in(found), dim);
     for (std::size_t slot = 0; slot < out.slots.size(); ++slot) {
-      kernels_.copy(out.slots[slot] + i * dim, values_of(found) + (slot + 1) * dim, dim);
+      kernels_.copy(out.slots[slot] + count * dim, values_in(found) + (slot + 1) * dim, dim);
     }
+    ++count;
   }
+  return count;
 }
 
-std::size_t Table::part() const { return std::max<std::size_t>(kPartBytes / rows_.stride(), 1); }
-
-void Table::scan(std::size_t start, const Columns& out) const {
-  for (std::size_t begin = 0; begin < out.ids.size(); begin += part()) {
+template <typename Copy>
+std::size_t Table::in_parts(std::size_t start, std::size_t positions, const Copy& copy) const {
+  const std::size_t part = std::max<std::size_t>(kPartBytes / rows_.stride(), 1);
+  std::size_t count = 0;
+  for (std::size_t begin = start; begin < start + positions; begin += part) {
     const std::shared_lock lock(mutex_);
-    copy_rows(start, begin, std::min(begin + part(), out.ids.size()), out,
-              [this](std::uint32_t position) { return rows_.start(position); });
+    count = copy(begin, std::min(begin + part, start + positions), count);
   }
+  return count;
 }
 
-void Table::scan(Snapshot& snapshot, std::size_t start, const Columns& out, bool pass) const {
-  for (std::size_t begin = 0; begin < out.ids.size(); begin += part()) {
-    const std::size_t end = std::min(begin + part(), out.ids.size());
-    const std::shared_lock lock(mutex_);
+std::size_t Table::scan(std::size_t start, const Columns& out) const {
+  return in_parts(start, out.ids.size(), [&](std::size_t begin, std::size_t end, std::size_t count) {
+    return copy_rows(begin, end, out, count, [this](std::uint32_t position) { return rows_.start(position); });
+  });
+}
+
+std::size_t Table::scan(Snapshot& snapshot, std::size_t start, const Columns& out, bool pass) const {
+  return in_parts(start, out.ids.size(), [&](std::size_t begin, std::size_t end, std::size_t count) {
     check(snapshot);
-    if (start + begin < snapshot.passed()) throw std::logic_error("these rows of the snapshot were passed");
-    copy_rows(start, begin, end, out, [&snapshot](std::uint32_t position) { return snapshot.row(position); });
-    if (pass) snapshot.pass(start + end);
-  }
+    if (begin < snapshot.passed()) throw std::logic_error("these rows of the snapshot were passed");
+    count = copy_rows(begin, end, out, count, [&](std::uint32_t position) { return snapshot.row(position); });
+    if (pass) snapshot.pass(end);
+    return count;
+  });
 }
 
 std::shared_ptr<Snapshot> Table::snapshot() {
@@ -188,15 +237,19 @@ void Table::release(const std::shared_ptr<Snapshot>& snapshot) {
   std::erase(snapshots_, snapshot);
 }
 
-void Table::load(Ids ids, const float* values, std::span<const float* const> slots) {
+void Table::load(Ids ids, const float* values, std::span<const float* const> slots, const std::uint32_t* seen,
+                 std::uint32_t now) {
   const std::unique_lock lock(mutex_);
   const std::size_t dim = shape_.dim;
   for (const auto& snapshot : snapshots_) snapshot->reserve(ids.size());
+  expiry_.expect(seen == nullptr || ids.empty() ? now : std::max(now, *std::max_element(seen, seen + ids.size())));
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const auto id = static_cast<std::uint64_t>(ids[i]);
+    const std::uint32_t step = std::max<std::uint32_t>(seen == nullptr ? now : seen[i], 1);
     const std::uint32_t known = index_.find(id, place(id));
     if (known != Index::kNowhere) keep(known);
-    float* row = known == Index::kNowhere ? append(id, place(id)) : rows_.values(known);
+    if (known != Index::kNowhere && rows_.tracked()) rows_.see(known, step);
+    float* row = known == Index::kNowhere ? append(id, place(id), step) : rows_.values(known);
     kernels_.copy(row, values + i * dim, dim);
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
       kernels_.copy(row + (slot + 1) * dim, slots[slot] + i * dim, dim);
@@ -207,10 +260,11 @@ void Table::load(Ids ids, const float* values, std::span<const float* const> slo
 Memory Table::memory() const {
   const std::shared_lock lock(mutex_);
   const std::size_t rows = rows_.resident_bytes();
-  const std::size_t index = index_.resident_bytes();
+  const std::size_t index = index_.resident_bytes() + expiry_.resident_bytes();
   const std::size_t pushes =
       gradients_.bytes() + is_missing_.capacity() + missing_.capacity() * sizeof(missing_[0]);
-  Memory memory{rows_.reserved_bytes() + index_.reserved_bytes() + pushes, rows + index + pushes, rows, index, 0};
+  const std::size_t reserved = rows_.reserved_bytes() + index_.reserved_bytes() + expiry_.reserved_bytes();
+  Memory memory{reserved + pushes, rows + index + pushes, rows, index, 0};
   for (const auto& snapshot : snapshots_) {
     memory.reserved += snapshot->reserved_bytes();
     memory.snapshots += snapshot->resident_bytes();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "expiry.hpp"
 #include "gradients.hpp"
 #include "index.hpp"
 #include "kernels.hpp"
@@ -27,23 +28,28 @@ struct Memory {
   std::size_t reserved, resident, rows, index, snapshots;
 };
 
-// Where rows are copied to: `ids` says how many. Where `slots` is empty, slot variables are left out.
+// Where rows are copied to: `ids` says how many. Where `slots` is empty, slot variables are left out; where `seen` is null,
+// the step that named each last.
 struct Columns {
   std::span<std::int64_t> ids;
   float* values;
   std::span<float* const> slots;
+  std::uint32_t* seen = nullptr;
 };
 
 struct Shape {
   std::size_t dim;
-  std::vector<float> slots;  // what each slot variable starts at
+  std::vector<float> slots;         // what each slot variable starts at
+  std::uint32_t evict_after = 0;  // rows that no push named for so many steps are dropped; 0: none ever is
 };
 
 class Table {
  public:
   Table(Shape shape, Initializer initializer, Optimizer optimizer, std::size_t threads, const std::string& isa);
 
+  // Rows that are stored, and below what their positions are.
   std::size_t size() const;
+  std::size_t extent() const;
   std::size_t dim() const { return shape_.dim; }
   std::size_t slots() const { return shape_.slots.size(); }
   const char* isa() const { return kernels_.isa; }
@@ -51,15 +57,23 @@ class Table {
   // Copies values to `out`, `[ids.size(), dim]`. Readers do not wait for each other.
   void read(Ids ids, float* out) const;
 
-  // Sums the gradients of equal ids and updates those rows, and no others. Throws std::bad_alloc or std::length_error when
-  // memory or positions run out: the table is whole, but a part of the rows may have been updated.
-  void apply(Ids ids, const float* gradients, const Step& step);
+  // Drops the rows that are due, sums the gradients of equal ids and updates those rows, and no others. Throws
+  // std::bad_alloc or std::length_error when memory or positions run out: the table is whole, but a part of the rows may
+  // have been updated. `now` counts steps from 1.
+  void apply(Ids ids, const float* gradients, const Step& step, std::uint32_t now);
+  // Drops the rows that are due at step `now`.
+  void drop(std::uint32_t now);
+  // How many rows a push of `ids` would store.
+  std::size_t missing(Ids ids) const;
 
-  // Copies the rows from position `start` on, a part at a time: a push waits for a part, not for all.
-  void scan(std::size_t start, const Columns& out) const;
+  // Copies the rows at positions from `start` on, as many as `out` has room for, but for free ones, a part at a time: a push
+  // waits for a part, not for all. Returns how many were copied.
+  std::size_t scan(std::size_t start, const Columns& out) const;
 
-  // Stores rows; one that is stored already is overwritten. Throws as `apply`.
-  void load(Ids ids, const float* values, std::span<const float* const> slots);
+  // Stores rows that were seen last at steps `seen`, or all at step `now` where that is null; one that is stored already is
+  // overwritten. Throws as `apply`.
+  void load(Ids ids, const float* values, std::span<const float* const> slots, const std::uint32_t* seen,
+            std::uint32_t now);
 
   // The rows as they are now, at a cost that does not grow with them. Kept until `release`, whoever holds it.
   std::shared_ptr<Snapshot> snapshot();
@@ -67,18 +81,20 @@ class Table {
   // As above, of a snapshot. With `pass` the rows are not asked for again, and not kept any more when they change. Throws
   // Released when that happened meanwhile.
   void read(const Snapshot& snapshot, Ids ids, float* out) const;
-  void scan(Snapshot& snapshot, std::size_t start, const Columns& out, bool pass) const;
+  std::size_t scan(Snapshot& snapshot, std::size_t start, const Columns& out, bool pass) const;
 
   Memory memory() const;
 
  private:
-  // Calls row(position) for where each row is; null for one that is to be initial.
+  // Calls row(id, position) for where each row is, position kNowhere for one that is not stored; null for one that is to be
+  // initial.
   template <typename Row>
   void read_rows(Ids ids, float* out, const Row& row) const;
+  // Copies the rows at positions from `begin` on to `out` behind the first `count`; returns how many there are then.
   template <typename Row>
-  void copy_rows(std::size_t start, std::size_t begin, std::size_t end, const Columns& out, const Row& row) const;
-  // Rows that are copied while a push waits.
-  std::size_t part() const;
+  std::size_t copy_rows(std::size_t begin, std::size_t end, const Columns& out, std::size_t count, const Row& row) const;
+  template <typename Copy>
+  std::size_t in_parts(std::size_t start, std::size_t positions, const Copy& copy) const;
   void keep(std::uint32_t position) const {
     for (const auto& snapshot : snapshots_) snapshot->keep(position);
   }
@@ -86,9 +102,11 @@ class Table {
   // first `bytes` are used.
   template <typename Use>
   void locate(Ids ids, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const;
-  void update_missing(const Step& step);
+  void update_missing(const Step& step, std::uint32_t now);
   // The values of a row that is not stored yet, having stored it with its initial values.
-  float* append(std::uint64_t id, std::uint64_t hash);
+  float* append(std::uint64_t id, std::uint64_t hash, std::uint32_t seen);
+  void drop_due(std::uint32_t now);
+  const float* values_in(const std::byte* row) const { return reinterpret_cast<const float*>(row + rows_.head()); }
 
   Shape shape_;
   Initializer initializer_;
@@ -96,6 +114,7 @@ class Table {
   Update update_;
   Rows rows_;
   Index index_{rows_};
+  Expiry expiry_;
   Gradients gradients_;
   // Of the push that is applied: which ids are not stored yet, by index.
   std::vector<std::uint8_t> is_missing_;

@@ -25,7 +25,7 @@ void require(bool holds, const char* what) {
 // Under SGD with gradients of one, a row says how often it was pushed.
 void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std::int64_t range, std::size_t batch,
                    int pushes, std::size_t seed) {
-  edl::Table table({dim, std::vector<float>(slots, 0.5F)}, kZeros, edl::Optimizer::sgd, threads, "");
+  edl::Table table({dim, std::vector<float>(slots, 0.5F), 0}, kZeros, edl::Optimizer::sgd, threads, "");
   std::unordered_map<std::int64_t, float> expected;
   std::mt19937_64 random(seed * 1000 + dim * 31 + threads);
   std::uniform_int_distribution<std::int64_t> any(-range, range);
@@ -33,7 +33,7 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
   const std::vector<float> ones(batch * dim, 1.0F);
   for (int push = 0; push < pushes; ++push) {
     for (std::int64_t& id : ids) ++expected[id = any(random)];
-    table.apply(ids, ones.data(), kSgd);
+    table.apply(ids, ones.data(), kSgd, 1);
   }
   require(table.size() == expected.size(), "the table and the map have different sizes");
 
@@ -54,8 +54,8 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
     for (const float value : slot) require(value == 0.5F, "a slot variable moved");
   }
 
-  edl::Table restored({dim, std::vector<float>(slots, 0.0F)}, kZeros, edl::Optimizer::sgd, threads, "");
-  restored.load(stored, values.data(), std::vector<const float*>(parts.begin(), parts.end()));
+  edl::Table restored({dim, std::vector<float>(slots, 0.0F), 0}, kZeros, edl::Optimizer::sgd, threads, "");
+  restored.load(stored, values.data(), std::vector<const float*>(parts.begin(), parts.end()), nullptr, 1);
   restored.read(stored, read.data());
   require(read == values && restored.size() == table.size(), "the restored table differs");
   require(table.memory().resident <= table.memory().reserved, "more is resident than was reserved");
@@ -63,7 +63,7 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
 
 void readers_beside_a_writer() {
   constexpr std::size_t kDim = 16, kRows = 6000;
-  edl::Table table({kDim, {}}, kZeros, edl::Optimizer::sgd, 2, "");
+  edl::Table table({kDim, {}, 0}, kZeros, edl::Optimizer::sgd, 2, "");
   std::vector<std::int64_t> ids(kRows);
   for (std::size_t i = 0; i < kRows; ++i) ids[i] = static_cast<std::int64_t>(i);
   std::atomic<bool> done = false;
@@ -77,7 +77,7 @@ void readers_beside_a_writer() {
   };
   std::thread one(reading), other(reading);
   const std::vector<float> ones(kRows * kDim, 1.0F);
-  for (int push = 0; push < 60; ++push) table.apply(ids, ones.data(), kSgd);
+  for (int push = 0; push < 60; ++push) table.apply(ids, ones.data(), kSgd, 1);
   done = true;
   one.join(), other.join();
 }
@@ -86,13 +86,13 @@ void readers_beside_a_writer() {
 // however late it is read, and what it says must stay.
 void snapshots_beside_writers(std::size_t readers) {
   constexpr std::size_t kDim = 8, kShare = 9000, kWriters = 2;
-  edl::Table table({kDim, {0.5F}}, kZeros, edl::Optimizer::sgd, 2, "");
+  edl::Table table({kDim, {0.5F}, 0}, kZeros, edl::Optimizer::sgd, 2, "");
   std::atomic<bool> done = false;
   const auto writing = [&](std::size_t writer) {
     std::vector<std::int64_t> ids(kShare);
     for (std::size_t i = 0; i < kShare; ++i) ids[i] = static_cast<std::int64_t>(writer + i * kWriters);
     const std::vector<float> ones(kShare * kDim, 1.0F);
-    while (!done) table.apply(ids, ones.data(), kSgd);
+    while (!done) table.apply(ids, ones.data(), kSgd, 1);
   };
   const auto reading = [&](bool pass) {
     std::vector<std::int64_t> ids;
@@ -130,6 +130,41 @@ void snapshots_beside_writers(std::size_t readers) {
   require(table.memory().snapshots == 0, "snapshots that were released take memory");
 }
 
+// Rows come and go, positions are used again: a snapshot still reads alike by id and by position.
+void snapshots_while_rows_are_dropped(std::size_t seed) {
+  constexpr std::size_t kDim = 4, kBatch = 3000;
+  edl::Table table({kDim, {0.5F}, 3}, kZeros, edl::Optimizer::sgd, 2, "");
+  std::atomic<bool> done = false;
+  std::thread writer([&] {
+    std::mt19937_64 random(seed);
+    std::uniform_int_distribution<std::int64_t> any(0, 20'000);
+    std::vector<std::int64_t> ids(kBatch);
+    const std::vector<float> ones(kBatch * kDim, 1.0F);
+    for (std::uint32_t step = 1; !done; ++step) {
+      for (std::int64_t& id : ids) id = any(random);
+      table.apply(ids, ones.data(), kSgd, step);
+    }
+  });
+  for (int round = 0; round < 20; ++round) {
+    const auto snapshot = table.snapshot();
+    std::vector<std::int64_t> ids(snapshot->size());
+    std::vector<std::uint32_t> seen(ids.size());
+    std::vector<float> values(ids.size() * kDim), slot(values.size()), read(values.size());
+    float* const slots[] = {slot.data()};
+    const edl::Columns columns{ids, values.data(), slots, seen.data()};
+    const std::size_t count = table.scan(*snapshot, 0, columns, false);
+    require(count == snapshot->count(), "a snapshot has more or fewer rows than it says");
+    ids.resize(count), values.resize(count * kDim), read.resize(count * kDim);
+    table.read(*snapshot, ids, read.data());
+    require(read == values, "a snapshot reads otherwise by id");
+    for (std::size_t i = 0; i < count; ++i) require(values[i * kDim] < 0 && seen[i] != 0, "a free position was read");
+    table.release(snapshot);
+  }
+  done = true;
+  writer.join();
+  require(table.extent() <= 5 * kBatch, "positions of dropped rows are not used again");
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -144,6 +179,7 @@ int main(int count, char** words) {
     }
     readers_beside_a_writer();
     snapshots_beside_writers(3);
+    snapshots_while_rows_are_dropped(seed);
   }
   std::puts("ok");
 }

@@ -1,0 +1,104 @@
+"""A bound and dropped rows in a whole server: what is refused, what a checkpoint says of it, what its share is."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.partition import placement
+from edl.ps.checkpoints import Cut, from_shard, load, merge
+from edl.ps.conversation import Attachment, Stamp
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.leases import Admission
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.retention import Retention, TableFullError
+from edl.ps.shard_writer import ShardWriter, write_cut
+from edl.ps.store import Gradients, RowGradients
+from edl.ps.stores import NATIVE, NUMPY, Extension, Stores
+from edl.spec.optimizer import OptimizerSpec
+from edl.store.arrayfile import read_arrays
+from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
+from edl.store.contents import contents_of
+
+SMALL, LARGE = (RowTable(name, 1000, 2, {"name": "zeros"}, seed=1) for name in ("small", "large"))
+DECLARED = Declaration((DenseVariable("w", (2,)),), (SMALL, LARGE), OptimizerSpec("adagrad"), "model")
+LEASE = (1 << 32) + 1
+HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.ps._native") else [])]
+
+
+@pytest.fixture(params=HERE)
+def stores(request):
+    return lambda retention: Stores(request.param, retention=retention)
+
+
+def push(**ids: list[int]) -> Gradients:
+    rows = {
+        name: RowGradients(np.array(each, np.int64), np.ones((len(each), 2), np.float32)) for name, each in ids.items()
+    }
+    return Gradients(np.ones(2, np.float32), rows, 0.5, 1.0)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 100))
+def test_the_shares_of_all_servers_hold_a_table_of_the_bound(bound, servers):
+    share = Retention.share(bound, 7, servers)
+    assert bound <= share.max_rows * servers < bound + servers
+    assert Retention.share(None, None, servers) == Retention()
+
+
+def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
+    server = ParameterServer(0, ShardWriter(0), stores=stores(Retention(max_rows=3)))
+    server.attach(Attachment(1, 0))
+    server.declare(DECLARED, np.zeros(2, np.float32))
+    held, slab = server.declaration(), np.empty(2, np.float32)
+    for _ in range(2):
+        with pytest.raises(TableFullError, match="table 'large' holds 0 rows on this parameter server, 4 more"):
+            server.push(Stamp(LEASE, 0, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
+        assert server.pull(held, slab) == 0
+        np.testing.assert_array_equal(slab, 0)
+        assert server.extent("small") == 0
+    assert server.push(Stamp(LEASE, 0, 0), held, push(small=[1, 2], large=[1, 2, 3])).admission is Admission.APPLIED
+    assert server.pull(held, slab) == 1
+
+
+def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
+    made = stores(Retention(evict_after_steps=3))
+    store = made.make(DECLARED, np.zeros(2, np.float32))
+    for step, ids in enumerate(([1, 2, 3], [2, 3], [3]), start=1):
+        store.apply(push(small=ids), step)
+    directory = cut_directory(tmp_path, 1)
+    with store.snapshot() as snapshot:
+        saved = write_cut(directory, 0, Cut(1, snapshot, 3, {}))
+    commit(
+        directory,
+        Manifest(1, 3, "2026-01-01T00:00:00+00:00", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {}),
+    )
+    (found,) = (table for table in contents_of([directory / saved.file]).tables if table.name == "small")
+    assert (found.rows, found.slots) == (3, ("accumulator",))
+
+    back = load(directory, 0, placement(1))
+    restored = made.restored(back.snapshot, back.version)
+    for step, left in ((4, [1, 2, 3]), (5, [2, 3]), (6, [3]), (7, [])):
+        restored.apply(push(large=[5], small=[]), step)
+        rows = restored.snapshot().tables["small"].whole()
+        assert sorted(rows.ids.tolist()) == left
+
+
+def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_checkpoint(tmp_path):
+    cuts = []
+    for index, retention in enumerate((Retention(), Retention(evict_after_steps=3))):
+        store = Stores(NUMPY, found=Extension(), retention=retention).make(
+            Declaration((), (SMALL,), OptimizerSpec("sgd"), "model"), np.empty(0, np.float32)
+        )
+        values = np.ones((1, 2), np.float32)
+        rows = {"small": RowGradients(np.array([index]), values)}
+        store.apply(Gradients(np.empty(0, np.float32), rows, 1.0, 1.0), 1)
+        saved = write_cut(tmp_path / str(index), index, Cut(1, store.snapshot(), 9, {}))
+        cuts.append(from_shard(*read_arrays(tmp_path / str(index) / saved.file)))
+    assert [cut.snapshot.tables["small"].tracked for cut in cuts] == [False, True]
+    merged = merge(cuts)
+    assert not merged.snapshot.tables["small"].tracked
+    assert len(merged.snapshot.tables["small"]) == 2
