@@ -1,0 +1,117 @@
+"""Rounds as text: what workers push, and what becomes of it. tests/ps/rounds/*.txt; leases are numbered 1, 2, …"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ps.rounds_theatre import NOTHING, NUMBER, Server
+
+from edl.ps.conversation import Origin, Stamp
+from edl.ps.leases import Admission
+from edl.ps.rounds import Share
+from edl.ps.updates import Offered
+
+SCENARIOS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
+PUSH = re.compile(
+    r"(?P<worker>[A-Z]) pushes (?P<share>[\d.]+)( at (?P<version>\d+))?(, then (?P<following>\d+))?"
+    r"(, cut (?P<cut>\d+))?( to ps-(?P<part>\d))?(?P<again> again)?(, of (?P<round>[\d. ]+))?"
+)
+
+
+class Play:
+    """Two parameter servers, and what was pushed to them."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self._servers = [Server(wanted, 0), Server(wanted, 0)]
+        self._pushes: dict[str, tuple[Server, Offered]] = {}
+        self._told: list[Offered] = []
+
+    def line(self, line: str) -> Iterator[str]:
+        """Do what a line says; yields what follows from it."""
+        words = line.split()
+        if found := PUSH.fullmatch(line):
+            yield from self._push(**found.groupdict())
+        elif words[1:] == ["goes", "on"]:
+            server, push = self._pushes[words[0]]
+            server.take(push)
+            yield from self._state(words[0])
+        elif words[1:] == ["parts"]:
+            self._servers[0].together.parted(ord(words[0]), ord(words[0]))
+        elif words[1:] == ["restarts"]:
+            self._servers[int(words[0][-1])] = Server(self._wanted, 0)
+        elif words[0] == "revoke":
+            self._servers[0].leases.revoke([NUMBER + int(words[1])], 0)
+            self._servers[0].settle()
+        elif words[0] == "snapshot":
+            applied = self._servers[0].leases.applied().items()
+            yield "holds " + ", ".join(f"{lease - NUMBER} through {through}" for lease, through in sorted(applied))
+            self._servers[0].cuts.taken(int(words[1]), 0, pin=False)
+            self._servers[0].settle()
+        else:
+            raise ValueError(line)
+        yield from self._outcomes()
+
+    def _push(
+        self,
+        worker: str,
+        share: str,
+        version: str | None,
+        following: str | None,
+        cut: str | None,
+        part: str | None,
+        again: str | None,
+        round: str | None,  # noqa: A002  a group of the pattern
+    ) -> Iterator[str]:
+        lease, step = _share(share)
+        next_lease = NUMBER + int(following) if following and int(following) else 0
+        named = tuple(_share(one) for one in (round or "").split())
+        origin = Origin(ord(worker), ord(worker), int(version or 0), next_lease, named, bool(again))
+        push = Offered(Stamp(lease, step, int(cut or 0)), origin, None, NOTHING)  # type: ignore[arg-type]
+        server = self._servers[int(part or 0)]
+        self._pushes[worker] = (server, push)
+        server.take(push)
+        yield from self._state(worker)
+
+    def _state(self, worker: str) -> Iterator[str]:
+        server, push = self._pushes[worker]
+        if push in server.behind:
+            yield f"{worker} is behind the cut"
+        elif push.outcome is None:
+            yield f"{worker} waits"
+
+    def _outcomes(self) -> Iterator[str]:
+        for worker, (server, push) in sorted(self._pushes.items(), key=lambda item: item[0]):
+            if push.outcome is None or push in self._told:
+                continue
+            self._told.append(push)
+            round_ = "of " + " ".join(f"{lease - NUMBER}.{step}" for lease, step in push.round)
+            version = server.contents.version
+            more = {
+                Admission.APPLIED: f": update {version} {round_}",
+                Admission.DUPLICATE: f": {round_}",
+                Admission.STALE: f": version {version}",
+            }
+            outcome = push.admission()
+            yield f"{worker} {outcome.value}{more.get(outcome, '')}"
+
+
+def _share(text: str) -> Share:
+    lease, step = text.split(".")
+    return Share(NUMBER + int(lease), int(step))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    (wanted,) = [int(line.split()[1]) for line in lines if line.startswith("wanted")]
+    play, found = Play(wanted), []
+    for line in lines:
+        if line.startswith(">"):
+            found += [line, *(f"  {said}" for said in play.line(line.removeprefix("> ")))]
+        elif not line.startswith("  "):
+            found.append(line)
+    assert "\n".join(found) == "\n".join(lines)
