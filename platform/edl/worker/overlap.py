@@ -69,7 +69,11 @@ class Overlapped:
         self._lane = lane
 
     def __call__(self, steps: Steps[Ready, Done]) -> bool:
-        """See :data:`Schedule`; raises what the steps raise."""
+        """See :data:`Schedule`.
+
+        Raises:
+            Exception: what the steps raise; of two that fail at once, what the computed one does.
+        """
         try:
             return self._go(steps)
         finally:

@@ -9,16 +9,18 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
 from edl.worker.model_port import Network, Step, Watcher, rows_of
-from edl.worker.not_finite import is_finite, report_not_finite
+from edl.worker.not_finite import culprit, is_finite, report_not_finite
 from edl.worker.overlap import Schedule, Steps, in_turn
 from edl.worker.parameters import Parameters
 from edl.worker.progress import Progress
 from edl.worker.push import Push
+from edl.worker.records import of_records
 from edl.worker.slab import Floats, Rows, RowsByTable
 from edl.worker.stream import Loaded, Minibatch, RecordStream
 
@@ -118,7 +120,7 @@ class Trainer:
             EdlError: records cannot be read, or the PS are away for too long.
         """
         self._watcher.begin_epoch(task.epoch)
-        work = _Range(task, self._stream.minibatches(task))
+        work = _Range(task, self._traced_first(task, self._minibatches(task)))
         self._schedule(
             Steps(
                 prepare=partial(self._prepare, work),
@@ -133,31 +135,49 @@ class Trainer:
             _LOG.info("lease %d: dropped after %d steps", task.lease, work.through)
             self._progress.drop(task.lease)
 
+    def _minibatches(self, task: Leased) -> Iterator[Loaded]:
+        """Of a range while its lease is held: the stream reads no further for one that is lost."""
+        for loaded in self._stream.minibatches(task):
+            if not self._leases.alive(task.lease):
+                return
+            yield loaded
+            if not self._leases.alive(task.lease):
+                return
+
+    def _traced_first(self, task: Leased, minibatches: Iterator[Loaded]) -> Iterator[Loaded]:
+        """The same minibatches; if it is the first range, once the model is traced, with the first of them.
+
+        Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
+        thread that made the model, because Keras keeps some of its settings by thread.
+        """
+        taken: list[Loaded] = []
+        while not self._traced and (loaded := next(minibatches, None)) is not None:
+            taken.append(loaded)
+            if loaded.minibatch is not None:
+                rows = self._rows(task, loaded.step, loaded.minibatch)
+                self._network.train(self._parameters.slab(), rows, loaded.minibatch.features, loaded.minibatch.labels)
+                self._traced = True
+        return chain(taken, minibatches)
+
     # ------------------------------------------------------------ the parts of a step
 
     def _prepare(self, work: _Range) -> Ready | None:
         """Everything that the next step needs; None at the end of the range, or of its lease."""
         loaded = next(work.minibatches, None)
-        if loaded is None or not self._leases.alive(work.task.lease):
-            return None
-        return self._ready(work, loaded)
+        return None if loaded is None else self._ready(work, loaded)
 
     def _ready(self, work: _Range, loaded: Loaded) -> Ready:
         slab = self._parameters.slab()
         rows: RowsByTable = {}
         if loaded.minibatch is not None:
-            rows = rows_of(self._network, self._parameters, loaded.minibatch.features)
-            if not self._traced:
-                self._trace(slab, rows, loaded.minibatch)
-                return self._ready(work, loaded)
+            rows = self._rows(work.task, loaded.step, loaded.minibatch)
         # Steps of this range that are on their way precede it
         number = self._parameters.version + loaded.step - work.through
         return Ready(loaded, number, self._parameters.versions, slab, rows)
 
-    def _trace(self, slab: Floats, rows: RowsByTable, minibatch: Minibatch) -> None:
-        """Tracing takes seconds, in which other workers go on: these gradients are of values long gone."""
-        self._network.train(slab, rows, minibatch.features, minibatch.labels)
-        self._traced = True
+    def _rows(self, task: Leased, step: int, minibatch: Minibatch) -> RowsByTable:
+        with of_records(task, step):
+            return rows_of(self._network, self._parameters, minibatch.features)
 
     def _compute(self, task: Leased, ready: Ready) -> Done:
         """Loss and gradients, as a push without a stamp."""
@@ -187,7 +207,8 @@ class Trainer:
         if is_finite(result):
             return result
         self._not_finite += 1
-        report_not_finite(task, ready.loaded.step, result.loss, self._not_finite, skip=self._skip_nan)
+        step, named = ready.loaded.step, culprit(self._network, result)
+        report_not_finite(task, step, result.loss, self._not_finite, skip=self._skip_nan, gradient=named)
         return None
 
     def _send(self, work: _Range, ready: Ready, done: Done) -> bool:

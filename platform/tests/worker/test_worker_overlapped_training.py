@@ -215,7 +215,9 @@ class FaultyClient(BulkClient):
         raise RetryableError("lost")
 
 
-FAULTS = st.sampled_from(["request lost", "answer lost", "revoked", "lost", "announced", "told to go"])
+FAULTS = st.sampled_from(
+    ["request lost", "answer lost", "revoked", "first lost", "second lost", "announced", "told to go"]
+)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -242,7 +244,8 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     script = Script(faults)
     script.act = {
         "revoked": revoke,
-        "lost": lambda: stage.leases.lose([LEASE + 1]),
+        "first lost": lambda: stage.leases.lose([LEASE + 1]),
+        "second lost": lambda: stage.leases.lose([LEASE + 2]),
         "announced": announce,
         "told to go": lambda: stage.gate._closed.set(),  # ``close`` would wait
     }
