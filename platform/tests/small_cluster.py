@@ -39,6 +39,7 @@ class SmallCluster(Api):
         denied: verb and plural of what this user may not do.
         master: status of a master's pod from the moment at which its Job may run.
         published: pages of the status ConfigMap from then on.
+        conditions: of the master's Job from then on.
         held: names of pods that stay after they were told to go, until grace 0.
         created: kind and name of all that was really created, in order.
         breaks: raised instead of answering a request: method and plural.
@@ -52,6 +53,7 @@ class SmallCluster(Api):
         self.denied: set[tuple[str, str]] = set()
         self.master: Manifest | None = RUNNING
         self.published: dict[str, str] = {}
+        self.conditions: list[Manifest] = []
         self.held: set[str] = set()
         self.created: list[tuple[str, str]] = []
         self.dry_runs: list[Manifest] = []
@@ -196,6 +198,8 @@ class SmallCluster(Api):
         for page in self.of(BY_NAME["ConfigMap"]):
             if page["metadata"]["name"].endswith("-status"):
                 page["data"] = self.published
+        if self.conditions:
+            job["status"] = {"conditions": self.conditions}
 
     def _delete(self, kind: Kind, thing: Manifest, grace: int | None) -> None:
         meta = thing["metadata"]

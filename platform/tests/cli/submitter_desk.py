@@ -22,6 +22,7 @@ from edl.spec.status import Status, Summary
 
 RELEASE = "train"
 T = 1_800_000_000.0
+COMPLETE = {"type": "Complete", "status": "True"}
 SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0)
 
 
@@ -129,7 +130,7 @@ def submitter_desk_at(
     cluster, time = SmallCluster(), VirtualTime()
     cluster.accounts()
     cluster.claim("files")
-    cluster.published = ended()
+    cluster.published, cluster.conditions = ended(), [COMPLETE]
     source = folder / "job.yaml"
     source.write_text(JOB)
     desk = SubmitterDesk(cluster, source, capsys, time)

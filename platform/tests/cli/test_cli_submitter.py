@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 from cli.cluster_desk import JOB
-from cli.submitter_desk import RELEASE, SUMMARY, Killed, SubmitterDesk, T, ended, submitter_desk_at
+from cli.submitter_desk import COMPLETE, RELEASE, SUMMARY, Killed, SubmitterDesk, T, ended, submitter_desk_at
 from small_cluster import Manifest
 
 from edl.cli.cluster import following, polling
+from edl.cli.cluster.releasing import FINISH_SECONDS
 from edl.kube import names
 from edl.kube.errors import AwayError, BusyError, QuotaError, translate
 from edl.kube.kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
@@ -70,6 +71,22 @@ def test_a_release_ends_as_its_job(desk: SubmitterDesk) -> None:
     assert "Job mnist submitted to namespace team." in desk.out
     assert "Done after 8 s: 100 of 100 records" in desk.out
     assert desk.out.endswith("Its objects stay until: helm uninstall train -n team\n")
+
+
+def test_a_release_ends_after_its_master_has(desk: SubmitterDesk) -> None:
+    """A CronJob that keeps no history removes the master with the submitter, in the middle of what it puts away."""
+    desk.cluster.conditions = []
+    desk.time.at(7, lambda: desk.cluster.put(desk.masters()[0] | {"status": {"conditions": [COMPLETE]}}))
+    desk.install()
+    assert desk.pod() == 0
+    assert 7 <= desk.time.now < 9
+
+
+def test_a_master_that_never_ends_does_not_hold_its_release(desk: SubmitterDesk) -> None:
+    desk.cluster.conditions = []
+    desk.install()
+    assert desk.pod() == 0
+    assert desk.time.now < FINISH_SECONDS + 2
 
 
 @pytest.mark.parametrize(
@@ -131,7 +148,7 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
     again = RunStarted(T + 2, "run", "/data/run", resumed=True)
     trains = Status("mnist", "run", "/data/run", "Training", T + 3, records_total=100, records_done=50)
     events = (RunStarted(T, "run", "/data/run"), earlier, again)
-    desk.cluster.published = Publication(trains, events).to_pages()
+    desk.cluster.published, desk.cluster.conditions = Publication(trains, events).to_pages(), []
 
     def end() -> None:
         done = JobEnded(T + 9, "Done", "every record is done", SUMMARY)
@@ -402,7 +419,7 @@ def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterD
     patient = partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep)
     monkeypatch.setattr(following, "polled", patient)
     desk.install()
-    desk.cluster.published = {}
+    desk.cluster.published, desk.cluster.conditions = {}, []
     return desk
 
 

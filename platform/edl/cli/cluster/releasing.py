@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ from edl.cli.cluster.ticker import Ticker
 from edl.cli.cluster.voice import Words
 from edl.core.errors import EdlError, JobFailedError, RetryableError
 from edl.kube import names
-from edl.kube.errors import ApiError
+from edl.kube.errors import ApiError, NotFoundError
+from edl.kube.inspection.jobs import conditions
+from edl.kube.kinds import JOBS
 from edl.kube.release.belonging import belonging, mark
 from edl.kube.release.clearing import Clearing
 from edl.kube.release.decision import Decision, Master, Step, decide
@@ -38,6 +41,8 @@ if TYPE_CHECKING:
     from edl.kube.inspection.jobs import JobSeen
 
 POLL_SECONDS = 1.0
+FINISH_SECONDS = 30.0
+"""That a master may need, once its job is over, to put its last logs away and end."""
 _FAILED, _REFUSED = 1, 2
 
 
@@ -159,7 +164,24 @@ class Releasing:
         again = f"helm upgrade {release} … {where} --set resume=latest"
         watched = Watched(own.job, self._me.resume or own.uid, again, f"helm uninstall {release} {where}")
         code = follow(self._api, watched, own.uid, as_json=False, check=self._check(own))
+        self._let_finish(own)
         return code if code in (0, _REFUSED) else _FAILED
+
+    def _let_finish(self, own: Master) -> None:
+        """Wait for the master's own end: a CronJob that keeps no history removes it with this submitter."""
+        end = self._time.clock() + FINISH_SECONDS
+        while self._time.clock() < end:
+            with suppress(ApiError, RetryableError):
+                if self._is_over(own):
+                    return
+            self._time.sleep(POLL_SECONDS)
+
+    def _is_over(self, own: Master) -> bool:
+        try:
+            job = self._api.get(JOBS, names.master(own.job))
+        except NotFoundError:
+            return True
+        return job["metadata"]["uid"] != own.uid or bool({"Complete", "Failed"} & set(conditions(job)))
 
     def _check(self, own: Master) -> Callable[[JobSeen | None], None]:
         """Ends the watch of a job that is gone, or whose master will not start."""
