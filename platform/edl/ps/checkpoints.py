@@ -16,7 +16,7 @@ import numpy as np
 from edl.core.errors import BadInputError, StorageError
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration, DenseVariable
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.snapshot import Snapshot, StoredRows, joined
 
 Arrays = Mapping[str, Any]
@@ -164,4 +164,19 @@ def _rows(arrays: Arrays, table: str, declaration: Declaration) -> StoredRows:
     steps = () if rows.seen is None else (rows.seen,)
     if any(a.shape != shape for a in (rows.values, *slots.values())) or any(a.shape != shape[:1] for a in steps):
         raise ValueError(f"rows of table '{table}' are not {list(shape)}")
+    _check_types(rows, declaration.table(table))
     return rows
+
+
+def _check_types(rows: StoredRows, table: RowTable) -> None:
+    """Refuse what a table could not load, or would take for something else."""
+    _check_type(rows.ids, "int64", table)
+    for values in (rows.values, *rows.slots.values()):
+        _check_type(values, "float32", table)
+    if table.rows and len(rows.ids) and not (rows.ids.min() >= 0 and rows.ids.max() < table.rows):
+        raise ValueError(f"ids {rows.ids.min()} to {rows.ids.max()} where table '{table.name}' has {table.rows}")
+
+
+def _check_type(array: np.ndarray, wanted: str, table: RowTable) -> None:
+    if array.dtype != wanted:
+        raise ValueError(f"rows of table '{table.name}' have {array.dtype} where {wanted} is declared")

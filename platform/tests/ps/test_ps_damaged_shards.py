@@ -1,0 +1,143 @@
+"""Shards that are damaged, or not what they say: refused with a reason, or held as they are; never half of either."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ps.shard_arrays import shard_arrays
+
+from edl.core.errors import StorageError
+from edl.core.partition import placement
+from edl.ps.checkpoints import Cut, from_shard, load
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.numpy_store import NumpyStore
+from edl.ps.store import Gradients, RowGradients
+from edl.spec.optimizer import OptimizerSpec
+from edl.store.checkpoint import Manifest, Skipped, commit, cut_directory, newest, write_shard
+
+TABLE = RowTable("emb", 50, 3, {"name": "zeros"}, seed=3)
+MODEL = Declaration(
+    (DenseVariable("w", (2, 3)), DenseVariable("mean", (3,), True)), (TABLE,), OptimizerSpec("adam"), "m"
+)
+MANY = settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+SLOTS = placement(1)
+
+
+def cut_of(number: int) -> Cut:
+    store = NumpyStore(MODEL, np.arange(9, dtype=np.float32))
+    rows = RowGradients(np.arange(0, 40, 3), np.full((14, 3), number, np.float32))
+    store.apply(Gradients(np.ones(9, np.float32), {"emb": rows}, 0.1, 1.0), 1)
+    return Cut(number, store.snapshot(), 1, {11: 2})
+
+
+def write(checkpoints: Path, number: int) -> Path:
+    directory = cut_directory(checkpoints, number)
+    shard = write_shard(directory, 0, *shard_arrays(cut_of(number)))
+    commit(directory, Manifest(number, 1, "2026-01-01T00:00:00+00:00", (shard,), {"done": number}))
+    return directory
+
+
+def contents(cut: Cut) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in shard_arrays(cut)[0].items()}
+
+
+def damaged(data: bytes, draw: st.DataObject) -> bytes:
+    """Another content: bits flipped, an end cut off, something appended, or a part written twice."""
+    at = draw.draw(st.integers(0, len(data) - 1))
+    end = draw.draw(st.integers(at, min(len(data), at + 64)))
+    changed = {
+        "flip": data[:at] + bytes([data[at] ^ draw.draw(st.integers(1, 255))]) + data[at + 1 :],
+        "cut": data[:at],
+        "zeros": data[:at] + bytes(len(data) - at),
+        "longer": data + draw.draw(st.binary(min_size=1, max_size=9)),
+        "twice": data[:end] + data[at:],
+        "lost": data[:at] + data[end:],
+    }
+    return changed[draw.draw(st.sampled_from(sorted(changed)))]
+
+
+@MANY
+@given(st.sampled_from(["ps-0.safetensors", "manifest.json"]), st.data())
+def test_any_damage_to_any_file_is_noticed_and_the_previous_checkpoint_is_found(
+    tmp_path_factory: pytest.TempPathFactory, file: str, draw: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    previous, directory = write(folder, 1), write(folder, 2)
+    path = directory / file
+    intact = path.read_bytes()
+    changed = damaged(intact, draw)
+    path.write_bytes(changed)
+    skipped: list[Skipped] = []
+    found = newest(folder, skipped.append)
+    assert found is not None
+    if found.cut == 2:  # nothing that counts: white space around the manifest
+        assert contents(load(directory, 0, SLOTS)) == contents(cut_of(2))
+        assert file == "manifest.json" or changed == intact
+        return
+    assert [(one.cut, bool(one.reason)) for one in skipped] == [(2, True)]
+    with pytest.raises(StorageError) as caught:
+        load(directory, 0, SLOTS)
+    assert str(caught.value)
+    assert contents(load(previous, 0, SLOTS)) == contents(cut_of(1))
+
+
+# ------------------------------------------------------------------ intact files of something else
+
+Change = dict[str, Any]
+
+
+@st.composite
+def changes(draw: st.DrawFn, names: list[str]) -> Change:
+    """Some arrays replaced by others, or gone."""
+    found: Change = {}
+    for name in draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True)):
+        shape = draw(st.lists(st.sampled_from([0, 1, 2, 3, 14]), max_size=3))
+        dtype = draw(st.sampled_from(["float32", "float64", "int64", "int8", "uint64", "bool"]))
+        value = draw(st.sampled_from([0, 1, 49, 50, -1, 2**40]))
+        with np.errstate(all="ignore"):
+            found[name] = draw(st.sampled_from([None, np.full(shape, value, "int64").astype(dtype)]))
+    return found
+
+
+@MANY
+@given(st.data())
+def test_arrays_that_do_not_fit_are_refused_and_others_can_be_held(draw: st.DataObject) -> None:
+    arrays, meta = shard_arrays(cut_of(3))
+    changed = {**arrays, **draw.draw(changes(sorted(arrays)))}
+    try:
+        cut = from_shard({name: array for name, array in changed.items() if array is not None}, meta)
+    except StorageError:
+        return
+    store = NumpyStore.restored(cut.snapshot)
+    store.apply(Gradients(np.zeros(9, np.float32), {"emb": RowGradients(np.arange(50), ones(50))}, 0.1, 1.0), 2)
+    assert len(store.read_rows("emb", np.arange(50))) == 50
+
+
+def ones(count: int) -> np.ndarray:
+    return np.ones((count, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "said"),
+    [
+        ({"rows/emb/ids": np.arange(37, 51)}, "ids 37 to 50 where table 'emb' has 50"),
+        ({"rows/emb/ids": np.arange(-1, 13)}, "ids -1 to 12 where table 'emb' has 50"),
+        ({"rows/emb/ids": np.arange(14).astype(np.float32)}, "float32 where int64"),
+        ({"rows/emb/values": np.zeros((14, 3))}, "float64 where float32"),
+        ({"rows/emb/slot/velocity": np.zeros((14, 3), np.int32)}, "int32 where float32"),
+        ({"rows/emb/values": np.zeros((14, 2), np.float32)}, r"are not \[14, 3\]"),
+        ({"dense/w": np.zeros((3, 2), np.float32)}, r"variable 'w' is \[3, 2\] where \[2, 3\] is declared"),
+    ],
+)
+def test_what_does_not_fit_is_named(array: Mapping[str, np.ndarray], said: str) -> None:
+    arrays, meta = shard_arrays(cut_of(3))
+    with pytest.raises(StorageError, match=said):
+        from_shard({**arrays, **array}, meta)
