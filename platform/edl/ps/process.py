@@ -15,6 +15,7 @@ from edl.ps.bulk_plane import MAX_BODY, BulkPlane
 from edl.ps.control_plane import ControlPlane
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.registration import keep_registered, request
+from edl.ps.retention import Retention
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.stores import Stores
 from edl.rpc.address import BULK_PORT, CONTROL_PORT, TcpAddress
@@ -38,7 +39,8 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
         RefusedError: an address cannot be used, or the master refuses this process for good.
         JobFailedError: the master is lost.
     """
-    stores = Stores(spec.ps.store, threads(spec.ps, cores(), alone=identity.host is not None))
+    retention = Retention.share(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
+    stores = Stores(spec.ps.store, threads(spec.ps, cores(), alone=identity.host is not None), retention)
     chosen = stores.choose()
     log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, stores.threads)
     server = ParameterServer(identity.index, ShardWriter(identity.index), stores=stores, strategy=spec.strategy)

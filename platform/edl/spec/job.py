@@ -38,6 +38,7 @@ _PATH = Text(meaning="a path")
 _TEXT = Text()
 _COUNT = Whole(0)
 _POSITIVE = Whole(1)
+_UNUSED_STEPS = Whole(1, 100_000_000)  # each takes 4 bytes of a table's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +214,20 @@ class ParameterServers:
         ),
     ] = "auto"
     max_rows: Annotated[
-        int | None, Option(Nullable(_POSITIVE), "Rows that an embedding table may hold.", "rows", built=(None,))
+        int | None,
+        Option(
+            Nullable(_POSITIVE),
+            "Rows that an embedding table may hold on all parameter servers together; a push beyond that fails the job.",
+            "rows",
+        ),
     ] = None
     evict_after_steps: Annotated[
         int | None,
-        Option(Nullable(_POSITIVE), "Steps after which an unused row is dropped.", "steps", built=(None,)),
+        Option(
+            Nullable(_UNUSED_STEPS),
+            "Steps after which a row that no push named is dropped; null keeps all.",
+            "steps",
+        ),
     ] = None
 
 
