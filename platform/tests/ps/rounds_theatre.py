@@ -222,6 +222,9 @@ class Theatre:
         server.settle()
 
     def _grant(self, worker: Worker) -> None:
+        """The answer speaks of the newest cut; one that has older leases acknowledges it by itself."""
+        if not worker.queue:
+            worker.cut = self.cut
         worker.queue.append(self.todo.popleft())
 
     def _kill(self) -> None:
