@@ -27,6 +27,7 @@ from edl.worker.embedding import TableSpec
 from edl.worker.features import feature_spec
 from edl.worker.fresh_model import new_model
 from edl.worker.network import Network
+from edl.worker.plain_layers import needs_edl, of_keras
 from edl.worker.row_initializer import mean_value
 from edl.worker.slab import Floats, Ids
 from edl.worker.user_code import user_code
@@ -66,7 +67,7 @@ def save(
         _write_saved_model(model, feature_spec(model, network.sample), beside)
     if described:
         with _writing(keras_path) as beside:
-            model.save(beside)
+            _loadable(model).save(beside)
     return {"keras": str(keras_path) if described else None, "saved_model": str(saved_model_path)}
 
 
@@ -117,6 +118,17 @@ def _describable(model: Any) -> bool:
         _LOG.warning("no .keras file is exported, only the SavedModel: Keras cannot describe the model: %s", error)
         return False
     return True
+
+
+def _loadable(model: Any) -> Any:
+    """The model with layers of Keras in place of EDL's where that can be."""
+    try:
+        model = of_keras(model)
+    except Exception as error:  # noqa: BLE001  Keras clones the user's model with the user's code; the file needs none
+        _LOG.warning("layers of edl.layers stay in the .keras file: Keras cannot clone the model: %s", error)
+    if needs_edl(model):
+        _LOG.info("the .keras file has layers of edl.layers: `import edl.layers` before loading it")
+    return model
 
 
 def _write_saved_model(model: Any, features: Any, path: Path) -> None:

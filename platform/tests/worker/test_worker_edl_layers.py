@@ -81,7 +81,7 @@ def test_a_step_takes_ragged_features_of_any_length_without_a_new_trace() -> Non
 
 @pytest.mark.parametrize("kind", FEATURES)
 def test_a_saved_model_needs_no_edl(kind: str, tmp_path: Path) -> None:
-    """The lookup table and its rows are in the SavedModel; a ``.keras`` file needs ``import edl.layers``."""
+    """The lookup table and its rows are in the SavedModel; a ``.keras`` file needs edl.layers if ids are not dense."""
     network = network_of(lambda: combining(kind, "mean", None))
     (name,) = (table.name for table in network.tables)
     rows = {name: Rows(np.array([4, 1, 3]), np.arange(12, dtype=np.float32).reshape(3, 4))}
@@ -101,9 +101,32 @@ def test_a_saved_model_needs_no_edl(kind: str, tmp_path: Path) -> None:
             "sparse": lambda: tf.sparse.from_dense(np.array([[3, 0, 1], [0, 2, 0], [0, 0, 4]])),
         }[kind]()
         served = tf.saved_model.load(sys.argv[1] + "/saved_model")
-        np.testing.assert_allclose(served.serve(ids), np.load(sys.argv[1] + "/expected.npz")["outputs"], rtol=1e-5)
+        expected = np.load(sys.argv[1] + "/expected.npz")["outputs"]
+        np.testing.assert_allclose(served.serve(ids), expected, rtol=1e-5)
+        if kind == "dense":
+            import keras
+            np.testing.assert_allclose(keras.models.load_model(sys.argv[1] + "/model.keras")(ids), expected, rtol=1e-5)
     """
     without_edl(code, tmp_path, kind, cwd=tmp_path)
+
+
+def many() -> Any:
+    """Every form that Keras has layers for, in a nested model, one layer called with two shapes."""
+    ids = keras.Input([3], dtype="int64")
+    bound, unbound = Embedding(2, 5, combiner="sqrtn", mask_zero=True), Embedding(2, combiner="mean", name="any")
+    inner = keras.Model(ids, [bound(ids), bound(ids[:, :2]), unbound(ids)])
+    last = Embedding(2, 5, mask_zero=True, name="last")(ids)
+    words = Embedding(2, name="words")(ids)
+    return keras.Model(ids, keras.layers.Dense(1)(sum(inner(ids)) + last[:, 1] + words[:, 2]))
+
+
+def test_keras_own_layers_take_the_place_of_edls_in_a_file(tmp_path: Path) -> None:
+    network = network_of(many)
+    rows = rows_for(network, IDS)
+    write_export(network, rows, tmp_path)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert not [layer for layer in loaded._flatten_layers() if isinstance(layer, Embedding)]
+    np.testing.assert_allclose(loaded(IDS), network.predict(network.initial(), rows, IDS), rtol=1e-5)
 
 
 def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(tmp_path: Path) -> None:

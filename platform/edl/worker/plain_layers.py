@@ -1,0 +1,95 @@
+"""EDL's layers as layers of Keras, so that a ``.keras`` file is loaded by Keras alone.
+
+An ``edl.layers.Embedding`` on dense ids is a few layers and operations of Keras: an ``IntegerLookup`` where ids have no
+bound, an ``Embedding``, and the combiner's sums. Keras has nothing for sparse and ragged ids, and cannot exchange
+layers in subclassed models; there the file needs ``import edl.layers``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from edl.layers import Embedding
+
+Model = Any
+
+
+def of_keras(model: Model) -> Model:
+    """A model that predicts the same, with Keras' layers in place of EDL's where that can be; shares all others.
+
+    Args:
+        model: built, with the values that it is exported with.
+    """
+    theirs = [layer for layer in model._flatten_layers() if type(layer) is Embedding]
+    if not theirs or not _is_graph(model) or not all(map(_can_be_exchanged, theirs)):
+        return model
+    exchanged = {id(layer): _exchanged(layer) for layer in theirs}
+    return keras.models.clone_model(
+        model, clone_function=lambda layer: exchanged.get(id(layer), layer), call_function=None, recursive=True
+    )
+
+
+def needs_edl(model: Model) -> bool:
+    """Whether a file of the model is loaded only where ``edl.layers`` is imported."""
+    return any(isinstance(layer, Embedding) for layer in model._flatten_layers())
+
+
+def _is_graph(model: Model) -> bool:
+    """Whether Keras can clone the model: a Sequential, or a model made of inputs and outputs, not a user's subclass."""
+    kind = type(model)
+    return kind is keras.Sequential or (kind.__name__ == "Functional" and kind.__module__.startswith("keras."))
+
+
+def _can_be_exchanged(layer: Any) -> bool:
+    """On dense ids without weights; a mask of ids without a bound is nothing that Keras' Embedding could make."""
+    plain_calls = all(
+        not node.arguments.kwargs and not any(ids.sparse or ids.ragged for ids in node.input_tensors)
+        for node in layer._inbound_nodes
+    )
+    masked = layer.input_dim is None and layer.mask_zero and layer.combiner is None
+    return bool(layer._inbound_nodes) and plain_calls and not masked
+
+
+def _exchanged(layer: Any) -> Any:
+    if layer.input_dim is not None and layer.combiner is None:
+        return _table(layer, np.asarray(layer.embeddings), name=layer.name, mask_zero=layer.mask_zero)
+    ids = keras.Input(_columns(layer), dtype="int64")
+    if layer.input_dim is None:
+        known, rows = np.asarray(layer.ids), np.asarray(layer.embeddings)
+        found = _table(layer, np.concatenate([rows[-1:], rows[:-1]]))(_lookup(known)(ids))
+    else:
+        found = _table(layer, np.asarray(layer.embeddings))(ids)
+    return keras.Model(ids, _combined(layer, ids, found) if layer.combiner else found, name=layer.name)
+
+
+def _columns(layer: Any) -> tuple[int | None, ...]:
+    """The shape of the ids of a record in all calls of a layer; None where calls differ."""
+    shapes = [node.input_tensors[0].shape[1:] for node in layer._inbound_nodes]
+    return tuple(lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True))
+
+
+def _table(layer: Any, rows: Any, **options: Any) -> Any:
+    return keras.layers.Embedding(*rows.shape, weights=[rows], dtype=layer.dtype_policy, **options)
+
+
+def _lookup(known: Any) -> Any:
+    """1 and more for the known ids in their order, 0 for others."""
+    taken = set(known.tolist())
+    unknown = next(number for number in range(len(known) + 1) if number not in taken)
+    lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=unknown)
+    lookup.set_vocabulary(known)
+    return lookup
+
+
+def _combined(layer: Any, ids: Any, rows: Any) -> Any:
+    """``edl.layers.combiners`` in operations of Keras."""
+    counted = ops.not_equal(ids, 0) if layer.mask_zero else ops.ones_like(ids)
+    weights = ops.expand_dims(ops.cast(counted, rows.dtype), -1)
+    summed, count = ops.sum(rows * weights, -2), ops.sum(weights, -2)
+    if layer.combiner == "sum":
+        return summed
+    return ops.divide_no_nan(summed, count if layer.combiner == "mean" else ops.sqrt(count))
