@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import socket
 import stat
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -46,8 +48,8 @@ Start = Callable[..., BulkServer]
 def start(address: str) -> Iterator[Start]:
     with ExitStack() as stack:
 
-        def start(handle: Callable[[Frame], Answer] = echo, at: str = address, **options: float) -> BulkServer:
-            server = BulkServer(at, TOKEN, handle, max_body=MAX_BODY, **options)  # type: ignore[arg-type]
+        def start(handle: Callable[[Frame], Answer] = echo, at: str = address, **options: Any) -> BulkServer:
+            server = BulkServer(at, TOKEN, handle, max_body=MAX_BODY, **options)
             stack.callback(server.stop)
             server.start()
             return server
@@ -251,6 +253,21 @@ def test_stop_ends_open_connections_and_is_harmless_twice(start: Start) -> None:
 
 def test_a_server_that_never_started_can_be_stopped(address: str) -> None:
     BulkServer(address, TOKEN, echo, max_body=1).stop()
+
+
+def test_the_end_of_a_connection_is_told_in_its_own_thread(start: Start) -> None:
+    served: list[int] = []
+    parted: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def handle(frame: Frame) -> Answer:
+        served.append(threading.get_ident())
+        return echo(frame)
+
+    server = start(handle, parted=lambda: parted.put(threading.get_ident()))
+    with client_of(server) as client:
+        client.request(Kind.PULL, b"")
+        assert parted.empty()
+    assert parted.get(timeout=10) == served[0]
 
 
 def test_many_connections_at_once(start: Start) -> None:
