@@ -15,6 +15,7 @@ from worker.loop_stage import LEASE, MINIBATCH, TOKEN, LinearNetwork, LinearStep
 
 from edl.core.errors import RetryableError
 from edl.rpc.bulk import BulkClient, Frame, Kind
+from edl.worker.callbacks import NoCallbacks
 from edl.worker.gate import LeavingError
 from edl.worker.lane import Lane
 from edl.worker.not_finite import NotFiniteError
@@ -162,6 +163,31 @@ def test_nan_stops_after_the_step_before_it_is_in(overlapped: Overlapped) -> Non
         trainer.run(leased)
     assert stage.servers.state(0).applied == {LEASE + 1: 2}
     stage.close()
+
+
+def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(stage: Stage, overlapped: Overlapped) -> None:
+    """The one that is on its way counts, though no PS has answered it."""
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network)
+    seen: list[str] = []
+
+    class Watcher(NoCallbacks):
+        def begin_step(self, step: int) -> None:
+            seen.append(f"begin {step}")
+
+        def end_step(self, step: int, loss: float) -> None:
+            seen.append(f"end {step}")
+
+    def rate(step: int) -> float:
+        seen.append(f"rate {step}")
+        return RATE
+
+    trainer = stage.trainer(network, parameters, schedule=overlapped)
+    trainer._learning_rate, trainer._watcher = rate, Watcher()
+    for leased in stage.take(task(1, 0, 12), task(2, 12, 20)):
+        trainer.run(leased)
+
+    assert seen == [f"{what} {step}" for step in range(5) for what in ("begin", "rate", "end")]
 
 
 # ------------------------------------------------------------------------------------------------ faults everywhere

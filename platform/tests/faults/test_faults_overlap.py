@@ -1,0 +1,32 @@
+"""Steps in turn, overlapped, and local between two pulls: each step is in once, whoever is killed or told to go.
+
+The other fault tests run with the defaults, which overlap in asynchronous mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+import pytest
+from faults.linear_job import LinearJob
+from faults.verdict import finished
+
+pytestmark = pytest.mark.faults
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{"overlap": False}, {"overlap": True, "get_model_steps": 3}, {"overlap": False, "get_model_steps": 3}],
+    ids=["in turn", "overlapped local steps", "local steps in turn"],
+)
+def test_workers_are_killed_and_told_to_go(linear: Callable[..., LinearJob], strategy: dict[str, Any]) -> None:
+    job = linear(embedding=True, ps=2, strategy=strategy)
+    with job.start() as run:
+        for step, number in ((100, SIGKILL), (500, SIGTERM)):
+            run.wait_step(step)
+            victim = min(run.training())
+            run.send("worker", victim, number)
+            run.wait_event("role_ended", role="worker", index=victim)
+        finished(job, run, lost=2)
