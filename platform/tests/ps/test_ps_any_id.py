@@ -1,0 +1,55 @@
+"""Tables without a bound take every int64 as an id; the others say which ids they have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from table_contract import PATIENT, array, declared
+
+from edl.core.errors import BadInputError
+from edl.optimizers import rule
+from edl.ps import requests
+from edl.ps.declaration import MAX_ROWS, Declaration
+from edl.ps.numpy_table import NumpyTable
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.refusal import Refused
+from edl.spec.optimizer import OptimizerSpec
+
+EXTREMES = [-(2**63), -1, 0, 7, 2**63 - 1]
+any_id = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from(EXTREMES))
+SGD = OptimizerSpec("sgd")
+
+
+def model(rows: int) -> Declaration:
+    return Declaration((), (declared({"name": "zeros"}, rows=rows),), SGD, "f")
+
+
+@PATIENT
+@given(st.lists(st.lists(any_id, max_size=20), max_size=6))
+def test_every_int64_is_an_id_of_its_own(pushes: list[list[int]]) -> None:
+    table = NumpyTable(model(0).tables[0], {}, rule(SGD, 0.0))
+    expected: dict[int, int] = {}
+    for step, ids in enumerate(pushes, start=1):
+        table.apply(array(ids), np.ones((len(ids), 3), np.float32), 1.0, step)
+        for row in ids:
+            expected[row] = expected.get(row, 0) - 1
+    found = table.snapshot()
+    assert dict(zip(found.ids.tolist(), found.values[:, 0].tolist(), strict=True)) == expected
+    asked = array(EXTREMES)
+    np.testing.assert_array_equal(table.read(asked)[:, 0], [expected.get(row, 0) for row in EXTREMES])
+
+
+def test_requests_for_any_id_are_taken_where_there_is_no_bound() -> None:
+    ids = array(EXTREMES)
+    asked = [pb.TableRows(name="emb", count=len(ids))]
+    np.testing.assert_array_equal(requests.row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
+    with pytest.raises(Refused, match="'emb'.* 0 to 7, not "):
+        requests.row_ids(model(8), asked, ids.data.cast("B"))
+
+
+@pytest.mark.parametrize("rows", [-1, MAX_ROWS + 1])
+def test_no_other_number_of_rows_means_no_bound(rows: int) -> None:
+    with pytest.raises(BadInputError, match="or 0 for no bound"):
+        model(rows)
