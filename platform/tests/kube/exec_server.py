@@ -27,14 +27,20 @@ class Channel:
         head = struct.pack(">BB", 0x82, len(body)) if len(body) < 126 else struct.pack(">BBH", 0x82, 126, len(body))
         self._connection.sendall(head + body)
 
+    def control(self, opcode: int, data: bytes = b"") -> None:
+        """A frame of the connection itself: 8 closes it, 9 is a ping."""
+        self._connection.sendall(bytes([0x80 | opcode, len(data)]) + data)
+
     def hear(self) -> tuple[int, bytes]:
         """The next message: its channel and content."""
-        _, size = self._take(2)
+        first, size = self._take(2)
         size &= 0x7F
         if size == 126:
             (size,) = struct.unpack(">H", self._take(2))
         mask, body = self._take(4), self._take(size)
         plain = bytes(byte ^ mask[at % 4] for at, byte in enumerate(body))
+        if first & 0x0F == 0x0A:  # the answer to a ping
+            return self.hear()
         return plain[0], plain[1:]
 
     def _take(self, size: int) -> bytes:

@@ -92,3 +92,52 @@ def test_nobody_answers() -> None:
     pool = urllib3.PoolManager()
     with pytest.raises(AwayError, match="does not answer"):
         Execution(Connection(f"http://127.0.0.1:{port}", pool, dict, "team"), "pod-1", ["true"])
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda channel: channel.control(9, b"are you there?"),
+        lambda channel: channel.say(ERRORS, b"a warning"),
+        lambda channel: channel.say(OUTPUT, b""),
+    ],
+    ids=["ping", "standard error", "empty message"],
+)
+def test_what_is_no_output_does_not_make_a_writer_wait_for_output(noise: Callable[[Channel], None]) -> None:
+    """Both ends would wait for each other: this one for an answer, the program for the rest of its input."""
+
+    def talk(channel: Channel) -> None:
+        noise(channel)
+        assert channel.hear() == (INPUT, b"first")
+        assert channel.hear() == (INPUT, b"rest")
+        channel.say(OUTPUT, b"done")
+        channel.say(END, SUCCESS)
+
+    with executed(talk) as (execution, _):
+        execution.write(b"first")
+        while not execution._readable():  # the noise has arrived
+            pass
+        assert not execution.waiting()
+        execution.write(b"rest")
+        assert execution.read(4) == b"done"
+
+
+def test_pings_are_no_words_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def talk(channel: Channel) -> None:
+        for _ in range(3):
+            channel.control(9)
+        channel.hear()
+
+    with executed(talk) as (execution, _):
+        monkeypatch.setattr("edl.kube.copying.execution.SILENCE_SECONDS", 0.0)
+        with pytest.raises(AwayError, match="nothing was said"):
+            execution.read(1)
+        execution.write(b"bye")
+
+
+def test_a_server_that_closes_the_connection_has_not_ended_the_program() -> None:
+    with (
+        executed(lambda channel: channel.control(8, b"\x03\xe8bye")) as (execution, _),
+        pytest.raises(AwayError, match="closed by the server"),
+    ):
+        execution.read(1)

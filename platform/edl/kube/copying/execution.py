@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import select
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -59,6 +60,8 @@ class Execution:
     def __exit__(self, *_: object) -> None:
         with suppress(OSError, WebSocketException):  # it had ended by itself
             self._socket.close(timeout=1)
+        # Of a connection that the server has closed, ``close`` leaves the socket open.
+        self._socket.shutdown()  # type: ignore[no-untyped-call]
 
     @property
     def last_words(self) -> str:
@@ -78,29 +81,43 @@ class Execution:
         Raises:
             AwayError: the connection broke, or nothing was said for SILENCE_SECONDS.
         """
+        spoke = time.monotonic()
         while len(self._unread) < size and not self._ended:
-            self._receive()
+            if self._receive():
+                spoke = time.monotonic()
+            elif time.monotonic() - spoke > SILENCE_SECONDS:  # the connection lives, the program says nothing
+                raise self._broken(TimeoutError(f"nothing was said for {SILENCE_SECONDS:g} s"))
         taken = bytes(self._unread[:size])
         del self._unread[:size]
         return taken
 
     def waiting(self) -> bool:
-        """Whether there is output that was not read, or the program has ended."""
-        if self._unread or self._ended:
-            return True
+        """Whether there is output that was not read, or the program has ended; waits for neither.
+
+        What has arrived is looked at: a ping, or a word on standard error, is nothing to read, and who read then would
+        wait for a program that waits for its input.
+        """
+        while not self._unread and not self._ended and self._readable():
+            self._receive()
+        return bool(self._unread) or self._ended
+
+    def _readable(self) -> bool:
         raw = self._socket.sock
         if raw is None:
             return True
         pending = isinstance(raw, ssl.SSLSocket) and raw.pending() > 0
         return pending or bool(select.select([raw], [], [], 0)[0])
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Take one message; whether it is one of the program, and none of the connection."""
         try:
-            _, message = self._socket.recv_data()
+            kind, message = self._socket.recv_data(control_frame=True)
         except (OSError, WebSocketException) as error:
             raise self._broken(error) from error
-        if not message:
-            return
+        if kind == ABNF.OPCODE_CLOSE:
+            raise self._broken(ConnectionResetError("closed by the server"))
+        if kind in (ABNF.OPCODE_PING, ABNF.OPCODE_PONG) or not message:
+            return False
         channel, data = message[0], message[1:]
         if channel == _OUTPUT:
             self._unread += data
@@ -108,6 +125,7 @@ class Execution:
             self._errors = (self._errors + data)[-_LAST_WORDS:]
         elif channel == _END:
             self._end(data)
+        return True
 
     def _end(self, data: bytes) -> None:
         self._ended = True
