@@ -64,7 +64,7 @@ class NativeRows:
 
     def scan(self, start: int, limit: int) -> StoredRows:
         """As the protocol says."""
-        rows = StoredRows.empty(min(limit, max(0, self._extent - start)), self._dim)
+        rows = StoredRows.empty(positions(start, limit, self._extent), self._dim)
         return self._copied(min(start, self._extent), rows, pass_by=False)
 
     def pieces(self) -> Iterator[StoredRows]:
@@ -100,6 +100,11 @@ class NativeRows:
         slots = [*rows.slots.values()]
         with _translated():
             return rows.first(self._snapshot.scan(start, rows.ids, rows.values, slots, rows.seen, pass_by=pass_by))
+
+
+def positions(start: int, limit: int, extent: int) -> int:
+    """How many of the positions ``start`` to ``start + limit`` there are, if start is not negative."""
+    return max(0, min(limit, extent - max(0, start)))
 
 
 @contextmanager

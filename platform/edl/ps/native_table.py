@@ -15,7 +15,7 @@ from edl.core.partition import mix
 from edl.ps import _native
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
-from edl.ps.native_rows import NativeRows
+from edl.ps.native_rows import NativeRows, positions
 from edl.ps.native_rules import OPTIMIZERS, kernel, steps
 from edl.ps.retention import Retention
 from edl.ps.snapshot import StoredRows
@@ -111,7 +111,7 @@ class NativeTable:
 
     def scan(self, start: int, limit: int) -> StoredRows:
         """The stored rows from a position, copied, without slot variables."""
-        rows = StoredRows.empty(min(limit, max(0, self.extent - start)), self._dim)
+        rows = StoredRows.empty(positions(start, limit, self.extent), self._dim)
         return rows.first(self._table.scan(start, rows.ids, rows.values)) if len(rows) else rows
 
     def snapshot(self) -> NativeRows:
