@@ -26,7 +26,7 @@ class NoCallbacks:
         """A minibatch begins."""
 
     def end_step(self, step: int, loss: float) -> None:
-        """A minibatch is in."""
+        """A minibatch is in, or with overlap on its way."""
 
     def begin_epoch(self, epoch: int) -> None:
         """A task of an epoch begins."""
@@ -68,7 +68,7 @@ class KerasCallbacks:
             self._all.on_train_batch_begin(step)
 
     def end_step(self, step: int, loss: float) -> None:
-        """A minibatch is in."""
+        """A minibatch is in, or with overlap on its way."""
         with self._calling("on_train_batch_end"):
             self._all.on_train_batch_end(step, {"loss": loss})
         if getattr(self._model, "stop_training", False) and not self._warned:
