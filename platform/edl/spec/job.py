@@ -217,7 +217,8 @@ class ParameterServers:
         int | None,
         Option(
             Nullable(_POSITIVE),
-            "Rows that an embedding table may hold on all parameter servers together; a push beyond that fails the job.",
+            "Rows that an embedding table may hold on all parameter servers together; a push beyond that fails the "
+            "job.",
             "rows",
         ),
     ] = None
