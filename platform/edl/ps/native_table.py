@@ -53,6 +53,7 @@ class NativeTable:
         chosen, starts = kernel(optimizer), list(optimizer.slots.values())
         self._name = declared.name
         self._retention = retention or Retention()
+        self._tracked = self._retention.evict_after_steps is not None
         self._dim = declared.dim
         self._slots = tuple(optimizer.slots)
         self._step = steps(optimizer, declared)
@@ -96,7 +97,8 @@ class NativeTable:
 
     def admit(self, ids: Ids, step: int) -> None:
         """As the port says."""
-        self._table.drop(step)
+        if self._tracked:
+            self._table.drop(step)
         bound = self._retention.max_rows
         if bound is not None and len(self) + len(ids) > bound:
             self._retention.check(self._name, len(self), self._table.missing(ids))
@@ -116,8 +118,7 @@ class NativeTable:
 
     def snapshot(self) -> NativeRows:
         """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
-        tracked = self._retention.evict_after_steps is not None
-        return NativeRows(self._table, self._dim, self._slots, tracked=tracked)
+        return NativeRows(self._table, self._dim, self._slots, tracked=self._tracked)
 
     def load(self, rows: StoredRows, step: int = 0) -> None:
         """As the port says; what is stored already is overwritten."""
