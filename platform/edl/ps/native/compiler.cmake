@@ -1,4 +1,4 @@
-# Sets EDL_COMPILER where the extension can be compiled, and says why where it cannot. EDL runs without it, only slower: that is
+# Sets EDL_COMPILER where the extension can be compiled, for the Python that it finds,, and says why where it cannot. EDL runs without it, only slower: that is
 # a failure only where the environment asks for it with EDL_NATIVE=1.
 include(CheckCXXSourceCompiles)
 include(CheckLanguage)
@@ -24,6 +24,11 @@ else()
   endif()
   if(NOT EDL_CXX20)
     set(problem "there is no C++20 compiler; g++ 11 and clang 14 are new enough (Debian: apt-get install g++)")
+  elseif(EDL_EXTENSION)
+    find_package(Python 3.11 COMPONENTS Interpreter Development.Module)
+    if(NOT Python_Development.Module_FOUND)
+      set(problem "there are no headers of this Python (Debian: apt-get install python3-dev)")
+    endif()
   endif()
 endif()
 
