@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import pytest
 
@@ -12,6 +13,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-scenarios", action="store_true", help="write what the core does now into tests/scenarios/*.txt"
     )
+
+
+def pytest_configure() -> None:
+    """Behind a shell's ``&`` Ctrl-C is ignored, and that is inherited. Jobs of tests must not: they are interrupted."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
