@@ -150,17 +150,13 @@ class Strategy:
         ),
     ] = 1
     overlap: Annotated[
-        bool | None,
+        bool,
         Option(
-            Nullable(Flag()),
-            "Whether a worker sends one step and fetches rows for another while it computes; null: in mode async.",
+            Flag(),
+            "Whether a worker sends one step and fetches rows for another while it computes; its gradients then lack "
+            "one push more.",
         ),
-    ] = None
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether steps overlap: ``overlap``, or what null means in this mode."""
-        return self.mode == "async" if self.overlap is None else self.overlap
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)

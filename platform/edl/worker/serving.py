@@ -51,7 +51,7 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
         c.gate,
         skip_nan=c.spec.train.on_nan == "skip",
         watcher=watcher,
-        schedule=Overlapped(Lane("exchange")) if c.spec.strategy.overlaps else in_turn,
+        schedule=Overlapped(Lane("exchange")) if c.spec.strategy.overlap else in_turn,
     )
     evaluator = Evaluator(network, parameters, c.streams["evaluation"], c.leases, c.progress, c.gate, watcher)
     handlers["training"] = trainer.run

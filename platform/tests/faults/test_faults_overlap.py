@@ -1,6 +1,6 @@
 """Steps in turn, overlapped, and local between two pulls: each step is in once, whoever is killed or told to go.
 
-The other fault tests run with the defaults, which overlap in asynchronous mode.
+The other fault tests run with the defaults: in turn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.faults
 
 @pytest.mark.parametrize(
     "strategy",
-    [{"overlap": False}, {"overlap": True, "get_model_steps": 3}, {"overlap": False, "get_model_steps": 3}],
-    ids=["in turn", "overlapped local steps", "local steps in turn"],
+    [{"overlap": True}, {"overlap": True, "get_model_steps": 3}, {"get_model_steps": 3}],
+    ids=["overlapped", "overlapped local steps", "local steps in turn"],
 )
 def test_workers_are_killed_and_told_to_go(linear: Callable[..., LinearJob], strategy: dict[str, Any]) -> None:
     job = linear(embedding=True, ps=2, strategy=strategy)
