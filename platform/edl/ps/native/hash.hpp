@@ -18,8 +18,16 @@ inline std::uint64_t mix(std::uint64_t key) {
 // are all alike.
 inline std::uint64_t place(std::uint64_t id) { return mix(id ^ 0xA0761D6478BD642FU); }
 
-inline void prefetch(const void* address) { __builtin_prefetch(address, 0, 3); }
-inline void prefetch_to_write(const void* address) { __builtin_prefetch(address, 1, 3); }
+// To GCC a function that only prefetches does nothing, and calls of it that are not inlined early are left out, lambdas around
+// them too. The empty statement is something that it does.
+inline void prefetch(const void* address) {
+  __builtin_prefetch(address, 0, 3);
+  asm volatile("");
+}
+inline void prefetch_to_write(const void* address) {
+  __builtin_prefetch(address, 1, 3);
+  asm volatile("");
+}
 
 // The cache lines of some bytes; the processor sees the pattern behind the first of them.
 inline void prefetch(const std::byte* start, std::size_t bytes) {
