@@ -1,19 +1,16 @@
-"""The reader port: what a data set is to the rest of EDL, and how one is opened.
+"""The reader port: what a data set is to the rest of EDL. ``opening`` opens one.
 
 A data set is a list of named sources with a record count; a record range is ``[start, end)`` of one source.
-The master counts with it, workers read with it. Formats live in their own modules and are imported on use, so
-that counting loads neither TensorFlow nor NumPy.
+The master counts with it, workers read with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from edl.core.errors import BadInputError
-from edl.data.files import PathOrPaths, data_files, detect_format
 
 Record: TypeAlias = bytes | list[str]
 """One record: ``bytes`` from RecordIO (usually a serialized ``tf.train.Example``), a list of cells from CSV."""
@@ -127,38 +124,3 @@ class Reader(Protocol):
             CorruptRecordError: a record cannot be read and ``on_corrupt`` is None.
             BadInputError: unknown source, or a range outside of it.
         """
-
-
-def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None) -> Reader:
-    """Open a data set with one of the built-in readers.
-
-    Args:
-        paths: a file, a directory (its data files in sorted order) or a list of both.
-        options: the job's ``data.reader``. ``format`` (``recordio`` or ``csv``) is found from the files when it
-            is absent; the other options belong to the format.
-
-    Raises:
-        BadInputError: no data there, a file cannot be read, the format or an option is unknown.
-    """
-    rest = dict(options or {})
-    files = data_files(paths)
-    chosen = rest.pop("format", None)
-    name = detect_format(files) if chosen is None else str(chosen)
-    return _format_reader(name, files, rest)
-
-
-def _format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:
-    # The formats build on this module's types, hence imports on use.
-    if name == "recordio":
-        from edl.data.recordio.reader import RecordIOReader
-
-        return RecordIOReader.from_options(files, options)
-    if name == "csv":
-        from edl.data.csv_rows import CsvReader
-
-        return CsvReader.from_options(files, options)
-    raise BadInputError(
-        f"unknown data format {name!r}",
-        where="data.reader.format",
-        hint="the built-in formats are recordio and csv; a model module may define custom_data_reader for others",
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl.core.events import DatasetDescribed
-from edl.data.reader import open_reader
+from edl.data.opening import open_reader
 from edl.spec.job import JobSpec
 
 Rows = tuple[tuple[str, int], ...]

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.core.errors import BadInputError
-from edl.data.reader import Reader, open_reader
+from edl.data.opening import open_reader
+from edl.data.reader import Reader
 from edl.spec.job import Data
 from edl.spec.zoo import ANYTHING, locate, names
 from edl.worker.user_code import user_code

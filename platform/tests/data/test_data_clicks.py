@@ -16,7 +16,7 @@ from edl.cli.data import app
 from edl.core.errors import BadInputError
 from edl.data import clicks, sets
 from edl.data.clicks import IDS, NUMBERS, ClickLaw, Clicks, ClickTable, auc
-from edl.data.reader import open_reader
+from edl.data.opening import open_reader
 
 LAW = ClickLaw(2600)
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.errors import BadInputError
-from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, open_reader
+from edl.data.opening import open_reader
+from edl.data.reader import CorruptRange, CorruptRecordError, Metadata
 
 cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
 

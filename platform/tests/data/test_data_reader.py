@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from edl.core.errors import BadInputError, EdlError, RetryableError
-from edl.data.reader import Metadata, open_reader
+from edl.data.opening import open_reader
+from edl.data.reader import Metadata
 from edl.data.recordio.writer import Writer
 
 
@@ -169,7 +170,7 @@ def test_counting_and_reading_load_neither_numpy_nor_tensorflow(tmp_path: Path) 
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "b.csv").write_text("a\n1\n")
     script = (
-        "import sys; from edl.data.reader import open_reader\n"
+        "import sys; from edl.data.opening import open_reader\n"
         "for path in sys.argv[1:]:\n"
         "    reader = open_reader(path)\n"
         "    [reader.read(s.name, 0, s.records) for s in reader.sources()]\n"

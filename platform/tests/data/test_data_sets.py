@@ -13,7 +13,7 @@ from edl.core.errors import BadInputError, EdlError, StorageError
 from edl.data import layout, mnist, sets
 from edl.data.digits import Digits, enlarge, load_digits, resize, split
 from edl.data.mnist import MnistUnavailableError
-from edl.data.reader import open_reader
+from edl.data.opening import open_reader
 from edl.data.tables import DigitTable, IrisTable
 
 

@@ -104,7 +104,7 @@ def _defined(spec: JobSpec) -> Sequence[str]:
 
 
 def _counted(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int, ...]:
-    from edl.data.reader import open_reader
+    from edl.data.opening import open_reader
 
     if not paths:
         raise BadInputError("is missing", where=field, hint="name a file or a directory of records")
