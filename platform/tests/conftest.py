@@ -5,6 +5,10 @@ import os
 import signal
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # a busy machine is no failure: how long things take is for benchmarks
 
 NATIVE_IS_MISSING = "the native extension is not built: `make native` does it, with a C++20 compiler"
 
