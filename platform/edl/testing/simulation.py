@@ -1,15 +1,13 @@
 """A whole job without processes: the real core, simulated workers and parameter servers, faults, on a virtual clock.
 
-What a run shows is a function of its seed. ``World`` checks while it runs what must hold at every event (one answer a
-request, no work for a pod that has ended, a replayed journal equals the live state, a checkpoint's ledger agrees with
-the parameters) and raises ``BrokenPromiseError`` if it does not; ``check_end`` says what must hold at the end.
+What a run shows is a function of its seed. While it runs, and in ``check_end``, ``World`` checks what the design
+promises (module ``promises``), and that each request has one answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -17,10 +15,10 @@ from typing import Any
 from edl.core import events as ev
 from edl.core.cluster import Cause, PodSeen, Role, Wish
 from edl.core.job import JobState
-from edl.core.staffing import work_waits
-from edl.core.state import DESCRIBE, EXPORT, METRICS, TRAINING, Settings
-from edl.core.tasks import Ledger
+from edl.core.state import TRAINING, Settings
+from edl.testing import promises
 from edl.testing.clock import VirtualClock
+from edl.testing.promises import BrokenPromiseError, done_minibatches
 from edl.testing.simulated_cluster import SimulatedCluster
 from edl.testing.simulated_ps import Copy, Minibatch, SimulatedPs
 from edl.testing.simulated_worker import SimulatedWorker
@@ -28,10 +26,6 @@ from edl.testing.simulated_worker import SimulatedWorker
 ANSWERS = (ev.Granted, ev.WaitForWork, ev.StopWork, ev.Acknowledged)
 REQUESTS = (ev.LeaseWanted, ev.Progressed, ev.TaskReported, ev.WorkerLeft, ev.WorkerFailed)
 TICK, REGISTER = 0.25, 0.5
-
-
-class BrokenPromiseError(AssertionError):
-    """Something happened that the design rules out."""
 
 
 class MasterLost(Exception):  # noqa: N818  an event of the simulation, not an error
@@ -172,10 +166,11 @@ class World:
             self._die_torn(commands)
         for command in commands:
             self._carry_out(command)
-        self._check_journal()
-        self._check_staff()
+        promises.journal_is_enough(self.master, self.shadow, self.journal[-3:])
+        promises.no_more_than_wanted(self.master)
         if answers and isinstance(answers[0], ev.Granted):
-            self._check_grant(event, answers[0])
+            assert isinstance(event, ev.LeaseWanted)
+            promises.granted_to_the_living(self.master, event, answers[0])
         return answers[0] if answers else None
 
     def _die_torn(self, commands: list[ev.Command]) -> None:
@@ -201,7 +196,8 @@ class World:
             case ev.Tell():
                 self.told.append(command)
             case ev.StartPod(role, index, wish):
-                self._check_wish(role)
+                assert self.master is not None
+                promises.asked_for_a_reason(self.master, role)
                 self.clock.after(self.latency(), lambda: self._start(role, index, wish))
             case ev.DeletePod(uid, grace):
                 self.clock.after(self.latency(), lambda: self.cluster.delete(uid, grace))
@@ -255,9 +251,9 @@ class World:
                 ps.incarnation = incarnation
                 ps.leases.attach(incarnation, low, revoked, live)
                 if restore is not None:
-                    ps.restore(restore, self.checkpoints[restore][ps.index], self._everything(ps.index))
+                    ps.restore(restore, self.checkpoints[restore][ps.index], self.everything(ps.index))
                 elif not self.settings.durable and not ps.initialized:
-                    ps.lacking = frozenset(self._everything(ps.index))
+                    ps.lacking = frozenset(self.everything(ps.index))
                 ps.cuts.passed(cut)
                 return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
             case ev.RevokeLeases(uid, leases, low):
@@ -278,7 +274,8 @@ class World:
     def _save(self, command: ev.SaveCheckpoint) -> None:
         incarnation, uids = self.incarnation, [ps.uid for ps in self.alive_servers()]
         shards = self.copies.pop(command.cut)
-        self._check_cut(command, shards)
+        assert self.master is not None
+        promises.cut_agrees(self.master.ledgers[TRAINING], command, shards, twice=self.twice)
 
         def save() -> None:
             whole = all(self.servers[uid].alive for uid in uids) and incarnation == self.incarnation
@@ -402,55 +399,7 @@ class World:
 
     # ------------------------------------------------------------------ what must hold
 
-    def _check_journal(self) -> None:
-        assert self.master is not None
-        live, replayed = essence(self.master), essence(self.shadow)
-        if live != replayed:
-            differing = {name: (live[name], replayed[name]) for name in live if live[name] != replayed[name]}
-            raise BrokenPromiseError(f"replay differs in {differing} after {self.journal[-3:]}")
-
-    def _check_staff(self) -> None:
-        """Never more workers that stay than are wanted."""
-        assert self.master is not None
-        staying = len(self.master.fleet.staying(Role.WORKER))
-        if self.master.synced and not self.master.ended and staying > self.master.workers_max:
-            raise BrokenPromiseError(f"{staying} workers stay, {self.master.workers_max} are wanted")
-
-    def _check_wish(self, role: Role) -> None:
-        """Never more workers asked for than are wanted, and none for nothing; one is needed to come to an end."""
-        assert self.master is not None
-        master, there = self.master, self.master.fleet.wanted_now()
-        if role is Role.WORKER and (there > master.workers_max or (there > 1 and not work_waits(master))):
-            raise BrokenPromiseError(
-                f"a worker is asked for, {there} are there with it, work waits: {work_waits(master)}"
-            )
-
-    def _check_grant(self, event: ev.Event, granted: ev.Granted) -> None:
-        assert self.master is not None
-        assert isinstance(event, ev.LeaseWanted)
-        if not self.master.fleet.is_live(event.worker):
-            raise BrokenPromiseError(f"{event.worker} has ended and got {granted}")
-
-    def _check_cut(self, command: ev.SaveCheckpoint, shards: Mapping[int, Copy]) -> None:
-        """Every PS holds exactly what the ledger position of the cut says is done."""
-        assert self.master is not None
-        training = self.master.ledgers[TRAINING]
-        position = Ledger(training.plan, training.epochs, training.minibatch)
-        position.restore(json.loads(json.dumps(command.ledger)))
-        done = set(done_minibatches(position))
-        for index, copy in shards.items():
-            self._check_ps(f"ps-{index} at cut {command.cut}", copy.applied, done, copy.lacking)
-
-    def _check_ps(
-        self, who: str, applied: Counter[Minibatch], done: set[Minibatch], lacking: frozenset[Minibatch]
-    ) -> None:
-        missing = done - applied.keys() - lacking
-        extra = applied.keys() - done - self.twice
-        often = {what for what, times in applied.items() if times > 1 + (what in self.twice)}
-        if missing or extra or often:
-            raise BrokenPromiseError(f"{who}: missing {missing}, not done {extra}, applied twice {often}")
-
-    def _everything(self, index: int) -> set[Minibatch]:
+    def everything(self, index: int) -> set[Minibatch]:
         """What was in the parameters, as far as the journal, a live PS or a lost one of this index knows."""
         holding = self.shadow.fleet.holding.values()
         holders = [ps for ps in self.alive_servers() if self.settings.durable or ps.uid in holding]
@@ -462,57 +411,11 @@ class World:
         master = self.master
         if master is None or self.ended is None or self.ended.phase != "Done":
             raise BrokenPromiseError(f"the job is not done: {self.ended}, {master and master.phase}")
-        training = master.ledgers[TRAINING]
-        aside = sum(work.records for work in training.quarantined)
-        if self.settings.max_steps is None and (
-            training.remaining() or training.done_records + aside != training.total
-        ):
-            raise BrokenPromiseError(f"{training.done_records} of {training.total} done, {training.remaining()} left")
-        done = set(done_minibatches(training))
+        promises.all_is_done(master)
+        done = set(done_minibatches(master.ledgers[TRAINING]))
         for ps in self.alive_servers():
             if ps.initialized:
-                self._check_ps(ps.uid, ps.applied, done, ps.lacking)
-        self._check_repeated()
+                promises.applied_once(ps.uid, ps.applied, done, lacking=ps.lacking, twice=self.twice)
+        promises.little_is_repeated(master, self.settled)
         if self.dataset.validation:
-            self._check_final()
-
-    def _check_repeated(self) -> None:
-        assert self.master is not None
-        allowed = sum(self.settings.minibatch * (1 + entry["partial"]) for entry in self.settled if entry["repeated"])
-        if self.master.counters.repeated > allowed:
-            raise BrokenPromiseError(f"{self.master.counters.repeated} records repeated, at most {allowed} can be")
-
-    def _check_final(self) -> None:
-        assert self.master is not None
-        _, payload = self.evaluations[-1]
-        seen: Counter[tuple[str, int]] = Counter()
-        for source, start, end in payload["seen"]["states"]:
-            seen.update((source, record) for record in range(start, end))
-        expected = {(name, record) for name, records in self.dataset.validation for record in range(records)}
-        if seen.keys() != expected or set(seen.values()) != {1}:
-            raise BrokenPromiseError("the last evaluation did not cover every validation record once")
-
-
-def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
-    """Every minibatch that is done, found by taking away from all that was ever handed out what is still to do."""
-    todo = {
-        (work.epoch, work.source, start)
-        for _, work in ledger.ranges()
-        for start in range(work.start, work.end, ledger.minibatch)
-    }
-    for epoch in range(min(ledger.epoch + 1, ledger.epochs)):
-        for index in range(ledger.plan.count if epoch < ledger.epoch else ledger.index):
-            shard = ledger.plan.shard(epoch, index)
-            for start in range(shard.start, shard.end, ledger.minibatch):
-                if (epoch, shard.source, start) not in todo:
-                    yield epoch, shard.source, start
-
-
-def essence(state: JobState) -> dict[str, Any]:
-    """What of a state the journal must bring back, as JSON: things to do that nobody has begun follow from the rest."""
-    snapshot: dict[str, Any] = json.loads(json.dumps(state.snapshot()))
-    for kind in (DESCRIBE, METRICS, EXPORT):
-        ledger = snapshot["ledgers"].get(kind)
-        if ledger and not ledger["leases"] and not ledger["done_records"]:
-            del snapshot["ledgers"][kind]
-    return snapshot
+            promises.evaluated_once(self.dataset.validation, self.evaluations[-1][1])

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.core.state import Settings
-from edl.testing.simulation import BrokenPromiseError, Network, World
+from edl.testing.promises import BrokenPromiseError
+from edl.testing.simulation import Network, World
 
 SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0
