@@ -15,7 +15,7 @@ WORKERS ?= 2
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
+.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults faults-all images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
   docs schema constraints clean
 
 help: ## print every target
@@ -35,7 +35,7 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 	@$(BIN)/python -m edl.testing.faults worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
-test-all: check sanitizers ## the same, and what takes longer: the native table's tests under sanitizers
+test-all: check faults-all sanitizers ## the same, and what takes longer: every fault, the native table's tests under sanitizers
 check: lint types layers unit native-test charts jobs faults
 
 lint: $(STAMP) ## formatting and lint (ruff)
@@ -73,7 +73,10 @@ charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wa
 jobs: native ## whole jobs on real processes: every feature that a user sees
 	$(BIN)/pytest -q -n 2 --dist loadfile -m jobs $(ONCE_MORE)
 
-faults: native ## the same with real signals: every process is killed at several steps
+faults: native ## the same with real signals: every process is killed
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "faults and not thorough" $(ONCE_MORE)
+
+faults-all: native ## every process is killed at several steps, in every mode; one test at a time
 	$(BIN)/pytest -q -m faults $(ONCE_MORE)
 
 images: $(STAMP) ## build the images with the Docker engine

@@ -88,7 +88,10 @@ def test_the_bound_tells_training_from_little_training(digits: Digits) -> None:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize(("role", "step"), [("worker", 200), ("ps", 350), ("master", 500)])
+@pytest.mark.parametrize(
+    ("role", "step"),
+    [("worker", 200), pytest.param("ps", 350, marks=pytest.mark.thorough), ("master", 500)],
+)
 def test_accuracy_after_a_kill(digits: Digits, role: str, step: int) -> None:
     assert digits.noise is not None
     with digits.start(f"{role}-killed", BASELINES) as run:

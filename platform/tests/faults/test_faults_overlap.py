@@ -18,8 +18,11 @@ pytestmark = pytest.mark.faults
 
 @pytest.mark.parametrize(
     "strategy",
-    [{"overlap": True}, {"overlap": True, "get_model_steps": 3}, {"get_model_steps": 3}],
-    ids=["overlapped", "overlapped local steps", "local steps in turn"],
+    [
+        pytest.param({"overlap": True}, id="overlapped", marks=pytest.mark.thorough),
+        pytest.param({"overlap": True, "get_model_steps": 3}, id="overlapped local steps"),
+        pytest.param({"get_model_steps": 3}, id="local steps in turn", marks=pytest.mark.thorough),
+    ],
 )
 def test_workers_are_killed_and_told_to_go(linear: Callable[..., LinearJob], strategy: dict[str, Any]) -> None:
     job = linear(embedding=True, ps=2, strategy=strategy)

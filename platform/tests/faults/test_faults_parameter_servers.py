@@ -57,7 +57,13 @@ def test_the_only_one_and_a_worker_are_killed_while_rows_are_served(linear: Make
     assert len(found.rollbacks) == 1
 
 
-@pytest.mark.parametrize("embedding", [False, True], ids=["variables", "variables and rows, and a worker too"])
+@pytest.mark.parametrize(
+    "embedding",
+    [
+        pytest.param(False, id="variables", marks=pytest.mark.thorough),
+        pytest.param(True, id="variables and rows, and a worker too"),
+    ],
+)
 def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
     """What it held goes back to the newest checkpoint; nothing is leased again, and the summary counts the updates."""
     # A fast machine does hundreds of steps between two status lines: still amid two checkpoints.

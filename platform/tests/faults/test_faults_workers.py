@@ -31,7 +31,13 @@ def leased_again(run: JobProcess) -> float:
     raise AssertionError("what was returned was not leased again")
 
 
-@pytest.mark.parametrize("steps", [[1], [150, 700]], ids=["at the first step", "twice later"])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([1], id="at the first step"),
+        pytest.param([150, 700], id="twice later", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_worker_is_killed(linear: Make, measure: Measure, steps: list[int]) -> None:
     job = linear()
     with job.start() as run:
