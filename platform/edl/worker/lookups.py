@@ -1,8 +1,9 @@
 """Where served Embeddings get their rows from, while the user's model is traced.
 
 A worker runs the model's look-ups in two parts. First, on a minibatch's features alone, a :class:`Recording` finds the
-ids of every table: each once, and for each look-up the position of its id among them. The rows of these ids are
-pulled; then the step, with rows :class:`Lent`, takes them by position. So ids are compared once, away from the step.
+ids of every table, of which ``edl.worker.wanted`` takes each once and finds for each look-up the position of its id.
+The rows of these ids are pulled; then the step, with rows :class:`Lent`, takes them by position. So ids are compared
+once, away from the step.
 
 The source belongs to the thread that traces: one thread may record while another runs steps.
 """
@@ -14,9 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from edl.worker.not_served import NotServedError, not_served
 
@@ -93,12 +92,6 @@ class Recording:
             return "it is called inside of a loop, a tf.cond or a tf.function of the model's"
         return None
 
-    def wanted(self, layer: Any) -> tuple[Any, Any]:
-        """For the graph: a layer's ids in the order in which they come first, and the position of every look-up."""
-        flat = tf.concat([tf.zeros([0], tf.int64), *self.calls[layer]], 0)
-        unique = tf.unique(flat, tf.int32)
-        return unique.y, unique.idx
-
 
 class Lent:
     """Gives rows by the positions that a recording found, call by call in the same order.
@@ -123,28 +116,3 @@ class Lent:
         start = self._next[layer]
         self._next[layer] = end = start + tf.size(ids)
         return tf.gather(values, positions[start:end])
-
-
-class WantedIds(np.ndarray[tuple[int, ...], np.dtype[np.int64]]):
-    """The ids of a table that a minibatch needs, each once, which know where each look-up finds its own.
-
-    Wherever ids go between recording and step, the positions go with them.
-    """
-
-    positions: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, ids: NDArray[np.int64], positions: NDArray[np.int32]) -> WantedIds:
-        """Ids ``[n]``, and for each look-up the position of its id, ``[lookups]``."""
-        wanted = ids.view(cls)
-        wanted.positions = positions
-        return wanted
-
-
-def positions_among(ids: NDArray[np.int64], wanted: WantedIds) -> NDArray[np.int32]:
-    """For each look-up, where its id is among ``ids``: the wanted ones themselves, or all of them in another order."""
-    if ids is wanted:
-        return wanted.positions
-    order = np.argsort(ids)
-    found = order[np.searchsorted(ids, wanted, sorter=order)].astype(np.int32)
-    return np.asarray(found[wanted.positions])

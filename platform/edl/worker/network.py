@@ -25,13 +25,15 @@ from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
 from edl.worker.features import feature_spec
 from edl.worker.fresh_model import diverge, is_generator, new_model
 from edl.worker.known_ids import check_ids
-from edl.worker.lookups import Lent, Recording, WantedIds, positions_among, rows_from
+from edl.worker.looked_up import LookedUp
+from edl.worker.lookups import Lent, Recording, rows_from
 from edl.worker.metrics import Metrics
 from edl.worker.optimizers import Reproduced, name_in_keras, refuse_spread_tables, reproduce
 from edl.worker.slab import RowsByTable
-from edl.worker.traced import Traced
+from edl.worker.traced import Traced, array
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables, VariableSpec
+from edl.worker.wanted import Distinct, WantedIds, positions_among
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,8 +46,9 @@ class Step:
 
     Attributes:
         loss: of the minibatch, with the model's own losses; may be NaN.
-        slab: gradients of trained variables, clipped; new - old of statistics.
-        rows: by served table, gradients ``[n, dim]`` aligned to the ids of the rows that were passed; clipped.
+        slab: gradients of trained variables, clipped; new - old of statistics. Not to be written to.
+        rows: by served table, gradients ``[n, dim]`` aligned to the ids of the rows that were passed; clipped. Not to
+            be written to.
     """
 
     loss: float
@@ -89,7 +92,8 @@ class Network:
         self._train = Traced(self._train_graph)
         self._evaluate = Traced(self._evaluate_graph)
         self._predict = Traced(self._predict_graph)
-        self._ids = Traced(self._ids_graph)
+        self._looked_up = LookedUp(self._ids_graph)
+        self._distinct = Distinct()
 
     @classmethod
     def build(
@@ -207,8 +211,9 @@ class Network:
         """
         with user_code(self.module.zoo, "the model or its loss", of=self.module.loss):
             loss, gradients, row_gradients = self._train(slab, self._lent(rows, features), features, labels)
+        taken = array if self.optimizer.clip is None else _copied
         found = zip(self.tables, row_gradients, strict=True)
-        step = Step(float(loss), _array(gradients), {table.name: _array(gradient) for table, gradient in found})
+        step = Step(float(loss), taken(gradients), {table.name: taken(gradient) for table, gradient in found})
         if self.optimizer.clip is not None:
             self.optimizer.clip([*self._trained_views(step.slab), *step.rows.values()])
         return step
@@ -248,9 +253,9 @@ class Network:
         if not self._served:
             return
         with user_code(self.module.zoo, "the model"):
-            found = self._ids(features)
-        for table, (ids, positions) in zip(self.tables, found, strict=True):
-            yield table.name, _checked(table, WantedIds.of(ids.numpy(), positions.numpy()))
+            looked_up = self._looked_up(features)
+        for table, ids in zip(self.tables, self._distinct.each(looked_up), strict=True):
+            yield table.name, _checked(table, ids)
 
     def _lent(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
         """For each table, where each look-up finds its row, and the rows."""
@@ -321,7 +326,7 @@ class Network:
         recording = Recording(self._served)
         with rows_from(recording), keras.StatelessScope(collect_losses=True):
             self.model(features, training=False)
-        return [recording.wanted(layer) for layer in self._served]
+        return [recording.calls[layer] for layer in self._served]
 
     def _cut(self, slab: Any) -> list[Any]:
         specs = self._variables.specs
@@ -357,6 +362,6 @@ def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
     return ids
 
 
-def _array(tensor: Any) -> Slab:
-    array: Slab = tensor.numpy()
-    return array
+def _copied(tensor: Any) -> Slab:
+    """A tensor's values, which may be changed."""
+    return array(tensor).copy()

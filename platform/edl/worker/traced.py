@@ -13,8 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
+_TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 _TRACING = threading.Lock()
 """Keras marks layers while they are called: a model cannot be traced by two threads at a time."""
 
@@ -37,6 +40,11 @@ class Traced:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it; traces when there is no trace for these types and shapes."""
+        trace, packed = self.find(*arguments)
+        return trace(*packed)
+
+    def find(self, *arguments: Any) -> tuple[Any, Any]:
+        """The trace for these types and shapes, which is made if there is none, and the arguments as tensors."""
         leaves = [_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
         key = tuple(_kind(leaf) for leaf in leaves)
         packed = tf.nest.pack_sequence_as(arguments, leaves)
@@ -45,7 +53,12 @@ class Traced:
             with _TRACING:
                 trace = self._general.get_concrete_function(*tf.nest.map_structure(any_count, packed))
             self._traces[key] = trace
-        return trace(*packed)
+        return trace, packed
+
+
+def array(tensor: Any) -> NDArray[Any]:
+    """A tensor's values: its own memory, which cannot be written to."""
+    return np.asarray(memoryview(tensor))
 
 
 def any_count(value: Any) -> Any:
@@ -59,7 +72,7 @@ def any_count(value: Any) -> Any:
 
 
 def _tensor(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(leaf)
+    return leaf if isinstance(leaf, _TENSORS) else tf.convert_to_tensor(leaf)
 
 
 def _kind(tensor: Any) -> Any:
