@@ -131,7 +131,9 @@ class RetentionContract:
             ids = [*kept, *(np.arange(10) + 10 * step).tolist()]
             table.apply(array(ids), gradients_of(step, ids), 0.5, step)
             assert table.scan(0, 2).ids.tolist() == kept
-        assert len(table.snapshot()) == 2 + 10 * 6
+        assert len(table) == len(table.snapshot()) == 2 + 10 * 6
+        named = {*kept, *range(10, 3000)}
+        assert table.dropped == len(named) - len(table)
         assert table.extent <= 2 + 10 * 7
 
     def test_a_push_beyond_the_bound_is_refused_before_it_begins(self, make: Make):
@@ -139,6 +141,7 @@ class RetentionContract:
         table.admit(array([1, 2, 2, 1]), 1)
         table.apply(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
         before = table.read(EVERY)
+        assert (len(table), table.bound, table.dropped) == (2, 3, 0)
         table.admit(array([9, 1, 2, 9]), 2)
         with pytest.raises(TableFullError, match=r"'emb' holds 2 rows .* 2 more .* may hold 3 there") as refused:
             table.admit(array([1, 8, 9]), 2)
@@ -152,6 +155,8 @@ class RetentionContract:
         with pytest.raises(TableFullError, match="1 more") as refused:
             table.admit(array([3]), 4)
         assert "lower ps.evict_after_steps (3)" in (refused.value.hint or "")
+        assert table.dropped == 0
         table.admit(array([3, 4]), 5)
+        assert (len(table), table.dropped) == (0, 2)
         table.apply(array([3, 4]), gradients_of(5, [3, 4]), 0.5, 5)
         assert sorted(table.snapshot().whole().ids.tolist()) == [3, 4]

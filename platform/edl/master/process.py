@@ -32,6 +32,7 @@ from edl.master.checkpoints import Checkpoints
 from edl.master.dataset import describe
 from edl.master.dismissal import dismiss, live
 from edl.master.ending import tell_end, tell_so_far
+from edl.master.figures import Figures
 from edl.master.interpreter import tune
 from edl.master.parameter_servers import ParameterServers
 from edl.master.pods import Pods
@@ -125,7 +126,15 @@ class Master:
         state, self._journal = self._replayed(f"master process {os.getpid()}")
         self._publisher = Publisher(around.board, self._run) if around.board is not None else None
         heard = self._publisher.hear if self._publisher is not None else lambda event: None
-        self._reporter = Reporter(self._run, spec.name, state, lambda error: self.shell.fail(error), heard)
+        figures = Figures(spec.strategy, spec.ps.max_rows)
+        self._reporter = Reporter(
+            self._run,
+            spec.name,
+            state,
+            lambda error: self.shell.fail(error),
+            heard,
+            lambda: None if self._predict else figures.together(),
+        )
         keep = spec.checkpoint.keep if spec.checkpoint else 1
         checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use, lambda: self.shell.await_right())
         incarnation = self._journal.incarnation
@@ -134,7 +143,7 @@ class Master:
         self.shell = Shell(
             state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell, fence=around.fence
         )
-        self._servicer = Servicer(self.shell, self._servers, incarnation)
+        self._servicer = Servicer(self.shell, self._servers, incarnation, figures.heard)
         self._parts = ExitStack()
         self._accounts = Accounts(self.shell, self._reporter, self._publisher)
 

@@ -23,6 +23,7 @@ from edl.core.tasks import Ledger
 from edl.master import progress, threads
 from edl.master.rate import Rate
 from edl.spec.event import EVENTS, Event
+from edl.spec.parameters import ParametersStatus
 from edl.spec.status import RoleStatus, Status, Summary
 from edl.store.contents import variables_in
 from edl.store.manifest import cut_directory
@@ -45,6 +46,7 @@ class Reporter:
         state: what is told; read with the shell's lock held.
         failed: told when no more lines can be written for another reason than the disk.
         heard: told of every event at once, however long the disk takes.
+        parameters: what the parameter servers did; None where there is nothing to train.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Reporter:
         state: JobState,
         failed: threads.Failed,
         heard: Callable[[Event], None] = lambda event: None,
+        parameters: Callable[[], ParametersStatus | None] = lambda: None,
     ) -> None:
+        self._parameters = parameters
         self._run, self._job, self._state, self._heard = run, job, state, heard
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._began = began(run)
@@ -136,6 +140,7 @@ class Reporter:
             workers_min=state.workers_min,
             starved=starved(state),
             refusals=self._refusals(),
+            parameters=self._parameters(),
         )
 
     def _role(self, pod: Pod) -> RoleStatus:
@@ -171,6 +176,7 @@ class Reporter:
             metrics=counters.metrics,
             export=counters.exported[0] if counters.exported else None,
             logs=str(self._run.logs),
+            parameters=self._parameters(),
         )
 
     def _updates_of(self) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 
 from edl.core.cluster import Role
@@ -31,6 +33,14 @@ LONGEST_WAIT = 5.0
 """Seconds that a question for work may wait here: longer ones would hold threads for workers that are gone."""
 
 
+Heard = Callable[[str, int, pb.PsFigures], None]
+"""Told what a parameter server says of itself, with its uid and index."""
+
+
+def _unheard(uid: str, index: int, figures: pb.PsFigures) -> None:
+    pass
+
+
 class Servicer(edl_pb2_grpc.MasterServicer):
     """Answers workers and parameter servers.
 
@@ -38,8 +48,8 @@ class Servicer(edl_pb2_grpc.MasterServicer):
     (``MasterEndsError``), and the message is for the next one.
     """
 
-    def __init__(self, shell: Shell, servers: ParameterServers, incarnation: int) -> None:
-        self._shell, self._servers, self._incarnation = shell, servers, incarnation
+    def __init__(self, shell: Shell, servers: ParameterServers, incarnation: int, heard: Heard = _unheard) -> None:
+        self._shell, self._servers, self._incarnation, self._heard = shell, servers, incarnation, heard
         self._roster = Roster(shell.state, servers, incarnation)
 
     # ------------------------------------------------------------------ methods of the service
@@ -117,6 +127,8 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             new = self._servers.registered(uid, index, request.control_address, request.bulk_address)
         except BadInputError as error:
             raise Refused(str(error), kind="bad") from error
+        if request.HasField("figures"):
+            self._heard(uid, index, request.figures)
         if new or not attached:
             self._shell.handle(PsRegistered(uid))
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edl.ps.arrays import Floats
 from edl.ps.checkpoints import Cut
 from edl.ps.declaration import Declaration
 from edl.ps.leases import Leases
 from edl.ps.store import Gradients, ParameterStore
 from edl.ps.stores import Stores
+from edl.ps.table import Table
 from edl.rpc.refusal import Refused
 
 _REMEDY = "Go on with the model and optimizer that this run began with, or start a new run."
@@ -36,6 +39,11 @@ class Contents:
     def initialized(self) -> bool:
         """See the class."""
         return self._store is not None
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """By name; none before there are parameters."""
+        return {} if self._store is None else self._store.tables
 
     def declare(self, declared: Declaration, dense: Floats) -> bool:
         """Make the parameters, unless they are there; whether they were made.

@@ -13,6 +13,8 @@ from edl.ps.contents import Contents
 from edl.ps.conversation import Stamp
 from edl.ps.cuts import Cuts
 from edl.ps.leases import Admission, Leases
+from edl.ps.pushes import PushCounts
+from edl.ps.rounds import Forming
 from edl.ps.single import Single
 from edl.ps.together import Together
 from edl.ps.updates import Offered, Updates
@@ -87,6 +89,16 @@ class Entrance:
         """A worker's connection closed: no round waits for what would have come through it."""
         self._updates.parted(worker, link)
         self._changed.notify_all()
+
+    @property
+    def counts(self) -> PushCounts:
+        """What became of the pushes so far."""
+        return self._updates.counts
+
+    @property
+    def forming(self) -> Forming | None:
+        """The update that waits for more pushes, if one does."""
+        return self._updates.forming
 
     def close(self) -> str:
         """Answer pushes that wait; returns what was done."""

@@ -54,6 +54,7 @@ class NativeTable:
         self._name = declared.name
         self._retention = retention or Retention()
         self._tracked = self._retention.evict_after_steps is not None
+        self._dropped = 0
         self._dim = declared.dim
         self._slots = tuple(optimizer.slots)
         self._step = steps(optimizer, declared)
@@ -69,6 +70,21 @@ class NativeTable:
 
     def __len__(self) -> int:
         return len(self._table)
+
+    @property
+    def dropped(self) -> int:
+        """As the port says."""
+        return self._dropped
+
+    @property
+    def bound(self) -> int | None:
+        """As the port says."""
+        return self._retention.max_rows
+
+    @property
+    def occupied(self) -> int:
+        """As the port says: what the kernel has given, for rows, index, pushes and snapshots."""
+        return self.memory.resident
 
     @property
     def extent(self) -> int:
@@ -97,8 +113,7 @@ class NativeTable:
 
     def admit(self, ids: Ids, step: int) -> None:
         """As the port says."""
-        if self._tracked:
-            self._table.drop(step)
+        self._drop(step)
         bound = self._retention.max_rows
         if bound is not None and len(self) + len(ids) > bound:
             self._retention.check(self._name, len(self), self._table.missing(ids))
@@ -109,6 +124,7 @@ class NativeTable:
         Raises:
             MemoryError: a part of the rows was updated.
         """
+        self._drop(step)
         self._table.apply(ids, gradients, self._step(learning_rate, step), step)
 
     def scan(self, start: int, limit: int) -> StoredRows:
@@ -123,6 +139,12 @@ class NativeTable:
     def load(self, rows: StoredRows, step: int = 0) -> None:
         """As the port says; what is stored already is overwritten."""
         self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slots], rows.seen, step)
+
+    def _drop(self, step: int) -> None:
+        if self._tracked:
+            before = len(self)
+            self._table.drop(step)
+            self._dropped += before - len(self)
 
     def _rows(self, count: int) -> Floats:
         return np.empty((count, self._dim), np.float32)

@@ -6,6 +6,7 @@ nothing, in training as in evaluation.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -46,7 +47,27 @@ class NumpyTable:
         # The step that named each row last; 0 where a position is free.
         self._seen = np.zeros(_FIRST_CAPACITY, np.int64)
         self._free: list[int] = []
+        self._dropped = 0
         self._now = 0
+
+    def __len__(self) -> int:
+        return self._count - len(self._free)
+
+    @property
+    def dropped(self) -> int:
+        """As the port says."""
+        return self._dropped
+
+    @property
+    def bound(self) -> int | None:
+        """As the port says."""
+        return self._retention.max_rows
+
+    @property
+    def occupied(self) -> int:
+        """As the port says: the size of its arrays, of which the kernel may have given a part only."""
+        arrays: list[np.ndarray] = [self._ids, self._values, self._seen, *self._slots.values()]
+        return self._index.nbytes + sum(array.nbytes for array in arrays)
 
     @property
     def extent(self) -> int:
@@ -57,7 +78,7 @@ class NumpyTable:
         """As the port says."""
         self._drop(step)
         new = int(np.count_nonzero(self._index[np.unique(ids)] == 0))
-        self._retention.check(self._declared.name, self._count - len(self._free), new)
+        self._retention.check(self._declared.name, len(self), new)
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""
@@ -117,6 +138,7 @@ class NumpyTable:
         self._index[self._ids[due]] = np.zeros(len(due), np.int32)
         seen[due] = 0
         self._free += due.tolist()
+        self._dropped += len(due)
 
     def _positions(self, ids: Ids) -> np.ndarray:
         """Where the rows are stored, after storing those that were not."""
@@ -159,6 +181,11 @@ class _AnyId:
 
     def __init__(self) -> None:
         self._at: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of the mapping itself, and of two numbers an id."""
+        return sys.getsizeof(self._at) + len(self._at) * 2 * sys.getsizeof(1 << 40)
 
     def __getitem__(self, ids: Ids) -> np.ndarray:
         return np.fromiter((self._at.get(each, 0) for each in ids.tolist()), np.int32, len(ids))

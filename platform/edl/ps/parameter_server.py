@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edl.ps import checkpoints
+from edl.ps.account import Account
 from edl.ps.arrays import Floats, Ids
 from edl.ps.checkpoints import Cut
 from edl.ps.contents import Contents
@@ -246,6 +247,12 @@ class ParameterServer:
         with self._changed:
             self._leases.check(incarnation)
         return self._writer.wait(cut, timeout)
+
+    def account(self) -> Account:
+        """What it has done and holds, for people; costs no more than a small pull."""
+        with self._changed:
+            contents, entrance = self._contents, self._entrance
+            return Account(contents.version, entrance.counts, entrance.forming, contents.tables)
 
     def close(self) -> None:
         """Answer pushes that wait; the process ends."""

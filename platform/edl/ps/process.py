@@ -13,6 +13,7 @@ from types import FrameType
 
 from edl.ps.bulk_plane import MAX_BODY, BulkPlane
 from edl.ps.control_plane import ControlPlane
+from edl.ps.figures import Figures
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.registration import keep_registered, request
 from edl.ps.retention import Retention
@@ -63,7 +64,13 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
         channel = running.enter_context(connect(identity.master_address, identity.token))
         log.info("serves on %s and %s", control.address, bulk.address)
         registration = request(identity, control.address, bulk.address)
-        keep_registered(channel, registration, stopping, lost_timeout=spec.master.lost_timeout)
+        keep_registered(
+            channel,
+            registration,
+            stopping,
+            lost_timeout=spec.master.lost_timeout,
+            figures=Figures(server).now,
+        )
     log.info("ends")
 
 

@@ -1,7 +1,8 @@
 """Telling the master where this parameter server is, for as long as both live.
 
 The master attaches after each registration that it did not know of. Registering every second costs it nothing and is
-how a restarted master finds the PS that it has.
+how a restarted master finds the PS that it has. With it goes what people are told of this process, and once more at its
+end.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 _PERIOD = 1.0  # seconds between registrations that were accepted
 _PAUSE = 0.1  # seconds after one that was not
 _DEADLINE = 2.0  # seconds for one call
+_LAST_DEADLINE = 0.3  # seconds for the last one: a process that is told to go has little time
 _FINAL = frozenset({"token", "version"})
 
 
@@ -43,6 +45,7 @@ def keep_registered(
     stopping: threading.Event,
     *,
     lost_timeout: float,
+    figures: Callable[[], pb.PsFigures] = pb.PsFigures,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Register until ``stopping`` is set; logs when the master goes away and when it comes back.
@@ -52,6 +55,7 @@ def keep_registered(
         registration: what is said each time.
         stopping: set when this process is told to go.
         lost_timeout: seconds without a master after which nobody needs this process any more.
+        figures: what people are told, asked for each time.
         clock: monotonic seconds.
 
     Raises:
@@ -60,10 +64,11 @@ def keep_registered(
     """
     said: object = ()
     heard = clock()
+    known = False
     while not stopping.is_set():
-        problem = _register(channel, registration)
+        problem = _register(channel, registration, figures(), _DEADLINE)
         if problem is None:
-            heard = clock()
+            known, heard = True, clock()
         elif clock() - heard > lost_timeout:
             raise JobFailedError(
                 f"no master for {lost_timeout:g} s (master.lost_timeout): {problem.message}", where=channel.address
@@ -72,12 +77,17 @@ def keep_registered(
             log.info("%s", f"waits for the master: {problem}" if problem else f"registered with {channel.address}")
             said = type(problem)
         stopping.wait(_PAUSE if problem else _PERIOD)
+    if known and (problem := _register(channel, registration, figures(), _LAST_DEADLINE)):
+        log.info("the master has not heard the last figures: %s", problem)
 
 
-def _register(channel: Channel, registration: pb.RegisterRequest) -> EdlError | None:
+def _register(
+    channel: Channel, registration: pb.RegisterRequest, figures: pb.PsFigures, deadline: float
+) -> EdlError | None:
     """One try; what was wrong, if another one makes sense."""
+    registration.figures.CopyFrom(figures)
     try:
-        channel.call(Master.Register, registration, deadline=_DEADLINE)
+        channel.call(Master.Register, registration, deadline=deadline)
     except RetryableError as error:
         return error
     except Refused as error:

@@ -37,6 +37,21 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
+class Forming:
+    """A round that waits for more pushes, as people are told of it.
+
+    Attributes:
+        wanted: pushes that it waits for, if so many can come.
+        arrived: workers whose pushes sit.
+        awaited: workers whose pushes may come; nobody else is waited for.
+    """
+
+    wanted: int
+    arrived: tuple[int, ...]
+    awaited: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Held:
     stamp: int
     lease: int
@@ -66,6 +81,13 @@ class Rounds:
     def expected(self) -> dict[int, int]:
         """Lease of the next push by worker, for those that are waited for."""
         return dict(self._expected)
+
+    @property
+    def forming(self) -> Forming | None:
+        """Who waits for whom; None while nobody does."""
+        if not self._seats:
+            return None
+        return Forming(self._wanted, tuple(sorted(self._seats)), tuple(sorted(self._expected)))
 
     def linked(self, worker: int, link: Hashable) -> None:
         """A worker speaks through this connection from now on."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from edl.ps.contents import Contents
 from edl.ps.leases import Admission, Leases
+from edl.ps.pushes import PushCounts, PushTally
 from edl.ps.store import Gradients
 from edl.ps.updates import Offered
 
@@ -25,18 +26,20 @@ class Single:
         self._leases = leases
         self._contents = contents
         self._staleness_aware = staleness_aware
+        self._tally = PushTally()
 
     def offer(self, push: Offered) -> None:
         """Applied before this returns, or refused."""
         push.outcome = self._leases.decide(*push.share)
         if push.outcome is Admission.APPLIED:
-            self._contents.apply(self._modulated(push))
+            staleness = push.staleness(self._contents.version)
+            self._contents.apply(self._modulated(push, staleness))
             self._leases.admit(*push.share)
+            self._tally.update([] if push.gradients is None else [staleness])
 
-    def _modulated(self, push: Offered) -> Gradients | None:
+    def _modulated(self, push: Offered, staleness: int) -> Gradients | None:
         if push.gradients is None or not self._staleness_aware:
             return push.gradients
-        staleness = self._contents.version - push.origin.version
         return replace(push.gradients, learning_rate=push.gradients.learning_rate / max(1, staleness))
 
     def hold(self, push: Offered) -> None:
@@ -58,3 +61,13 @@ class Single:
     def summary(self) -> str:
         """See the protocol."""
         return f"{self._contents.version} updates"
+
+    @property
+    def counts(self) -> PushCounts:
+        """See the protocol."""
+        return self._tally.counts
+
+    @property
+    def forming(self) -> None:
+        """No update waits for anything."""
+        return

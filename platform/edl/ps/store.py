@@ -13,6 +13,7 @@ from typing import Protocol
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import Declaration
 from edl.ps.snapshot import Snapshot, StoredRows
+from edl.ps.table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,10 @@ class ParameterStore(Protocol):
     @property
     def declaration(self) -> Declaration:
         """What it holds."""
+
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """By name; to look at, not to change."""
 
     def read_dense(self, out: Floats) -> None:
         """Copy the slab to ``out``, ``[declaration.size]``."""

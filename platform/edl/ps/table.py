@@ -14,6 +14,24 @@ class Table(Protocol):
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array; initial values of what is not stored, which reading does not change."""
 
+    def __len__(self) -> int:
+        """Rows that are stored."""
+
+    @property
+    def dropped(self) -> int:
+        """Rows that were dropped so far because no push named them for too long."""
+
+    @property
+    def bound(self) -> int | None:
+        """Rows that it may hold; None for no bound."""
+
+    @property
+    def occupied(self) -> int:
+        """Bytes of memory that it occupies.
+
+        May be asked while others use the table: they may wait meanwhile, for some ten milliseconds where it is large.
+        """
+
     @property
     def extent(self) -> int:
         """Rows are at positions below this; some of them may be free."""

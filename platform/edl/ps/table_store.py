@@ -57,6 +57,11 @@ class TableStore(ABC):
         """What it holds."""
         return self._declaration
 
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """As the port says."""
+        return self._tables
+
     def read_dense(self, out: Floats) -> None:
         """As the port says."""
         np.copyto(out, self._slab.values)

@@ -13,7 +13,8 @@ from edl.ps.contents import Contents
 from edl.ps.followed import Followed, Follower
 from edl.ps.leases import Admission, Leases
 from edl.ps.merging import merged
-from edl.ps.rounds import Rounds, Seat, Share
+from edl.ps.pushes import PushCounts, PushTally
+from edl.ps.rounds import Forming, Rounds, Seat, Share
 from edl.ps.store import Gradients
 from edl.ps.updates import Offered
 from edl.rpc.refusal import Refused
@@ -41,7 +42,7 @@ class Together:
         self._followed = Followed()
         self._waiting: dict[Share, Offered] = {}
         self._made: dict[int, tuple[Share, ...]] = {}
-        self._pushes = self._stale = 0
+        self._tally = PushTally()
 
     def offer(self, push: Offered) -> None:
         """Decided at once only if it enters nothing, or completes its round."""
@@ -53,7 +54,7 @@ class Together:
             self._known(push)
         elif self._is_stale(push):
             push.outcome = Admission.STALE
-            self._stale += 1
+            self._tally.refuse()
             self._rounds.refuse(origin.worker, push.stamp.lease)
         else:
             self._wait(push)
@@ -125,7 +126,18 @@ class Together:
 
     def summary(self) -> str:
         """See the protocol."""
-        return f"{self._contents.version} updates, {self._pushes} pushes in them, {self._stale} refused as stale"
+        counts = self.counts
+        return f"{self._contents.version} updates, {counts.entered} pushes in them, {counts.refused} refused as stale"
+
+    @property
+    def counts(self) -> PushCounts:
+        """See the protocol."""
+        return self._tally.counts
+
+    @property
+    def forming(self) -> Forming | None:
+        """See the protocol; where rounds are followed, none forms."""
+        return self._rounds.forming
 
     # ------------------------------------------------------------ closing
 
@@ -147,12 +159,13 @@ class Together:
 
     def _apply(self, pushes: list[Offered]) -> None:
         """One update; then all of its pushes are in."""
+        staleness = [push.staleness(self._contents.version) for push in pushes if push.gradients is not None]
         self._contents.apply(_update(pushes))
+        self._tally.update(staleness)
         shares = tuple(push.share for push in pushes)
         for push in pushes:
             push.outcome, push.round = self._leases.admit(*push.share), shares
             self._made[push.stamp.lease] = shares
-        self._pushes += len(pushes)
 
     def _over(self, shares: Iterable[Share], error: RefusedError) -> None:
         for share in shares:

@@ -13,7 +13,8 @@ from typing import Protocol
 from edl.ps.conversation import Origin, Stamp
 from edl.ps.declaration import Declaration
 from edl.ps.leases import Admission
-from edl.ps.rounds import Share
+from edl.ps.pushes import PushCounts
+from edl.ps.rounds import Forming, Share
 from edl.ps.store import Gradients
 
 
@@ -41,6 +42,10 @@ class Offered:
     def share(self) -> Share:
         """Its step of its lease."""
         return Share(self.stamp.lease, self.stamp.step)
+
+    def staleness(self, version: int) -> int:
+        """Updates that its gradient misses where ``version`` are made; none after these went back to a checkpoint."""
+        return max(0, version - self.origin.version)
 
     def admission(self) -> Admission:
         """The outcome; raises what went wrong instead."""
@@ -73,3 +78,11 @@ class Updates(Protocol):
 
     def summary(self) -> str:
         """What was done, for the log."""
+
+    @property
+    def counts(self) -> PushCounts:
+        """What became of the pushes so far."""
+
+    @property
+    def forming(self) -> Forming | None:
+        """The update that waits for more pushes, if one does."""

@@ -18,20 +18,22 @@ class Member(_message.Message):
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("member", "pid", "control_address", "bulk_address", "ready", "sources")
+    __slots__ = ("member", "pid", "control_address", "bulk_address", "ready", "sources", "figures")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BULK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     member: Member
     pid: int
     control_address: str
     bulk_address: str
     ready: bool
     sources: _containers.RepeatedCompositeFieldContainer[Source]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., pid: _Optional[int] = ..., control_address: _Optional[str] = ..., bulk_address: _Optional[str] = ..., ready: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
+    figures: PsFigures
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., pid: _Optional[int] = ..., control_address: _Optional[str] = ..., bulk_address: _Optional[str] = ..., ready: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., figures: _Optional[_Union[PsFigures, _Mapping]] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("name", "records")
@@ -40,6 +42,50 @@ class Source(_message.Message):
     name: str
     records: int
     def __init__(self, name: _Optional[str] = ..., records: _Optional[int] = ...) -> None: ...
+
+class PsFigures(_message.Message):
+    __slots__ = ("entered", "updates", "refused", "staleness", "stalest", "forming", "tables")
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    STALEST_FIELD_NUMBER: _ClassVar[int]
+    FORMING_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    entered: int
+    updates: int
+    refused: int
+    staleness: int
+    stalest: int
+    forming: Forming
+    tables: _containers.RepeatedCompositeFieldContainer[TableUse]
+    def __init__(self, entered: _Optional[int] = ..., updates: _Optional[int] = ..., refused: _Optional[int] = ..., staleness: _Optional[int] = ..., stalest: _Optional[int] = ..., forming: _Optional[_Union[Forming, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableUse, _Mapping]]] = ...) -> None: ...
+
+class Forming(_message.Message):
+    __slots__ = ("wanted", "arrived", "awaited", "seconds")
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    wanted: int
+    arrived: _containers.RepeatedScalarFieldContainer[int]
+    awaited: _containers.RepeatedScalarFieldContainer[int]
+    seconds: float
+    def __init__(self, wanted: _Optional[int] = ..., arrived: _Optional[_Iterable[int]] = ..., awaited: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class TableUse(_message.Message):
+    __slots__ = ("name", "rows", "bytes", "dropped", "bound")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    BOUND_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    bytes: int
+    dropped: int
+    bound: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ..., bound: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("incarnation", "placement")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from edl.spec import figures
 from edl.spec.status import Summary
 
 _WIDTH = 10
+_TABLES = 4
 
 
 def heading(phase: str, summary: Summary) -> str:
@@ -23,6 +25,8 @@ def rows(summary: Summary, *, output: str | None = None) -> list[tuple[str, str]
         found.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
     if summary.workers_lost:
         found.append(("workers", f"{summary.workers_lost} lost"))
+    if summary.parameters:
+        found += figures.rows(summary.parameters) + figures.table_rows(summary.parameters, _TABLES)
     if summary.metrics:
         found.append(("metrics", measures(summary.metrics)))
     places = (("export", summary.export), ("output", output), ("logs", summary.logs))

@@ -14,8 +14,9 @@ from edl.spec.collection import ListOf, Nullable
 from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.node import Json
 from edl.spec.problem import Problem, SpecError
+from edl.spec.report import Report
 from edl.spec.section import Option, Section
-from edl.spec.status import ROLES, Index, Metrics, Phase, Pid, Reason, Report, Step, Summary
+from edl.spec.status import ROLES, Index, Metrics, Phase, Pid, Reason, Step, Summary
 
 _COUNT = Whole(0)
 _NAME = Text(meaning="a name")

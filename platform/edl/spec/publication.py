@@ -16,8 +16,9 @@ from edl.spec import event
 from edl.spec.event import Event
 from edl.spec.kind import Number, Text, Whole
 from edl.spec.problem import Problem, SpecError
+from edl.spec.report import Report
 from edl.spec.section import Option
-from edl.spec.status import Report, Status, Summary
+from edl.spec.status import Status, Summary
 
 STATUS, EVENTS, TIMELINE = "status.json", "events.jsonl", "timeline.json"
 SUMMARY, FAILURE = "summary.json", "failure.json"

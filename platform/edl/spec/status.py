@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Self
+from typing import Annotated
 
 from edl.spec.collection import ListOf, Named, Nullable
 from edl.spec.kind import Choice, Flag, Measure, Number, Text, Whole
-from edl.spec.node import Json, Place, tree
-from edl.spec.problem import Problem, SpecError
+from edl.spec.parameters import ParametersStatus
+from edl.spec.report import Report
 from edl.spec.section import Option, Section
 
 ENDED = ("Done", "Failed", "Interrupted")
@@ -34,30 +34,10 @@ Reason = Annotated[str, Option(_FREE, "Why, for people.")]
 Step = Annotated[int, Option(_COUNT, "Updates of the parameters since the job began.", "steps")]
 Phase = Annotated[str, Option(Choice(PHASES), "What the job is doing, or how it ended.")]
 Metrics = Annotated[Mapping[str, float | None], Option(_MEASURES, "Values of the newest evaluation by metric.")]
-
-
-class Report:
-    """A value that travels as a JSON object."""
-
-    __slots__ = ()
-
-    @classmethod
-    def section(cls) -> Section:
-        """What the JSON object looks like."""
-        return Section(cls)
-
-    def to_json(self) -> dict[str, Json]:
-        """All fields; from_json gives an equal value back."""
-        return self.section().write(self)
-
-    @classmethod
-    def from_json(cls, value: object, where: str = "status") -> Self:
-        """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
-        problems: list[Problem] = []
-        report: Self = cls.section().read(tree(value, where), Place("", problems))
-        if problems:
-            raise SpecError(problems)
-        return report
+Parameters = Annotated[
+    ParametersStatus | None,
+    Option(Nullable(Section(ParametersStatus)), "What the parameter servers did; null where there are none to train."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +85,7 @@ class Status(Report):
         Mapping[str, str],
         Option(Named(_FREE), "What the cluster would not start, such as worker-7, and what it said."),
     ] = field(default_factory=dict)
+    parameters: Parameters = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +115,4 @@ class Summary(Report):
     metrics: Metrics = field(default_factory=dict)
     export: Annotated[str | None, Option(Nullable(_NAME), "Directory of the exported model.")] = None
     logs: Annotated[str | None, Option(Nullable(_NAME), "Directory of the roles' logs.")] = None
+    parameters: Parameters = None

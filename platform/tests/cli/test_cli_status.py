@@ -15,6 +15,8 @@ from small_cluster import NOW
 
 from edl.cli.cluster.plot import averages, plot
 from edl.cli.cluster.status_view import view
+from edl.spec.job import Strategy
+from edl.spec.parameters import ParametersStatus, RoundStatus, TableStatus
 from edl.spec.publication import Moment, Publication
 from edl.spec.status import RoleStatus, Summary
 
@@ -112,6 +114,48 @@ def test_an_unknown_job(desk: Desk) -> None:
 )
 def test_what_is_worth_a_word(changes: dict[str, object], line: str) -> None:
     assert any(each.startswith(line) for each in view(seen(with_status(**changes)), NOW, 80))
+
+
+EXCHANGE = """\
+run 0a1b
+mode sync, 2 gradients an update, tolerance 1; 0.4 updates stale on average, 1 at most
+pushes 1,128 in 580 updates, 3 (0.3 %) refused as too old and computed again
+an update with 1 of 2 gradients has been waiting for worker-2 for 12 s
+2 workers of 4 wanted, at least 1
+"""
+TABLES = """\
+worker-4   pending    -      on 2 of 2 nodes too little cpu is free
+
+TABLE                    ROWS    MEMORY   EVICTED   OF ps.max_rows
+users/embeddings      980,000    64 MiB    12,345             98 %
+tags/embeddings    12,000,000   1.5 GiB         0                -
+and 7 more
+
+07:58:30  worker 0 started
+"""
+
+
+def test_pushes_an_update_that_waits_and_tables(desk: Desk) -> None:
+    told = ParametersStatus(
+        Strategy(mode="sync", grads_to_wait=2, version_tolerance=1),
+        pushes=1128,
+        updates=580,
+        refused=3,
+        staleness=0.44,
+        stalest=1,
+        round=RoundStatus(1, 2, (2,), 1, 12.0),
+        tables=(
+            TableStatus("users/embeddings", 980_000, 64 << 20, 12_345, 1_000_000, 0.98),
+            TableStatus("tags/embeddings", 12_000_000, 3 << 29),
+        ),
+        tables_total=9,
+    )
+    put_job(desk.cluster, told=with_status(parameters=told))
+    assert desk.edl("status", "mnist") == 0
+    assert EXCHANGE in desk.out
+    assert TABLES in desk.out
+    assert desk.edl("status", "mnist", "--json") == 0
+    assert json.loads(desk.out)["status"]["parameters"] == told.to_json()
 
 
 @given(st.integers(0, 100), st.integers(60, 200))

@@ -17,6 +17,7 @@ TEXT_OF: Mapping[str, int] = {"Complaint": 1, "Wait": 1, "_rule": 1, "Finding": 
 """Calls that make a reason, and which of their arguments is its text."""
 SOURCES = (
     "kube/inspection/diagnosis.py",
+    "kube/inspection/exchange.py",
     "kube/inspection/slowness.py",
     "kube/inspection/waiting.py",
     "kube/submission/findings.py",

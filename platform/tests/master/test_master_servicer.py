@@ -58,7 +58,13 @@ class Stage:
         self.shell = self.parts.shell
         self.shell.begin(INCARNATION)
         self.servers = Registered()
-        self.service = Servicer(self.shell, self.servers, INCARNATION)  # type: ignore[arg-type]
+        self.told: list[tuple[str, int, pb.PsFigures]] = []
+        self.service = Servicer(
+            self.shell,
+            self.servers,  # type: ignore[arg-type]
+            INCARNATION,
+            lambda *told: self.told.append(told),
+        )
 
     def train(self) -> Stage:
         self.register_ps("ps-0")
@@ -82,6 +88,18 @@ class Stage:
     def report(self, lease: int, result: bytes = b"", **last: Any) -> pb.ReportReply:
         steps = pb.LeaseProgress(lease=lease, **last) if last else None
         return self.service.Report(pb.ReportRequest(member=WORKER, lease=lease, last=steps, result=result), CONTEXT)
+
+
+def test_what_a_parameter_server_says_of_itself_is_passed_on_with_its_name() -> None:
+    stage = Stage().train()
+    assert stage.told == [], "one of before says nothing"
+    figures = pb.PsFigures(entered=7)
+    member = pb.Member(role="ps", index=0, uid="ps-0")
+    request = pb.RegisterRequest(member=member, figures=figures, control_address="unix:/a", bulk_address="unix:/b")
+    stage.service.Register(request, CONTEXT)
+    assert stage.told == [("ps-0", 0, figures)]
+    stage.service.Register(pb.RegisterRequest(member=WORKER, figures=figures), CONTEXT)
+    assert len(stage.told) == 1, "workers have none"
 
 
 # ---------------------------------------------------------------------------------------------- work

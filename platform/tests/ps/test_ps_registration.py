@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 
@@ -22,10 +23,12 @@ class Master:
         self._stopping = stopping
         self._answers = list(answers)
         self.calls = 0
+        self.figures: list[int] = []
 
-    def call(self, *_: object, **__: object) -> pb.RegisterReply:
+    def call(self, method: object, message: pb.RegisterRequest, **_: object) -> pb.RegisterReply:
         self.calls += 1
-        answer = self._answers.pop(0)
+        self.figures.append(message.figures.entered)
+        answer = self._answers.pop(0) if self._answers else None
         if not self._answers:
             self._stopping.set()
         if answer is not None:
@@ -46,7 +49,15 @@ def away() -> RetryableError:
 
 def keep(master: Master, stopping: threading.Event, seconds: int = 1000) -> None:
     ticks = iter(range(10_000))
-    keep_registered(master, pb.RegisterRequest(), stopping, lost_timeout=seconds, clock=lambda: next(ticks))  # type: ignore[arg-type]
+    told = itertools.count(1)
+    keep_registered(
+        master,  # type: ignore[arg-type]
+        pb.RegisterRequest(),
+        stopping,
+        lost_timeout=seconds,
+        figures=lambda: pb.PsFigures(entered=next(told)),
+        clock=lambda: next(ticks),
+    )
 
 
 def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
@@ -54,7 +65,7 @@ def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
     stopping = NoWait()
     master = Master(stopping, away(), RetryableError("nobody listens, in other words"), None, None, away(), None)
     keep(master, stopping)
-    assert master.calls == 6
+    assert master.calls == 7
     said = [record.getMessage().split(":")[0] for record in caplog.records]
     assert said == ["waits for the master", "registered with unix", "waits for the master", "registered with unix"]
 
@@ -63,9 +74,23 @@ def test_a_refusal_that_may_pass_is_tried_again_and_a_wrong_token_is_not():
     stopping = NoWait()
     master = Master(stopping, Refused("who are you", kind="bad"), None)
     keep(master, stopping)
-    assert master.calls == 2
+    assert master.calls == 3
     with pytest.raises(Refused):
         keep(Master(NoWait(), Refused("wrong token", kind="token"), None), NoWait())
+
+
+def test_its_figures_are_those_of_now_and_are_told_once_more_at_its_end():
+    stopping = NoWait()
+    master = Master(stopping, away(), None, None)
+    keep(master, stopping)
+    assert master.figures == [1, 2, 3, 4]
+
+
+def test_who_never_met_a_master_has_nothing_to_tell_at_its_end():
+    stopping = NoWait()
+    master = Master(stopping, away())
+    keep(master, stopping)
+    assert master.calls == 1
 
 
 def test_it_leaves_when_the_master_is_lost():

@@ -19,9 +19,10 @@ from edl.spec.load import changes, dump, load
 from edl.spec.node import Place, tree
 from edl.spec.problem import Problem
 from edl.spec.quantity import Quantity
+from edl.spec.report import Report
 from edl.spec.schema import job_schema
 from edl.spec.section import Option, Section, defaults, options
-from edl.spec.status import Report, RoleStatus, Status, Summary
+from edl.spec.status import RoleStatus, Status, Summary
 
 # specs are large, and this machine may be busy
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])

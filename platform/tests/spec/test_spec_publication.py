@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.spec.event import Event, RecordsReturned, RunStarted, Warned
+from edl.spec.job import Strategy
+from edl.spec.parameters import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, TableStatus
 from edl.spec.problem import SpecError
 from edl.spec.publication import EVENTS_BYTES, EVENTS_KEPT, MOMENTS_KEPT, Failure, Moment, Publication, extended
 from edl.spec.status import RoleStatus, Status, Summary
@@ -60,8 +62,13 @@ def test_the_newest_events_are_kept() -> None:
 def test_no_page_outgrows_a_configmap() -> None:
     worker = RoleStatus(1, None, "waiting", "5f2b7f5c-9c2e-4ab0-a1a5-93f5bbb38a10")
     status = Status(job="j", run="r", run_dir="/r", phase="Failed", updated=1.0, reason="ü" * 10**6)
+    table = TableStatus("ü" * NAME_LENGTH, 10**12, 10**15, 10**12, 10**12, 1.0)
+    parameters = ParametersStatus(Strategy(), tables=(table,) * TABLES_SHOWN, tables_total=10**6)
+    many = {"workers": (worker,) * 20_000, "parameters": parameters}
     huge = Publication(
-        Status(**{**_fields(status), "workers": (worker,) * 20_000}), failure=Failure("crash", "r" * 10**6, "d" * 10**6)
+        Status(**{**_fields(status), **many}),  # type: ignore[arg-type]
+        summary=Summary(1, 1, parameters=parameters),
+        failure=Failure("crash", "r" * 10**6, "d" * 10**6),
     )
     pages = huge.to_pages()
     assert sum(len(page.encode()) for page in pages.values()) < 900_000

@@ -10,12 +10,15 @@ from edl.cli.faces.wording import clock, measurements, sentence, workers
 from edl.kube.inspection.complaint import listed_briefly
 from edl.kube.inspection.jobs import JobSeen
 from edl.kube.inspection.waiting import unscheduled
+from edl.spec import figures
 from edl.spec.closing import block, heading, rows
+from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.status import RoleStatus, Status
 
 RECENT_EVENTS = 5
 _ROLES_SHOWN = 24
 _STALE_SECONDS = 30.0
+_WAITING_SECONDS = 1.0
 
 
 def view(job: JobSeen, now: float, width: int) -> list[str]:
@@ -37,12 +40,15 @@ def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
         yield "The master has not said anything yet."
         return
     yield from _progress(status, width)
+    if status.parameters is not None and not job.ended:
+        yield from _exchange(status.parameters)
     yield from _wishes(job)
     drawn = plot(job.told.timeline, status.workers_wanted, width, None if job.ended else now)
     if drawn:
         yield from ("", "workers", *drawn)
     if not job.ended:
         yield from _roles(status)
+        yield from _tables(status.parameters)
     yield from _events(job)
     if job.told.summary is not None and job.ended:
         yield ""
@@ -72,6 +78,31 @@ def _wishes(job: JobSeen) -> Iterator[str]:
         yield "It was asked to stop."
     if not job.ended:
         yield f"{workers(job.running)} of {status.workers_wanted} wanted, at least {status.workers_min}"
+
+
+def _exchange(told: ParametersStatus) -> Iterator[str]:
+    """How pushes become updates, and an update that waits for more of them."""
+    yield from (f"{name} {text}" for name, text in figures.rows(told))
+    waits = told.round
+    if waits is not None and waits.seconds >= _WAITING_SECONDS:
+        who = listed_briefly([f"worker-{index}" for index in waits.awaited])
+        come = f"{waits.arrived} of {waits.wanted} gradients"
+        yield f"an update with {come} has been waiting for {who} for {waits.seconds:.0f} s"
+
+
+def _tables(told: ParametersStatus | None) -> Iterator[str]:
+    if told is None or not told.tables:
+        return
+    yield ""
+    head = ["TABLE", "ROWS", "MEMORY", "EVICTED", "OF ps.max_rows"]
+    yield from aligned([head, *map(_table, told.tables)], right=(1, 2, 3, 4))
+    if told.tables_total > len(told.tables):
+        yield f"and {told.tables_total - len(told.tables)} more"
+
+
+def _table(table: TableStatus) -> list[str]:
+    share = "-" if table.full is None else figures.percent(table.full)
+    return [table.name, f"{table.rows:,}", figures.size(table.bytes), f"{table.evicted:,}", share]
 
 
 def _roles(status: Status) -> Iterator[str]:

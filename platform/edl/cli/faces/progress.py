@@ -100,4 +100,5 @@ class Progress:
             workers_lost=self.workers_lost,
             metrics=status.metrics,
             logs=logs,
+            parameters=status.parameters,
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edl.core.cluster import Role
 from edl.kube import names
 from edl.kube.inspection.complaint import Complaint, listed_briefly
+from edl.kube.inspection.exchange import exchanged
 from edl.kube.inspection.happenings import Happening
 from edl.kube.inspection.jobs import JobSeen, conditions, label_of, role_of
 from edl.kube.inspection.slowness import slowed
@@ -46,15 +47,21 @@ class Evidence:
 def diagnose(evidence: Evidence) -> list[Complaint]:
     """What is the matter, the most important first; empty when nothing is."""
     if evidence.job.ended:
-        return [*_ended(evidence), *slowed(evidence.job, evidence.called)]
+        return [*_ended(evidence), *_costs(evidence)]
     found = [
         *_master(evidence),
         *_pending(evidence),
         *_refused(evidence.job),
         *_starved(evidence),
-        *slowed(evidence.job, evidence.called),
+        *_costs(evidence),
     ]
     return [each for index, each in enumerate(found) if each not in found[:index]]
+
+
+def _costs(evidence: Evidence) -> Iterator[Complaint]:
+    """What holds it up, and what has cost it time."""
+    yield from exchanged(evidence.job, evidence.called)
+    yield from slowed(evidence.job, evidence.called)
 
 
 def _ended(evidence: Evidence) -> Iterator[Complaint]:

@@ -1,0 +1,48 @@
+"""What became of pushes, in numbers; counted under the server's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PushCounts:
+    """Pushes that brought a gradient, since this process began; what was rolled back since counts, too.
+
+    Attributes:
+        entered: those that are in an update.
+        updates: that they became.
+        refused: those that were refused as too old; their minibatches were computed again.
+        staleness: of those that entered, summed: updates between the values of the gradient and the one it is in.
+        stalest: the largest of these.
+    """
+
+    entered: int = 0
+    updates: int = 0
+    refused: int = 0
+    staleness: int = 0
+    stalest: int = 0
+
+
+class PushTally:
+    """Counts."""
+
+    def __init__(self) -> None:
+        self._entered = self._updates = self._refused = self._staleness = self._stalest = 0
+
+    def update(self, staleness: Sequence[int]) -> None:
+        """An update was made of gradients that miss so many others each; of none, it is not worth counting."""
+        self._entered += len(staleness)
+        self._updates += bool(staleness)
+        self._staleness += sum(staleness)
+        self._stalest = max(self._stalest, *staleness, 0)
+
+    def refuse(self) -> None:
+        """A push was too old."""
+        self._refused += 1
+
+    @property
+    def counts(self) -> PushCounts:
+        """So far."""
+        return PushCounts(self._entered, self._updates, self._refused, self._staleness, self._stalest)

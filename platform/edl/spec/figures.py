@@ -1,0 +1,84 @@
+"""What parameter servers did, in words: for the status of a job and for its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edl.spec.job import Strategy
+from edl.spec.parameters import ParametersStatus, TableStatus
+
+_UNIT = 1024.0
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def rows(told: ParametersStatus) -> list[tuple[str, str]]:
+    """How pushes became updates and what became of them, as names and values."""
+    found = [("mode", f"{mode(told.strategy)}{_staleness(told)}")]
+    if told.strategy.mode == "sync" and told.pushes + told.refused:
+        found.append(("pushes", _pushes(told)))
+    return found
+
+
+def table_rows(told: ParametersStatus, most: int) -> list[tuple[str, str]]:
+    """The tables, the first of them under a name."""
+    texts = [f"{table.name}: {_table(table)}" for table in told.tables[:most]]
+    if (more := told.tables_total - len(texts)) > 0 and texts:
+        texts.append(f"and {more} more")
+    return [("" if index else "tables", text) for index, text in enumerate(texts)]
+
+
+def mode(strategy: Strategy) -> str:
+    """``sync, 2 gradients an update, tolerance 0``."""
+    return ", ".join([strategy.mode, *_of_mode(strategy)])
+
+
+def percent(share: float) -> str:
+    """A share of 0 to 1; below one percent it has a decimal, and no share that is less is said to be the whole."""
+    hundredths = min(100 * share, 99.0) if share < 1 else 100 * share
+    return f"{hundredths:.1f} %" if 0 < hundredths < 1 else f"{hundredths:.0f} %"
+
+
+def size(count: int) -> str:
+    """Bytes as people say them: ``312 KiB``, ``6.4 GiB``."""
+    number, units = float(count), iter(_UNITS)
+    unit = next(units)
+    while number >= _UNIT and (larger := next(units, None)):
+        number, unit = number / _UNIT, larger
+    return f"{number:.1f} {unit}" if unit != "bytes" and number < 10 else f"{number:,.0f} {unit}"
+
+
+def _of_mode(strategy: Strategy) -> Iterator[str]:
+    if strategy.mode == "sync":
+        wanted = strategy.grads_to_wait
+        yield f"{wanted} gradient{'s' if wanted > 1 else ''} an update"
+        yield f"tolerance {strategy.version_tolerance}"
+    if strategy.staleness_aware:
+        yield "staleness-aware"
+    if strategy.overlap:
+        yield "overlapped"
+    if strategy.get_model_steps > 1:
+        yield f"{strategy.get_model_steps} steps between pulls"
+
+
+def _staleness(told: ParametersStatus) -> str:
+    if told.staleness is None:
+        return ""
+    if not told.stalest:
+        return "; no gradient was stale"
+    return f"; {told.staleness:.1f} updates stale on average, {told.stalest:,} at most"
+
+
+def _pushes(told: ParametersStatus) -> str:
+    made = f"{told.pushes:,} in {told.updates:,} updates"
+    if not told.refused:
+        return f"{made}, none refused"
+    return f"{made}, {told.refused:,} ({percent(told.refused_share)}) refused as too old and computed again"
+
+
+def _table(table: TableStatus) -> str:
+    parts = [f"{table.rows:,} rows", size(table.bytes)]
+    if table.full is not None:
+        parts.append(f"{percent(table.full)} of ps.max_rows")
+    if table.evicted:
+        parts.append(f"{table.evicted:,} evicted")
+    return ", ".join(parts)

@@ -1,0 +1,93 @@
+"""A whole job into ``ps.max_rows``: what its user is told, what the job leaves behind, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from jobs.places import Place, write_examples, write_module
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
+
+USERS, BOUND, MINIBATCH = 160, 100, 8
+HELD = BOUND // MINIBATCH * MINIBATCH
+"""Each minibatch has as many new users as records: so many are stored when one does not fit."""
+
+MODULE = """
+import keras
+import tensorflow as tf
+
+FEATURES = {"user": tf.io.FixedLenFeature([], tf.int64), "y": tf.io.FixedLenFeature([1], tf.float32)}
+
+
+def custom_model():
+    user = keras.Input([], dtype="int64")
+    return keras.Model(user, keras.layers.Dense(1)(keras.layers.Embedding(50_000, 4, name="users")(user)))
+
+
+def loss(labels, predictions):
+    return tf.reduce_mean(tf.square(labels - predictions))
+
+
+def optimizer():
+    return keras.optimizers.Adagrad(0.01)
+
+
+def eval_metrics_fn():
+    return {"error": keras.metrics.MeanAbsoluteError()}
+
+
+def feed(dataset, mode, metadata):
+    def parsed(record):
+        found = tf.io.parse_single_example(record, FEATURES)
+        return found["user"], found["y"]
+
+    return dataset.map(parsed)
+"""
+
+
+def place_in(folder: Path) -> Place:
+    write_examples(folder / "train.recordio", ({"user": [7 * n], "y": [n / USERS]} for n in range(USERS)))
+    return Place.make(
+        folder,
+        "users",
+        "users.custom_model",
+        zoo=write_module(folder, "users", MODULE),
+        data={"training": str(folder / "train.recordio")},
+        train={"minibatch_size": MINIBATCH, "minibatches_per_task": 4},
+        ps={"count": 1, "embedding_threshold": "64Ki", "max_rows": BOUND},
+    )
+
+
+def test_a_full_table_ends_the_job_with_what_to_do_and_it_goes_on_with_a_higher_bound(tmp_path: Path) -> None:
+    place = place_in(tmp_path)
+    with place.run() as run:
+        assert run.wait(150) == 1
+    assert run.errors.strip() == (
+        f"ps-0: table 'users/embeddings' holds {HELD} rows on this parameter server, {MINIBATCH} more do not fit: it "
+        f"may hold {BOUND} there. Raise ps.max_rows or ps.count, or set ps.evict_after_steps, so that rows which are "
+        "not used any more make room; then go on with `edl run --resume`."
+    )
+    assert sum(line["role"] == "worker" for line in run.events("role_ended")) == 1, "it is not tried again and again"
+    summary = run.lines[-1]
+    assert (summary["phase"], summary["exit_code"]) == ("Failed", 1)
+    assert summary["reason"] == run.errors.strip()
+    told = summary["parameters"]
+    assert told["pushes"] == told["updates"] == HELD // MINIBATCH
+    (table,) = told["tables"]
+    assert table.pop("bytes") > HELD * (8 + 2 * 4 * 4)
+    expected = {"name": "users/embeddings", "rows": HELD, "evicted": 0, "max_rows": BOUND, "full": HELD / BOUND}
+    assert table == expected
+    status = json.loads((run.run_dir / "status.json").read_text())
+    assert status["parameters"] == summary["parameters"] | {"tables": [expected | {"bytes": _bytes(status)}]}
+
+    with place.run("--resume", "--set", f"ps.max_rows={USERS}") as run:
+        summary = run.summary(150)
+    assert summary["records_done"] == USERS
+    (table,) = summary["parameters"]["tables"]
+    assert (table["rows"], table["max_rows"], table["full"]) == (USERS, USERS, 1.0)
+
+
+def _bytes(status: dict) -> int:
+    return status["parameters"]["tables"][0]["bytes"]

@@ -1,0 +1,119 @@
+"""What ``edl why`` says of updates, refused pushes and full tables, as text: tests/kube/exchange/*.txt."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from published_job import STATUS, conditions, seen
+from small_cluster import NOW
+
+from edl.cli.why import lines
+from edl.kube.inspection.exchange import exchanged
+from edl.spec.event import Event, RoleEnded, RoleStarted
+from edl.spec.job import Strategy
+from edl.spec.parameters import ParametersStatus, RoundStatus, TableStatus
+from edl.spec.publication import Publication
+from edl.spec.status import RoleStatus
+
+SCENARIOS = sorted((Path(__file__).parent / "exchange").glob("*.txt"))
+UPDATE = re.compile(r"update (\d+) of (\d+) came, awaits ([\d ]+) for (\d+) s")
+TABLE = re.compile(r"table (\S+) (\d+)(?: of (\d+), fullest (\S+))?")
+
+
+class Stage:
+    """What a master tells of a job, line by line."""
+
+    def __init__(self) -> None:
+        self.told = ParametersStatus(Strategy())
+        self.workers: tuple[RoleStatus, ...] = ()
+        self.events: tuple[Event, ...] = ()
+        self.tables: dict[str, TableStatus] = {}
+        self.phase = "Training"
+
+    def play(self, line: str) -> Iterator[str]:
+        """What a line says becomes true; yields what is said of it."""
+        numbers = [int(number) for number in re.findall(r"\d+", line)]
+        match line.split():
+            case ["async"]:
+                self.told = replace(self.told, strategy=Strategy())
+            case ["sync", *_]:
+                strategy = Strategy(mode="sync", grads_to_wait=numbers[0], version_tolerance=numbers[1])
+                self.told = replace(self.told, strategy=strategy)
+            case ["workers", *words]:
+                pairs = " ".join(words).split(", ")
+                self.workers = tuple(RoleStatus(int(index), None, state) for index, state in map(str.split, pairs))
+            case ["worker", _, "ends"]:
+                self.workers = tuple(worker for worker in self.workers if worker.index != numbers[0])
+                self.events += (RoleEnded(NOW, "worker", numbers[0], None, "Completed", 0),)
+            case ["worker", _, "starts"]:
+                self.workers += (RoleStatus(numbers[0], None, "training"),)
+                self.events += (RoleStarted(NOW, "worker", numbers[0], None),)
+            case ["update", *_]:
+                self.told = replace(self.told, round=_round(line))
+            case ["pushes", *_]:
+                self.told = replace(self.told, pushes=numbers[0], refused=numbers[1])
+            case ["table", *_]:
+                table = _table(line)
+                self.tables[table.name] = table
+            case ["job", phase]:
+                self.phase = phase
+            case [">", "why"]:
+                yield from self.why()
+            case _:
+                raise ValueError(line)
+
+    def why(self) -> Iterator[str]:
+        parameters = replace(self.told, tables=tuple(self.tables.values()), tables_total=len(self.tables))
+        status = replace(STATUS, phase=self.phase, workers=self.workers, parameters=parameters)
+        job = seen(Publication(status, self.events), status=conditions(Complete="") if self.phase == "Done" else None)
+        yield from lines(job, list(exchanged(job, "mnist")))
+
+
+def _round(line: str) -> RoundStatus | None:
+    found = UPDATE.fullmatch(line)
+    if found is None:
+        assert line == "update none"
+        return None
+    awaited = tuple(map(int, found[3].split()))
+    return RoundStatus(int(found[1]), int(found[2]), awaited, len(awaited), float(found[4]))
+
+
+def _table(line: str) -> TableStatus:
+    found = TABLE.fullmatch(line)
+    assert found is not None
+    bound = {"max_rows": int(found[3]), "full": float(found[4])} if found[3] else {}
+    return TableStatus(found[1], int(found[2]), 64 << 10, **bound)  # type: ignore[arg-type]
+
+
+def said(text: str) -> Iterator[str]:
+    """The scenario, with what is said now."""
+    stage = Stage()
+    for line in text.splitlines():
+        if line.startswith(" "):
+            continue
+        yield line
+        if line and not line.startswith("#"):
+            yield from (f"  {each}" for each in stage.play(line))
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_scenario(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert "\n".join(said(text)) + "\n" == text
+
+
+def test_of_many_workers_a_few_are_named() -> None:
+    told = ParametersStatus(Strategy(mode="sync", grads_to_wait=30), round=RoundStatus(1, 30, (1, 2, 3), 29, 60.0))
+    job = seen(Publication(replace(STATUS, parameters=told, workers=())))
+    (found,) = exchanged(job, "mnist")
+    assert "awaited: worker-1, worker-2, worker-3 and 26 more" in found.text
+    assert "29 gradients" in found.text
+
+
+def test_a_job_that_tells_nothing_of_parameters_has_no_complaints() -> None:
+    assert list(exchanged(seen(Publication(STATUS)), "mnist")) == []
+    assert list(exchanged(seen(Publication()), "mnist")) == []

@@ -1,0 +1,106 @@
+"""What parameter servers tell, put together: who counts what, what stays when one is replaced, how large it may be."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.master.figures import Figures
+from edl.rpc import edl_pb2 as pb
+from edl.spec.job import Strategy
+from edl.spec.parameters import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
+
+SYNC = Strategy(mode="sync", grads_to_wait=2)
+
+
+def use(name: str, rows: int, bound: int = 0, dropped: int = 0) -> pb.TableUse:
+    return pb.TableUse(name=name, rows=rows, bytes=100 * rows, dropped=dropped, bound=bound)
+
+
+def figures(clock: float = 0.0, max_rows: int | None = None) -> Figures:
+    return Figures(SYNC, max_rows, clock=lambda: clock)
+
+
+def test_before_anybody_speaks_the_mode_is_known() -> None:
+    assert figures().together() == ParametersStatus(SYNC)
+
+
+def test_a_push_goes_to_all_parameter_servers_and_counts_once() -> None:
+    told = figures()
+    told.heard("a", 0, pb.PsFigures(entered=100, updates=50, refused=7, staleness=60, stalest=3))
+    told.heard("b", 1, pb.PsFigures(entered=98, updates=49, staleness=138, stalest=5))
+    found = told.together()
+    assert (found.pushes, found.updates, found.refused, found.stalest) == (100, 50, 7, 5)
+    assert found.staleness == 1.0
+    assert round(found.refused_share, 3) == 0.065
+
+
+def test_what_a_lost_process_had_counted_stays_and_its_tables_go() -> None:
+    told = figures()
+    told.heard("a", 0, pb.PsFigures(entered=10, updates=5, refused=2, tables=[use("t", 4)]))
+    told.heard("a", 0, pb.PsFigures(entered=20, updates=10, refused=3, tables=[use("t", 8)]))
+    told.heard("a2", 0, pb.PsFigures(entered=1, updates=1, tables=[use("t", 1)]))
+    told.heard("a3", 0, pb.PsFigures(entered=4, updates=2, tables=[use("t", 3)]))
+    found = told.together()
+    assert (found.pushes, found.updates, found.refused) == (25, 13, 3)
+    assert [table.rows for table in found.tables] == [3]
+
+
+def test_a_table_is_as_full_as_on_its_fullest_server() -> None:
+    told = figures(max_rows=20)
+    told.heard("a", 0, pb.PsFigures(tables=[use("users", 9, 10, dropped=1), use("tags", 2, 10)]))
+    told.heard("b", 1, pb.PsFigures(tables=[use("users", 5, 10, dropped=3), use("tags", 3, 10)]))
+    assert told.together().tables == (
+        TableStatus("users", rows=14, bytes=1400, evicted=4, max_rows=20, full=0.9),
+        TableStatus("tags", rows=5, bytes=500, evicted=0, max_rows=20, full=0.3),
+    )
+
+
+def test_an_update_that_waits_is_told_by_the_first_server_as_long_as_it_speaks() -> None:
+    clock = count(start=0, step=4)
+    told = Figures(SYNC, None, clock=lambda: next(clock))
+    forming = pb.Forming(wanted=9, arrived=[3, 1], awaited=list(range(20)), seconds=2.5)
+    told.heard("b", 1, pb.PsFigures(forming=forming))
+    assert told.together().round is None
+    told.heard("a", 0, pb.PsFigures(forming=forming))
+    first = RoundStatus(arrived=2, wanted=9, awaited=tuple(range(AWAITED_SHOWN)), awaited_total=20, seconds=2.5)
+    assert [told.together().round for _ in range(2)] == [first, None]
+
+
+messages = st.builds(
+    pb.PsFigures,
+    **{name: st.integers(-5, 2**40) for name in ("entered", "updates", "refused", "staleness", "stalest")},
+    forming=st.none()
+    | st.builds(
+        pb.Forming,
+        wanted=st.integers(-5, 5),
+        arrived=st.lists(st.integers(0, 9), max_size=5),
+        awaited=st.lists(st.integers(-5, 2000), max_size=40),
+        seconds=st.floats(-1, 1e6),
+    ),
+    tables=st.lists(
+        st.builds(
+            pb.TableUse,
+            name=st.text(max_size=2 * NAME_LENGTH),
+            rows=st.integers(-5, 2**40),
+            bytes=st.integers(-5, 2**50),
+            dropped=st.integers(-5, 2**40),
+            bound=st.integers(-5, 2**40),
+        ),
+        max_size=2 * TABLES_SHOWN,
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), messages), max_size=5))
+def test_whatever_they_tell_can_be_read_back_and_is_small(history: list[tuple[str, int, pb.PsFigures]]) -> None:
+    told = figures(max_rows=7)
+    for uid, index, message in history:
+        told.heard(uid, index, message)
+    found = told.together()
+    assert ParametersStatus.from_json(found.to_json()) == found
+    assert len(json.dumps(found.to_json())) < 32 << 10
+    assert found.tables_total >= len(found.tables)

@@ -1,0 +1,215 @@
+"""What a parameter server tells of itself: pushes, staleness, the update that waits, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.ps.conversation import Attachment, Origin, Stamp
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.figures import TABLES_TOLD, Figures, Scales
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.pushes import PushCounts, PushTally
+from edl.ps.retention import Retention, TableFullError
+from edl.ps.rounds import Forming, Rounds, Seat, Share
+from edl.ps.shard_writer import ShardWriter
+from edl.ps.store import Gradients, RowGradients
+from edl.ps.stores import NUMPY, Stores
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.refusal import Refused
+from edl.spec.job import Strategy
+from edl.spec.optimizer import OptimizerSpec
+
+LEASE = 1 << 32
+
+
+class Clock:
+    """Monotonic seconds, as told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Stage:
+    """A server with tables ``a`` and ``b`` that two workers push to."""
+
+    server: ParameterServer
+    steps: int = 0
+
+    @classmethod
+    def make(
+        cls, strategy: Strategy, retention: Retention | None = None, tables: tuple[str, ...] = ("a", "b")
+    ) -> Stage:
+        stores = Stores(NUMPY, retention=retention or Retention())
+        server = ParameterServer(0, ShardWriter(0), stores=stores, strategy=strategy, patience=0.01)
+        server.attach(Attachment(1, 0))
+        rows = tuple(RowTable(name, 1000, 2, {"name": "zeros"}, seed=1) for name in tables)
+        declared = Declaration((DenseVariable("w", (2,)),), rows, OptimizerSpec("sgd"), "model")
+        server.declare(declared, np.zeros(2, np.float32))
+        return cls(server)
+
+    def push(self, version: int, worker: int = 0, *, empty: bool = False, **ids: list[int]) -> None:
+        """A step of its own lease, computed at these values; nothing follows it."""
+        self.steps += 1
+        rows = {
+            name: RowGradients(np.array(each, np.int64), np.ones((len(each), 2), np.float32))
+            for name, each in ids.items()
+        }
+        gradients = None if empty else Gradients(np.ones(2, np.float32), rows, 0.5, 1.0)
+        stamp = Stamp(LEASE + self.steps, 0, 0)
+        self.server.push(stamp, self.server.declaration(), gradients, origin=Origin(worker, worker, version))
+
+    @property
+    def counts(self) -> PushCounts:
+        return self.server.account().counts
+
+
+ASYNC, SYNC = Strategy(), Strategy(mode="sync")
+
+
+@given(st.lists(st.lists(st.integers(0, 100), max_size=4)), st.integers(0, 5))
+def test_counts_are_those_of_all_updates(updates: list[list[int]], refused: int) -> None:
+    tally = PushTally()
+    for staleness in updates:
+        tally.update(staleness)
+    for _ in range(refused):
+        tally.refuse()
+    flat = [each for update in updates for each in update]
+    made = sum(map(bool, updates))
+    assert tally.counts == PushCounts(len(flat), made, refused, sum(flat), max(flat, default=0))
+
+
+@pytest.mark.parametrize("staleness_aware", [False, True])
+def test_asynchronous_pushes_are_as_stale_as_they_miss_updates(staleness_aware: bool) -> None:
+    stage = Stage.make(Strategy(staleness_aware=staleness_aware))
+    for version in (0, 0, 1, 9):  # the last is of before the server went back to a checkpoint
+        stage.push(version)
+    stage.push(0, empty=True)
+    assert stage.counts == PushCounts(entered=4, updates=4, refused=0, staleness=0 + 1 + 1 + 0, stalest=1)
+
+
+def test_a_refused_push_is_no_part_of_the_staleness_that_was_trained_with() -> None:
+    stage = Stage.make(Strategy(mode="sync", version_tolerance=1))
+    for version in (0, 0, 0):
+        stage.push(version)
+    assert stage.counts == PushCounts(entered=2, updates=2, refused=1, staleness=1, stalest=1)
+
+
+def test_a_push_that_fails_is_not_counted() -> None:
+    stage = Stage.make(ASYNC, Retention(max_rows=2))
+    with pytest.raises(TableFullError):
+        stage.push(0, a=[1, 2, 3])
+    assert stage.counts == PushCounts()
+
+
+def test_who_waits_for_whom() -> None:
+    rounds = Rounds(3)
+    assert rounds.forming is None
+    for worker in (4, 2):
+        rounds.expect(worker, LEASE + worker)
+    rounds.sit(Seat(4, Share(LEASE + 4, 0), 0))
+    assert rounds.forming == Forming(3, (4,), (2,))
+    rounds.leave(2)
+    assert rounds.forming == Forming(3, (4,), ())
+    assert rounds.close()
+    assert rounds.forming is None
+
+
+class Waiting:
+    """A server of which a round is told."""
+
+    def __init__(self, server: ParameterServer) -> None:
+        self.server = server
+        self.forming: Forming | None = None
+        self.version = 0
+
+    def account(self) -> object:
+        account = self.server.account()
+        return type(account)(self.version, account.counts, self.forming, account.tables)
+
+
+def test_an_update_waits_from_when_it_was_seen_first_until_it_is_made() -> None:
+    clock, waiting = Clock(), Waiting(Stage.make(SYNC).server)
+    figures = Figures(waiting, clock=clock)  # type: ignore[arg-type]
+    assert not figures.now().HasField("forming")
+
+    def seconds() -> float:
+        clock.now += 2.0
+        return figures.now().forming.seconds
+
+    waiting.forming = Forming(2, (0,), (1,))
+    assert [seconds(), seconds()] == [0.0, 2.0]
+    waiting.forming = None  # the push is sent again
+    assert not figures.now().HasField("forming")
+    waiting.forming = Forming(2, (0,), (1,))
+    assert seconds() == 4.0
+    waiting.version = 1
+    assert seconds() == 0.0
+    assert figures.now().forming == pb.Forming(wanted=2, arrived=[0], awaited=[1])
+
+
+def test_tables_say_rows_bytes_what_was_dropped_and_the_bound() -> None:
+    stage = Stage.make(ASYNC, Retention(max_rows=10, evict_after_steps=2))
+    figures = Figures(stage.server).now()
+    assert [(table.name, table.rows) for table in figures.tables] == [("a", 0), ("b", 0)]
+    stage.push(0, a=[1, 2, 3])
+    for version in range(1, 4):
+        stage.push(version, a=[1], b=[7])
+    a, b = Figures(stage.server).now().tables
+    assert (a.rows, a.dropped, a.bound) == (1, 2, 10)
+    assert (b.rows, b.dropped, b.bound) == (1, 0, 10)
+    assert a.bytes > 1000 * 4
+
+
+def test_tables_are_told_by_name_up_to_a_bound() -> None:
+    names = tuple(f"t{number:04}" for number in range(TABLES_TOLD + 50))
+    told = Figures(Stage.make(ASYNC, tables=names[::-1]).server).now().tables
+    assert tuple(table.name for table in told) == names[:TABLES_TOLD]
+
+
+def test_before_anything_is_declared_there_are_no_tables() -> None:
+    server = ParameterServer(0, ShardWriter(0))
+    assert Figures(server).now() == pb.PsFigures()
+    with pytest.raises(Refused):
+        server.declaration()
+
+
+class Heavy:
+    """A table that takes ``seconds`` to weigh."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds, self.weighed = clock, seconds, 0
+
+    @property
+    def occupied(self) -> int:
+        self.weighed += 1
+        self.clock.now += self.seconds
+        return self.weighed
+
+
+def weights(clock: Clock, heavy: Heavy, scales: Scales) -> Callable[[], int]:
+    def weigh() -> int:
+        clock.now += 1.0
+        return scales.weigh("t", heavy)  # type: ignore[arg-type]
+
+    return weigh
+
+
+def test_a_large_table_is_weighed_for_a_thousandth_of_the_time() -> None:
+    clock = Clock()
+    heavy, light = Heavy(clock, 0.05), Heavy(clock, 0.0)
+    scales = Scales(clock)
+    weigh = weights(clock, heavy, scales)
+    assert [weigh() for _ in range(60)].count(1) == 50
+    assert heavy.weighed == 2
+    weigh = weights(clock, light, scales)
+    assert [weigh() for _ in range(3)] == [1, 2, 3], "another table of that name, after going back to a checkpoint"
