@@ -92,9 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the images under test and give them to the cluster.")
     parser.add_argument("--build", action="store_true", help="build only")
     options = parser.parse_args()
+    where = None if options.build else site.detect()  # before minutes are spent
     images = build()
-    if not options.build:
-        images = deliver(images, site.detect())
+    if where is not None:
+        images = deliver(images, where)
         NAMES.parent.mkdir(exist_ok=True)
         NAMES.write_text(json.dumps(asdict(images), indent=1) + "\n")
 

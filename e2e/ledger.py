@@ -51,6 +51,10 @@ class Run:
         assert found, f"no event {kind} {fields} after {after}: {self.of(kind)[-10:]}"
         return found[0]
 
+    def log(self, role: str, index: int) -> str:
+        """What one pod of the job wrote, all its containers one after the other."""
+        return (self.folder / "logs" / f"{role}-{index}.log").read_text()
+
     def incarnations(self) -> list[int]:
         """Numbers of the masters that wrote the journal, in order: each has segments of its own."""
         return sorted({int(path.name.partition("-")[0]) for path in (self.folder / "journal").glob("*.edlj")})

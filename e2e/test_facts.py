@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from e2e import namespaces, site
 from e2e.capacity import home, only
-from e2e.conftest import ARTIFACTS
+from e2e.conftest import ARTIFACTS, Places
 from e2e.faults import cut_off, lost
 from e2e.images import Images
 from e2e.jobs import delete_pod, evict, in_container
@@ -356,6 +356,27 @@ def test_fs_group_does_not_change_who_owns_a_shared_volume(shared: Namespace) ->
     shared.observer.wait("it runs", lambda: phase(shared.observer.pod("grouped")) == "Running" or None)
     assert before != ["2345"]
     assert in_container(shared, "grouped", "stat", "-c", "%g", MOUNT, "/own").split() == [*before, "2345"]
+
+
+# ---------------------------------------------------------------------- admission
+
+
+def test_a_quota_refuses_pods_and_not_the_job_that_makes_them(places: Places) -> None:
+    """So a Job is no sign that its pod can be: `edl submit` tries a pod of each role first."""
+    place = places(volume=False)
+    spec = {"hard": {"pods": str(len(place.observer.pods()))}}
+    apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": spec}, "-n", place.name)
+    place.observer.wait("the quota counts", lambda: place.kubectl("get", "quota/full", "-o", "jsonpath={.status.hard}"))
+    start_job(place, "unstaffed", "true")
+    told = lambda: place.kubectl("describe", "job/unstaffed")  # noqa: E731
+    place.observer.wait("its pod is refused", lambda: "exceeded quota: full" in told() or None)
+
+
+def test_a_pod_tolerates_a_dead_node_for_five_minutes_by_default(bare: Namespace) -> None:
+    """Hence EDL's pods bring tolerations of their own."""
+    found = start(bare, "tolerant", "sleep 1000")["spec"]["tolerations"]
+    seconds = {entry["key"]: entry["tolerationSeconds"] for entry in found if entry.get("effect") == "NoExecute"}
+    assert seconds == {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/unreachable": 300}
 
 
 # ---------------------------------------------------------------------- watches

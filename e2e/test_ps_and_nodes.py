@@ -111,6 +111,7 @@ def test_nodes_cut_off_and_back(place: Namespace, undisturbed: Undisturbed) -> N
 
     summary, run = finished(crippled, lost=2)
     undisturbed(2).check(summary)
+    assert "leases lost" in run.log(Role.WORKER, 2), "the worker came back, was late, and heard so"
     summary, run = finished(headless)
     undisturbed(2).check(summary)
     # A fourth is the first one's container again, started on the mended node: it finds the end, or waits in vain.

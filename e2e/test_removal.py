@@ -18,8 +18,8 @@ REMOVE = {
 }
 
 
-PAIRS = [*itertools.product(("submitted", "created"), REMOVE), ("applied", "edl-delete")]
-LEAVES_THE_TOKEN = {("created", "kubectl-delete")}
+PAIRS = list(itertools.product(SUBMIT, REMOVE))
+LEAVES_THE_TOKEN = {("created", "kubectl-delete"), ("applied", "kubectl-delete")}
 """Nobody owns it, since masters may not patch Secrets (docs/reference/rights.md)."""
 
 

@@ -94,12 +94,15 @@ def _measure_deletion(job: Job, deleted: Change) -> None:
 
 def _measure_preemption(job: Job, other: Namespace, service: set[str]) -> None:
     """From the moment in which workers are told to go to the last service pod's place on a node."""
-    told = [change.at for change in job.place.observer.changes() if _preempted(change)]
+    told: dict[str, float] = {}
+    for change in job.place.observer.changes():
+        if _preempted(change):
+            told.setdefault(change.name, change.at)
     placed = [
         min(c.at for c in other.observer.changes() if c.name == name and condition(c.object, "PodScheduled"))
         for name in service
     ]
-    figures.record("preemption_wait", max(placed) - min(told), pods=len(service), workers=len(told))
+    figures.record("preemption_wait", max(placed) - min(told.values()), pods=len(service), workers=len(told))
 
 
 def _preempted(change: Change) -> bool:
