@@ -372,11 +372,12 @@ def test_a_quota_refuses_pods_and_not_the_job_that_makes_them(places: Places) ->
     place.observer.wait("its pod is refused", lambda: "exceeded quota: full" in told() or None)
 
 
-def test_a_pod_tolerates_a_dead_node_for_five_minutes_by_default(bare: Namespace) -> None:
-    """Hence EDL's pods bring tolerations of their own."""
+def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare: Namespace) -> None:
+    """Five minutes, unless the API server was told otherwise: hence EDL's pods bring tolerations of their own."""
     found = start(bare, "tolerant", "sleep 1000")["spec"]["tolerations"]
     seconds = {entry["key"]: entry["tolerationSeconds"] for entry in found if entry.get("effect") == "NoExecute"}
-    assert seconds == {"node.kubernetes.io/not-ready": 300, "node.kubernetes.io/unreachable": 300}
+    assert seconds.keys() == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
+    assert all(value > 0 for value in seconds.values())
 
 
 # ---------------------------------------------------------------------- watches
