@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -60,7 +61,7 @@ class RowTable:
         initializer.check(self.initializer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Declaration:
     """All of it.
 
@@ -87,12 +88,12 @@ class Declaration:
             if before.statistic and not after.statistic:
                 raise BadInputError(f"statistic '{before.name}' is declared before '{after.name}', which is trained")
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Elements of the slab."""
         return sum(variable.size for variable in self.dense)
 
-    @property
+    @cached_property
     def trained(self) -> int:
         """Elements of the slab that the optimizer moves: the first ones."""
         return sum(variable.size for variable in self.dense if not variable.statistic)
@@ -106,10 +107,14 @@ class Declaration:
 
     def table(self, name: str) -> RowTable:
         """A table by name; raises BadInputError if there is none."""
-        for table in self.tables:
-            if table.name == name:
-                return table
-        raise BadInputError(f"no table '{name}' is declared", hint=f"declared: {[t.name for t in self.tables]}")
+        found = self._by_name.get(name)
+        if found is None:
+            raise BadInputError(f"no table '{name}' is declared", hint=f"declared: {[t.name for t in self.tables]}")
+        return found
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, RowTable]:
+        return {table.name: table for table in self.tables}
 
     def difference(self, other: Declaration) -> str | None:
         """What makes ``other`` another model than this one; None if nothing does. The order of variables counts."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,15 +40,16 @@ class Body:
         self._data = data
         self._used = 0
 
-    def floats(self, count: int, of: str) -> Floats:
-        """The next float32 values, without a copy; ``of`` names them."""
+    def floats(self, count: int, of: Callable[[], str]) -> Floats:
+        """The next float32 values, without a copy; ``of`` names them in errors."""
         start = self._advance(4 * count, of)
         return np.frombuffer(self._data, np.float32, count, start)
 
-    def ids(self, count: int, of: str) -> Ids:
+    def ids(self, count: int, of: Callable[[], str]) -> Ids:
         """The next int64 values; copied if they are not aligned."""
         start = self._advance(8 * count, of)
-        return np.require(np.frombuffer(self._data, np.int64, count, start), requirements="A")
+        found = np.frombuffer(self._data, np.int64, count, start)
+        return found if found.flags.aligned else found.copy()
 
     def end(self) -> None:
         """Refuse a body that goes on."""
@@ -56,11 +58,11 @@ class Body:
                 f"the body has {self._data.nbytes} bytes, the head and the model say {self._used}", kind="bad"
             )
 
-    def _advance(self, size: int, of: str) -> int:
+    def _advance(self, size: int, of: Callable[[], str]) -> int:
         start = self._used
         if size < 0 or start + size > self._data.nbytes:
             left = self._data.nbytes - start
-            raise Refused(f"{of} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad")
+            raise Refused(f"{of()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad")
         self._used = start + size
         return start
 
@@ -82,7 +84,7 @@ def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats
         head.fingerprint,
     )
     content = Body(body)
-    dense = content.floats(declared.size, f"the values of {_variables(declared)}")
+    dense = content.floats(declared.size, lambda: f"the values of {_variables(declared)}")
     content.end()
     return declared, dense
 
@@ -116,12 +118,13 @@ def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradien
         return None
     if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
         raise Refused(f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad")
-    slab = content.floats(declared.size, f"gradients (float32) of {_variables(declared)}")
+    slab = content.floats(declared.size, lambda: f"gradients (float32) of {_variables(declared)}")
     rows: dict[str, RowGradients] = {}
     for part in head.tables:
         table = _table(declared, part.name, rows)
-        ids = _checked(table, content.ids(part.count, f"{part.count} ids (int64) of {_described(table)}"))
-        values = content.floats(part.count * table.dim, f"{part.count} gradients (float32) of {_described(table)}")
+        count = part.count
+        ids = _ids(content, table, count)
+        values = content.floats(count * table.dim, partial(_of_table, count, "gradients (float32)", table))
         rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
     content.end()
     return Gradients(slab, rows, head.learning_rate, head.weight)
@@ -137,7 +140,7 @@ def row_ids(declared: Declaration, tables: Iterable[pb.TableRows], body: memoryv
     ids: dict[str, Ids] = {}
     for part in tables:
         table = _table(declared, part.name, ids)
-        ids[table.name] = _checked(table, content.ids(part.count, f"{part.count} ids (int64) of {_described(table)}"))
+        ids[table.name] = _ids(content, table, part.count)
     content.end()
     return ids
 
@@ -147,6 +150,10 @@ def _variables(declared: Declaration) -> str:
     named = [f"'{variable.name}' {list(variable.shape)}" for variable in declared.dense[:_NAMED]]
     more = [f"{len(declared.dense) - _NAMED} more"] if len(declared.dense) > _NAMED else []
     return f"{declared.size} values: {', '.join([*named, *more])}" if named else "no variable"
+
+
+def _of_table(count: int, what: str, table: RowTable) -> str:
+    return f"{count} {what} of {_described(table)}"
 
 
 def _described(table: RowTable) -> str:
@@ -159,8 +166,10 @@ def _table(declared: Declaration, name: str, seen: Iterable[str]) -> RowTable:
     return declared.table(name)
 
 
-def _checked(table: RowTable, ids: Ids) -> Ids:
-    if table.rows and len(ids) and not (ids.min() >= 0 and ids.max() < table.rows):
+def _ids(content: Body, table: RowTable, count: int) -> Ids:
+    """The next ids, which are of this table."""
+    ids = content.ids(count, partial(_of_table, count, "ids (int64)", table))
+    if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
         raise Refused(
             f"{_described(table)} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
         )
