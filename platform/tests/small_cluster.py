@@ -42,6 +42,7 @@ class SmallCluster(Api):
         conditions: of the master's Job from then on.
         held: names of pods that stay after they were told to go, until grace 0.
         created: kind and name of all that was really created, in order.
+        logged: lines of a pod's log; ``logs_asked``: the pods and containers whose log was read.
         breaks: raised instead of answering a request: method and plural.
     """
 
@@ -59,6 +60,7 @@ class SmallCluster(Api):
         self.dry_runs: list[Manifest] = []
         self.breaks: dict[tuple[str, str], BaseException] = {}
         self.logged: dict[str, list[str]] = {}
+        self.logs_asked: list[tuple[str, str]] = []
         self._uids = itertools.count(1)
         self._lock = threading.RLock()
 
@@ -136,7 +138,8 @@ class SmallCluster(Api):
                 found = self._one(method, kind, namespace, name, body)
             return Answer(copy.deepcopy(found), self.now)
 
-    def logs(self, pod: str, **_: Any) -> Stream:
+    def logs(self, pod: str, *, container: str = "", **_: Any) -> Stream:
+        self.logs_asked.append((pod, container))
         text = "\n".join(self.logged.get(pod, [])).encode()
         response = urllib3.HTTPResponse(io.BytesIO(text), preload_content=False)
         return Stream(response, "logs")

@@ -20,6 +20,12 @@ from edl.spec.publication import Publication
 from edl.spec.status import Status
 
 PRIORITIES = {"high": 1000, "low": 100}
+NO_PROGRAM = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    'unable to start container process: exec: "edl-role": executable file not found in $PATH: unknown'
+)
+START_ERROR = {"exitCode": 128, "reason": "StartError", "message": NO_PROGRAM}
+"""As containerd has it; see "program missing" in real_pods.json."""
 RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 
@@ -205,6 +211,23 @@ def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
             "  The image has no edl-role: edl zoo build makes images that have it. Everything was removed.\n",
         ),
         (
+            {"phase": "Running", "containerStatuses": [{"name": "edl", "state": {"terminated": START_ERROR}}]},
+            "mnist: The master did not start (StartError, exit code 128):\n"
+            f"  {NO_PROGRAM}\n"
+            "  The image has no edl-role: edl zoo build makes images that have it. Everything was removed.\n",
+        ),
+        (
+            {
+                **waiting("PodInitializing", ""),
+                "initContainerStatuses": [
+                    {"name": "fetch", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+                ],
+            },
+            "mnist: The master did not start (init container fetch, ImagePullBackOff):\n"
+            "  no such image\n"
+            "  Check the image of fetch in pod.overrides; the nodes must reach its registry. Everything was removed.\n",
+        ),
+        (
             {
                 "phase": "Running",
                 "containerStatuses": [
@@ -236,10 +259,10 @@ def test_a_master_that_cannot_start_is_quoted_and_everything_removed(desk: Desk,
 
 
 def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
-    desk.cluster.master = waiting("ErrImagePull", "no such image")
+    desk.cluster.master = waiting("ImagePullBackOff", "no such image")
     desk.cluster.deny("delete", JOBS)
     assert desk.submit("--yes") == 1
-    assert "The master did not start (ErrImagePull):\n  no such image\n" in desk.err
+    assert "The master did not start (ImagePullBackOff):\n  no such image\n" in desk.err
     assert "Not all of it could be removed" in desk.err
     assert desk.err.endswith(": edl delete mnist\n")
 
@@ -274,11 +297,11 @@ def test_programs_read_why_it_was_refused_or_failed(desk: Desk) -> None:
     assert (refused["event"], refused["exit_code"]) == ("refused", 2)
     assert "data.training: found 'here'" in refused["message"]
     assert "data.training: found 'here'" in desk.err
-    desk.cluster.master = waiting("ErrImagePull", "no such image")
+    desk.cluster.master = waiting("ImagePullBackOff", "no such image")
     assert desk.submit("--yes", "--json") == 1
     failed = desk.events()[-1]
     assert (failed["event"], failed["where"], failed["exit_code"]) == ("failed", "mnist", 1)
-    assert failed["message"] == "The master did not start (ErrImagePull):\n  no such image"
+    assert failed["message"] == "The master did not start (ImagePullBackOff):\n  no such image"
     assert failed["hint"].endswith("Everything was removed.")
 
 

@@ -423,7 +423,7 @@ def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterD
     return desk
 
 
-@pytest.mark.parametrize("state", [failing("ErrImagePull"), failing("Error", 2, "no module")])
+@pytest.mark.parametrize("state", [failing("ImagePullBackOff"), failing("Error", 2, "no module")])
 def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: SubmitterDesk, state: Manifest) -> None:
     starting.cluster.master = state
     assert starting.pod() == 1
@@ -433,7 +433,7 @@ def test_a_master_that_keeps_failing_to_start_fails_the_release(starting: Submit
 
 
 @pytest.mark.parametrize(
-    "state", [failing("ErrImagePull"), failing("Error", 137), {"phase": "Failed", "reason": "Evicted"}]
+    "state", [failing("ImagePullBackOff"), failing("Error", 137), {"phase": "Failed", "reason": "Evicted"}]
 )
 def test_a_bad_moment_at_the_start_is_waited_out(starting: SubmitterDesk, state: Manifest) -> None:
     starting.cluster.master = state

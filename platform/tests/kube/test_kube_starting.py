@@ -22,6 +22,11 @@ def waiting(reason: str, message: str = "") -> Manifest:
     return {"waiting": {"reason": reason, "message": message}}
 
 
+def going(pod: Manifest) -> Manifest:
+    """A pod that was told to go."""
+    return pod | {"metadata": pod["metadata"] | {"deletionTimestamp": "2027-01-01T00:00:00Z"}}
+
+
 def terminated(code: int, message: str = "", reason: str = "Error") -> Manifest:
     return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
 
@@ -42,7 +47,6 @@ TRUTH: list[tuple[Manifest | None, Stage, str]] = [
     *(
         (pod(container(waiting(reason))), Stage.FAILED, reason)
         for reason in (
-            "ErrImagePull",
             "ImagePullBackOff",
             "InvalidImageName",
             "CreateContainerConfigError",
@@ -50,12 +54,18 @@ TRUTH: list[tuple[Manifest | None, Stage, str]] = [
             "RunContainerError",
         )
     ),
+    (pod(container(waiting("ErrImagePull", "i/o timeout"))), Stage.CREATING, "ErrImagePull"),
     (pod(container({"running": {}})), Stage.RUNNING, ""),
     (pod(container({"running": {}}, terminated(2))), Stage.FAILED, "Error"),
     (pod(container(waiting("CrashLoopBackOff"), terminated(1))), Stage.FAILED, "Error"),
     (pod(container(waiting("CrashLoopBackOff"), terminated(0))), Stage.CREATING, "CrashLoopBackOff"),
     (pod(container(terminated(137, reason="OOMKilled"))), Stage.FAILED, "OOMKilled"),
     (pod(container(terminated(0, reason="Completed"))), Stage.ENDED, "Completed"),
+    (pod(container(terminated(143))), Stage.REPLACED, "Terminated"),
+    (pod(container({"running": {}}, terminated(143))), Stage.RUNNING, ""),
+    (pod(container(waiting("CrashLoopBackOff"), terminated(143))), Stage.CREATING, "CrashLoopBackOff"),
+    (going(pod(container(terminated(137)))), Stage.REPLACED, "Terminated"),
+    (going(pod(container({"running": {}}))), Stage.RUNNING, ""),
     (pod({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}), Stage.FAILED, "Evicted"),
 ]
 
@@ -71,6 +81,58 @@ def test_a_pod_status_says_how_far_the_master_is(seen: Manifest | None, stage: S
 def test_a_failed_container_is_quoted_with_its_exit_code() -> None:
     sight = classify(pod(container(waiting("CrashLoopBackOff"), terminated(2, "uid 1000 cannot write /data\n"))))
     assert (sight.message, sight.exit_code) == ("uid 1000 cannot write /data", 2)
+
+
+SIDECAR = {"name": "agent", "state": {"running": {}}}
+INITIALIZING = {"name": "edl", "state": waiting("PodInitializing"), "lastState": {}}
+
+
+def beside(edl: Manifest, *init: Manifest) -> Manifest:
+    """A pod with a sidecar whose name sorts before the role's own container."""
+    return pod({"containerStatuses": [SIDECAR, edl], "initContainerStatuses": list(init)})
+
+
+def init(state: Manifest, last: Manifest | None = None) -> Manifest:
+    return {"name": "fetch", "state": state, "lastState": last or {}}
+
+
+@pytest.mark.parametrize(
+    ("seen", "stage"),
+    [
+        (container(waiting("CrashLoopBackOff"), terminated(1)), Stage.FAILED),
+        (container(waiting("ImagePullBackOff")), Stage.FAILED),
+        (container(waiting("ContainerCreating")), Stage.CREATING),
+        (container({"running": {}}), Stage.RUNNING),
+    ],
+)
+def test_a_sidecar_has_no_say_in_whether_the_master_started(seen: Manifest, stage: Stage) -> None:
+    (edl,) = seen["containerStatuses"]
+    assert classify(beside(edl)).stage is stage
+
+
+@pytest.mark.parametrize(
+    ("first", "stage", "reason", "about"),
+    [
+        (init(waiting("ImagePullBackOff")), Stage.FAILED, "ImagePullBackOff", "fetch"),
+        (init(waiting("ErrImagePull")), Stage.CREATING, "ErrImagePull", "fetch"),
+        (init(terminated(3)), Stage.FAILED, "Error", "fetch"),
+        (init(waiting("CrashLoopBackOff"), terminated(3)), Stage.FAILED, "Error", "fetch"),
+        (init({"running": {}}), Stage.CREATING, "PodInitializing", ""),
+        (init(terminated(0, reason="Completed")), Stage.CREATING, "PodInitializing", ""),
+        (init(waiting("PodInitializing")), Stage.CREATING, "PodInitializing", ""),
+    ],
+)
+def test_an_init_container_that_does_not_come_to_its_end_is_told(
+    first: Manifest, stage: Stage, reason: str, about: str
+) -> None:
+    sight = classify(beside(INITIALIZING, first))
+    assert (sight.stage, sight.reason, sight.container) == (stage, reason, about)
+
+
+@pytest.mark.parametrize("state", [{"running": {}}, terminated(0)])
+def test_what_an_init_container_did_is_over_once_the_master_s_own_has_begun(state: Manifest) -> None:
+    edl = {"name": "edl", "state": state, "lastState": {}}
+    assert classify(beside(edl, init(terminated(0), terminated(1)))).started
 
 
 class Play:
@@ -116,9 +178,9 @@ def cluster() -> SmallCluster:
     return SmallCluster()
 
 
-def master(cluster: SmallCluster, status: Manifest, uid: str = "u1") -> Manifest:
+def master(cluster: SmallCluster, status: Manifest, uid: str = "u1", name: str | None = None) -> Manifest:
     owners = [{"kind": "Job", "name": names.master("j"), "uid": uid}]
-    head = {"name": f"m-{uid}", "labels": names.labels("j", Role.MASTER), "ownerReferences": owners}
+    head = {"name": name or f"m-{uid}", "labels": names.labels("j", Role.MASTER), "ownerReferences": owners}
     return cluster.put({"kind": "Pod", "metadata": head, "spec": {"nodeName": "n1"}, "status": status})
 
 
@@ -157,6 +219,21 @@ def test_a_container_without_last_words_is_quoted_from_its_log(cluster: SmallClu
     cluster.logged["m-u1"] = ["Traceback:", "  boom"]
     master(cluster, container(terminated(1)))
     assert Lookout(cluster, "j", "u1").look().message == "Traceback:\n  boom"
+    assert cluster.logs_asked == [("m-u1", "edl")]
+
+
+def test_an_init_container_without_last_words_is_quoted_from_its_own_log(cluster: SmallCluster) -> None:
+    cluster.logged["m-u1"] = ["no such bucket"]
+    master(cluster, {"initContainerStatuses": [init(terminated(1))]})
+    assert Lookout(cluster, "j", "u1").look().message == "no such bucket"
+    assert cluster.logs_asked == [("m-u1", "fetch")]
+
+
+def test_of_two_pods_of_one_second_the_one_that_stays_is_looked_at(cluster: SmallCluster) -> None:
+    gone = master(cluster, container(terminated(143)))
+    gone["metadata"]["deletionTimestamp"] = gone["metadata"]["creationTimestamp"]
+    master(cluster, RUNNING, name="m-next")
+    assert Lookout(cluster, "j", "u1").look().pod == "m-next"
 
 
 def test_a_server_that_is_away_changes_nothing(cluster: SmallCluster) -> None:

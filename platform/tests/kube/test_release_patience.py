@@ -49,7 +49,7 @@ def test_an_answer_after_an_absence_has_its_own_time() -> None:
         (Sight(Stage.FAILED, "Error", exit_code=2), True),
         (Sight(Stage.FAILED, "StartError", exit_code=128), True),
         (Sight(Stage.FAILED, "OOMKilled", exit_code=137), False),
-        (Sight(Stage.FAILED, "Error", exit_code=143), False),
+        (Sight(Stage.REPLACED, "Terminated"), False),
         (Sight(Stage.FAILED, "Evicted"), False),
         (Sight(Stage.CREATING, "ErrImagePull"), False),
         (Sight(Stage.PENDING, "Unschedulable"), False),
@@ -72,6 +72,7 @@ CREATING, RUNNING = Sight(Stage.CREATING), Sight(Stage.RUNNING)
     [
         (PULLS, [(10.0, CREATING)], False),
         (PULLS, [(10.0, RUNNING)], False),
+        (PULLS, [(10.0, Sight(Stage.CREATING, "ErrImagePull"))], True),
         (PULLS, [(10.0, Sight(Stage.FAILED, "Evicted")), (12.0, Sight(Stage.PENDING))], False),
         (PULLS, [(10.0, CRASHES)], False),
         (CRASHES, [(10.0, CREATING), (12.0, RUNNING), (19.0, RUNNING)], True),

@@ -186,7 +186,7 @@ def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> 
 def said(sight: Sight) -> str:
     """Where the master is, in a line."""
     pod = f" ({sight.pod})" if sight.pod else ""
-    why = ": ".join(part for part in (sight.reason, " ".join(sight.message.split())) if part)
+    why = ": ".join(part for part in (_about(sight), sight.reason, " ".join(sight.message.split())) if part)
     return f"master {_STAGES[sight.stage.value]}{pod}" + (f": {why}" if why else "")
 
 
@@ -196,10 +196,15 @@ _STAGES = {
     "creating": "is being created",
     "running": "runs",
     "serving": "is at work",
+    "being replaced": "is being replaced",
     "ended": "has ended",
     "failed": "failed",
 }
 """By the values of ``edl.kube.submission.starting.Stage``."""
+
+
+def _about(sight: Sight) -> str:
+    return f"init container {sight.container}" if sight.container else ""
 
 
 def _removed(api: Api, options: Options, job: str) -> str:
@@ -214,13 +219,16 @@ def _removed(api: Api, options: Options, job: str) -> str:
 def refusal(job: str, sight: Sight, removed: str) -> StartError:
     """Why the master did not start, in the container's or the kubelet's own words; ``removed``: what is left of it."""
     code = "" if sight.exit_code is None else f"exit code {sight.exit_code}"
-    how = code if code and sight.reason == "Error" else ", ".join(part for part in (sight.reason, code) if part)
+    reason = "" if code and sight.reason == "Error" else sight.reason
+    how = ", ".join(part for part in (_about(sight), reason, code) if part)
     words = "\n".join(f"  {line}" for line in sight.message.splitlines())
     hint = f"{_remedy(sight)} {removed}".strip()
     return StartError(f"The master did not start ({how})" + (f":\n{words}" if words else ""), where=job, hint=hint)
 
 
 def _remedy(sight: Sight) -> str:
+    if sight.container and "mage" in sight.reason:
+        return f"Check the image of {sight.container} in pod.overrides; the nodes must reach its registry."
     if "edl-role" in sight.message and any(words in sight.message for words in _NOT_IN_THE_IMAGE):
         return "The image has no edl-role: edl zoo build makes images that have it."
     if "mage" in sight.reason:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.core.errors import RetryableError
-from edl.kube.submission.starting import NEVER_CREATED, SETTLE_SECONDS, Sight, Stage
+from edl.kube.submission.starting import NEVER_CREATED, PULL_FAILED, SETTLE_SECONDS, Sight, Stage
 
 AWAY_SECONDS = 120.0
 """An absence of the API server that is waited out within one pod."""
@@ -71,7 +71,12 @@ class StartPatience:
         return now - self._since[1] >= START_SECONDS
 
     def _goes_on(self, sight: Sight, now: float) -> None:
-        """A container that comes to be had its image; one that crashes again and again runs for moments between."""
+        """A container that comes to be had its image; one that crashes again and again runs for moments between.
+
+        A pull that failed once more is the same failure that a back-off is: it neither ends one nor begins one.
+        """
+        if sight.reason == PULL_FAILED:
+            return
         if sight.stage is not Stage.RUNNING:
             self._running = None
         elif self._running is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -26,7 +26,6 @@ NEVER_CREATED = frozenset(
         "CreateContainerConfigError",
         "CreateContainerError",
         "ErrImageNeverPull",
-        "ErrImagePull",
         "ImageInspectError",
         "ImagePullBackOff",
         "InvalidImageName",
@@ -34,6 +33,10 @@ NEVER_CREATED = frozenset(
     }
 )
 """Reasons of a waiting container that waiting does not mend."""
+PULL_FAILED = "ErrImagePull"
+"""One try to pull an image failed, maybe on a registry's bad moment; when it goes on so, the next word is another."""
+_TOLD_TO_GO = 143
+"""Exit code of a master that SIGTERM ended: whoever deletes or evicts its pod, its Job makes another."""
 _PASSING = "failed to sync"
 """In a message: the kubelet has not seen the ConfigMap or Secret yet."""
 
@@ -46,6 +49,7 @@ class Stage(StrEnum):
     CREATING = "creating"
     RUNNING = "running"
     SERVING = "serving"
+    REPLACED = "being replaced"
     ENDED = "ended"
     FAILED = "failed"
 
@@ -63,6 +67,7 @@ class Sight:
         message: the words of the scheduler, the kubelet, or the container itself.
         exit_code: of a container that ended.
         pod: its name; empty while there is none.
+        container: the one that the reason is about, when it is not the role's own: an init container.
     """
 
     stage: Stage
@@ -70,6 +75,7 @@ class Sight:
     message: str = ""
     exit_code: int | None = None
     pod: str = ""
+    container: str = ""
 
     @property
     def started(self) -> bool:
@@ -78,13 +84,16 @@ class Sight:
 
 
 def classify(pod: Manifest | None) -> Sight:
-    """What a master's pod says of its start."""
+    """What a master's pod says of its start; its sidecars have no say in that."""
     if pod is None:
         return Sight(Stage.ABSENT)
     name, status = pod["metadata"]["name"], pod.get("status") or {}
-    container = next(iter(status.get("containerStatuses") or ()), None)
-    if container is not None:
-        return _of_container(name, container)
+    leaving = "deletionTimestamp" in pod["metadata"]
+    own = next((each for each in status.get("containerStatuses") or () if each["name"] == names.CONTAINER), None)
+    if (before := _before(name, status, own, leaving=leaving)) is not None:
+        return before
+    if own is not None:
+        return _of_container(name, own, leaving=leaving)
     if status.get("phase") == "Failed":
         return Sight(Stage.FAILED, status.get("reason", "Failed"), status.get("message", ""), pod=name)
     for condition in status.get("conditions") or ():
@@ -94,12 +103,25 @@ def classify(pod: Manifest | None) -> Sight:
     return Sight(Stage.CREATING if scheduled else Stage.PENDING, pod=name)
 
 
-def _of_container(pod: str, container: Manifest) -> Sight:
+def _before(pod: str, status: Manifest, own: Manifest | None, *, leaving: bool) -> Sight | None:
+    """The init container that keeps the role's own from being made; None when none does."""
+    if own is not None and ("waiting" not in (own.get("state") or {}) or own.get("lastState")):
+        return None
+    for container in status.get("initContainerStatuses") or ():
+        sight = _of_container(pod, container, leaving=leaving)
+        if sight.stage is Stage.FAILED or sight.reason == PULL_FAILED:
+            return replace(sight, container=container["name"])
+    return None
+
+
+def _of_container(pod: str, container: Manifest, *, leaving: bool) -> Sight:
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-    if ended and ended.get("exitCode", 0) != 0:
-        code = int(ended["exitCode"])
+    code = int(ended.get("exitCode", 0)) if ended else 0
+    if ended and code not in (0, _TOLD_TO_GO) and not leaving:
         return Sight(Stage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod)
+    if "terminated" in state and code != 0:
+        return Sight(Stage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod=pod)
     if "terminated" in state:
         return Sight(Stage.ENDED, ended.get("reason", "") if ended else "", exit_code=0, pod=pod)
     if "running" in state:
@@ -150,12 +172,12 @@ class Lookout:
     def _look(self) -> Sight:
         pods = self._api.list(PODS, labels=names.selector(self._job, Role.MASTER)).items
         own = [pod for pod in pods if _owned(pod, self._uid)]
-        newest = max(own, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+        newest = max(own, key=_age, default=None)
         sight = classify(newest)
         if sight.stage is Stage.RUNNING and self._published():
             return Sight(Stage.SERVING, pod=sight.pod)
         if sight.stage is Stage.FAILED and sight.exit_code is not None and not sight.message:
-            return Sight(sight.stage, sight.reason, self._last_words(sight.pod), sight.exit_code, sight.pod)
+            return replace(sight, message=self._last_words(sight.pod, sight.container or names.CONTAINER))
         if sight.stage in (Stage.ABSENT, Stage.CREATING) and not sight.message:
             about = newest["metadata"]["uid"] if newest else self._uid
             return Sight(sight.stage, sight.reason, self._warning(about), pod=sight.pod)
@@ -180,12 +202,18 @@ class Lookout:
         newest = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default={})
         return str(newest.get("message", ""))
 
-    def _last_words(self, pod: str) -> str:
+    def _last_words(self, pod: str, container: str) -> str:
         try:
-            lines = list(self._api.logs(pod, tail=_LOG_LINES).lines())
+            lines = list(self._api.logs(pod, container=container, tail=_LOG_LINES).lines())
         except ApiError:
             return ""
         return b"\n".join(lines).decode(errors="replace").strip()
+
+
+def _age(pod: Manifest) -> tuple[str, bool]:
+    """Orders pods from the oldest on; of two of one second, the one that stays is the newer."""
+    meta = pod["metadata"]
+    return str(meta.get("creationTimestamp", "")), "deletionTimestamp" not in meta
 
 
 def _owned(pod: Manifest, uid: str) -> bool:
