@@ -11,6 +11,7 @@ from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, Kind
 from edl.worker import routing
 from edl.worker.exchange import Directory, Exchange, Request
+from edl.worker.foresight import Foresight
 from edl.worker.local_steps import LocalSteps
 from edl.worker.push import Push, Pushes, PushResult
 from edl.worker.routing import Routes
@@ -33,6 +34,8 @@ class Parameters:
         patience: seconds without any answer of a PS after which the job has failed here.
         rounds: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
         local: moves the dense values by pushes that bring none back; None: every push does.
+        foresight: steps overlap: each begins with a pull, so that pushes bring none back, and this adds what is on its
+            way; None: they do not, or ``local`` spares them these pulls.
         clock: seconds, monotonic.
         pause: waits that many seconds.
 
@@ -51,6 +54,7 @@ class Parameters:
         patience: float,
         rounds: bool = False,
         local: LocalSteps | None = None,
+        foresight: Foresight | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -62,6 +66,7 @@ class Parameters:
         self._arrived = clock()
         self._pushes = Pushes(directory, self._exchange, layout, worker=worker, rounds=rounds)
         self._local = local
+        self._foresight = foresight
         self.version = 0
         self.versions = (0,) * len(layout.parts)
 
@@ -78,11 +83,25 @@ class Parameters:
         self._exchange({part: self._declaration(part) for part in sorted(strangers)})
         return bool(strangers)
 
-    def slab(self) -> Floats:
-        """The newest dense values; nothing is written there until values that were pulled later are asked for."""
+    def slab(self, sending: Push | None = None) -> Floats:
+        """The newest dense values; nothing is written there until values that were pulled later are asked for.
+
+        Args:
+            sending: a push of this worker that is not sent yet, and will be the next: see ``foresight``.
+        """
+        if self._foresight is not None and sending is not None:
+            return self._foreseen(self._foresight, sending)
         if not self._slabs.fresh or self._clock() - self._arrived > STALE_SECONDS:
             self._pull_live()
         return self._slabs.lend()
+
+    def _foreseen(self, foresight: Foresight, sending: Push) -> Floats:
+        self._pull_live()
+        slab = self._slabs.lend()
+        if foresight.add(slab, sending):
+            self.versions = tuple(version + 1 for version in self.versions)
+        self._slabs.fresh = False  # for nobody else: a push may be refused, or never be sent
+        return slab
 
     def pull(self, pin: int) -> Floats:
         """The dense values of a pinned cut, in memory of their own."""
@@ -101,9 +120,11 @@ class Parameters:
             self._local.pulled()
         self._swap(complete=complete)
 
-    def _step_locally(self, local: LocalSteps, push: Push) -> None:
-        """The next values are the newest ones, moved by a push of this worker that is in."""
-        if self._slabs.fresh:
+    def _moved(self, local: LocalSteps | None, push: Push) -> None:
+        """A push was answered that brought no values: ``local`` makes them of the newest ones; None: they are old."""
+        if local is None:
+            self._slabs.fresh = False
+        elif self._slabs.fresh:
             local.move(self._slabs.newest, self._slabs.next(), push)
             self.versions = tuple(version + 1 for version in self.versions)
             self._swap(complete=True)
@@ -138,25 +159,23 @@ class Parameters:
         return routing.routes(ids, self._layout.parts, self._directory.placement.parts_of_rows)
 
     def push(self, push: Push) -> PushResult:
-        """Send one step to every PS. Returns when all have answered, and the next dense values are there.
+        """Send one step to every PS. Returns when all have answered, and dense values that they bring are there.
 
         Raises:
             JobFailedError: a PS did not answer for longer than the patience.
             RefusedError: a PS refused for good.
         """
         local = self._local if self._local is not None and self._local.next_is_local else None
-        slab = self._slabs.next() if local is None else None
-        result = self._pushes.send(push, slab)
+        brings = local is None and self._foresight is None
+        result = self._pushes.send(push, self._slabs.next() if brings else None)
         self._directory.announce(result.cut)
-        if local is None:
+        if brings:
             if self._local is not None and result.is_in:
                 self._local.see(self._slabs.newest, push)
             self._arrive(result.versions, complete=result.complete)
-        elif result.is_in:
-            self.version = result.version
-            self._step_locally(local, push)
         else:
-            self._slabs.fresh = False
+            self.version = result.version
+            self._moved(local if result.is_in else None, push)
         return result
 
     def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:

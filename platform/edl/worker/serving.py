@@ -8,10 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from edl.rpc.bulk import BulkClient
+from edl.spec.job import Strategy
+from edl.spec.optimizer import OptimizerSpec
 from edl.worker import callbacks
 from edl.worker.contract import ModelModule
 from edl.worker.coordination import Coordination
 from edl.worker.evaluation import Evaluator
+from edl.worker.foresight import Foresight
 from edl.worker.lane import Lane
 from edl.worker.leases import PLACEMENT, Leased
 from edl.worker.local_steps import LocalSteps
@@ -82,19 +85,27 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         network.initial(),
         json.dumps(network.optimizer.spec.to_json()),
     )
-    between = spec.strategy.get_model_steps
+    strategy, optimizer = spec.strategy, network.optimizer.spec
+    between = strategy.get_model_steps
     parameters = Parameters(
         c.session,
         lambda address: BulkClient(address, c.identity.token, timeout=_BULK_TIMEOUT),
         layout,
         worker=c.identity.index,
         patience=spec.master.lost_timeout,
-        rounds=spec.strategy.mode == "sync",
-        local=LocalSteps(layout, network.optimizer.spec, between) if between > 1 else None,
+        rounds=strategy.mode == "sync",
+        local=LocalSteps(layout, optimizer, between) if between > 1 else None,
+        foresight=_foresight(strategy, layout, optimizer),
     )
     parameters.declare()
     c.session.register(ready=True)
     return network, parameters
+
+
+def _foresight(strategy: Strategy, layout: Layout, optimizer: OptimizerSpec) -> Foresight | None:
+    if not strategy.overlap or strategy.get_model_steps > 1:
+        return None
+    return Foresight(layout, optimizer, staleness_aware=strategy.staleness_aware)
 
 
 def _export(c: Coordination, network: Network, parameters: Parameters, task: Leased) -> None:

@@ -27,6 +27,13 @@ from edl.worker.stream import Loaded, Minibatch, RecordStream
 _LOG = logging.getLogger(__name__)
 
 
+class Prepared(NamedTuple):
+    """A minibatch with the rows of served tables that it needs."""
+
+    loaded: Loaded
+    rows: RowsByTable
+
+
 class Ready(NamedTuple):
     """A minibatch with all that it is computed from.
 
@@ -124,6 +131,7 @@ class Trainer:
         self._schedule(
             Steps(
                 prepare=partial(self._prepare, work),
+                values=partial(self._values, work),
                 compute=partial(self._compute, task),
                 send=partial(self._send, work),
                 end=self._end,
@@ -161,16 +169,21 @@ class Trainer:
 
     # ------------------------------------------------------------ the parts of a step
 
-    def _prepare(self, work: _Range) -> Ready | None:
-        """Everything that the next step needs; None at the end of the range, or of its lease."""
+    def _prepare(self, work: _Range) -> Prepared | None:
+        """The next minibatch, and its rows; None at the end of the range, or of its lease."""
         loaded = next(work.minibatches, None)
-        return None if loaded is None else self._ready(work, loaded)
+        return None if loaded is None else self._prepared(work, loaded)
 
-    def _ready(self, work: _Range, loaded: Loaded) -> Ready:
-        slab = self._parameters.slab()
+    def _prepared(self, work: _Range, loaded: Loaded) -> Prepared:
         rows: RowsByTable = {}
         if loaded.minibatch is not None:
             rows = self._rows(work.task, loaded.step, loaded.minibatch)
+        return Prepared(loaded, rows)
+
+    def _values(self, work: _Range, prepared: Prepared, before: Done | None) -> Ready:
+        """A prepared step with the newest dense values; ``before``: the step before it, if it is not sent yet."""
+        loaded, rows = prepared
+        slab = self._parameters.slab(None if before is None else before.push)
         # Steps of this range that are on their way precede it
         number = self._parameters.version + loaded.step - work.through
         return Ready(loaded, number, self._parameters.versions, slab, rows)
@@ -229,7 +242,7 @@ class Trainer:
                     return True
             self._rejected += 1
             _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._rejected)
-            ready = self._ready(work, loaded)
+            ready = self._values(work, self._prepared(work, loaded), None)
             done = self._done(task, ready)
         return False
 

@@ -26,6 +26,7 @@ from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.worker.callbacks import NoCallbacks
 from edl.worker.corruption import CorruptRecords
+from edl.worker.foresight import Foresight
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
 from edl.worker.local_steps import LocalSteps
@@ -330,6 +331,7 @@ class Stage:
         connect: Callable[[str], BulkClient] | None = None,
         optimizer: OptimizerSpec = SGD,
         get_model_steps: int = 1,
+        overlap: bool = False,
         worker: int = 0,
     ) -> Parameters:
         layout = Layout(
@@ -348,6 +350,7 @@ class Stage:
             patience=10,
             rounds=self._rounds,
             local=LocalSteps(layout, optimizer, get_model_steps) if get_model_steps > 1 else None,
+            foresight=Foresight(layout, optimizer) if overlap else None,
             pause=pause,
             clock=clock,
         )

@@ -29,6 +29,7 @@ class ScriptedSteps:
     fault: tuple[str, int] | None = None
     log: list[tuple[str, int]] = field(default_factory=list)
     in_at: list[int] = field(default_factory=list)  # for each prepared step: the steps that were in
+    missing: list[list[int]] = field(default_factory=list)  # for each step: those before it that its values lack
     threads: dict[str, set[int]] = field(default_factory=dict)
 
     def prepare(self) -> int | None:
@@ -38,6 +39,12 @@ class ScriptedSteps:
         self.in_at.append(len(self.sent))
         self._happens("prepare", step)
         return step
+
+    def values(self, prepared: int, before: str | None) -> int:
+        self._happens("values", prepared)
+        foreseen = [] if before is None else [int(before.removeprefix("gradient "))]
+        self.missing.append([step for step in range(prepared) if step not in (*self.sent, *foreseen)])
+        return prepared
 
     def compute(self, ready: int) -> str:
         self._happens("compute", ready)
@@ -52,8 +59,8 @@ class ScriptedSteps:
         self._happens("end", ready)
 
     @property
-    def parts(self) -> Steps[int, str]:
-        return Steps(self.prepare, self.compute, self.send, self.end)
+    def parts(self) -> Steps[int, int, str]:
+        return Steps(self.prepare, self.values, self.compute, self.send, self.end)
 
     @property
     def sent(self) -> list[int]:
@@ -92,7 +99,9 @@ def outcome(schedule: Schedule, steps: ScriptedSteps) -> bool | tuple[str, int]:
         return error.args  # type: ignore[return-value]
 
 
-FAULTS = st.none() | st.tuples(st.sampled_from(["prepare", "compute", "send", "refuse", "end"]), st.integers(0, 8))
+FAULTS = st.none() | st.tuples(
+    st.sampled_from(["prepare", "values", "compute", "send", "refuse", "end"]), st.integers(0, 8)
+)
 
 
 @settings(deadline=None)
@@ -119,6 +128,25 @@ def test_a_step_misses_one_step_of_its_own_worker_at_most(count: int, fault: tup
 
 @settings(deadline=None)
 @given(count=st.integers(0, 8), fault=FAULTS)
+def test_values_lack_no_step_but_the_one_that_they_are_told_of(count: int, fault: tuple[str, int] | None) -> None:
+    steps = ScriptedSteps(count, fault)
+    with overlapped() as schedule:
+        outcome(schedule, steps)
+
+    assert steps.missing == [[]] * len(steps.missing)
+
+
+def test_a_step_gets_its_values_once_the_one_before_it_is_computed() -> None:
+    steps = ScriptedSteps(5)
+    with overlapped() as schedule:
+        assert schedule(steps.parts)
+    for step in range(1, 5):
+        begin = steps.log.index(("values", step))
+        assert steps.log.index(("compute", step - 1)) < begin < steps.log.index(("send", step - 1))
+
+
+@settings(deadline=None)
+@given(count=st.integers(0, 8), fault=FAULTS)
 def test_nothing_is_under_way_at_the_end(count: int, fault: tuple[str, int] | None) -> None:
     """What comes next may use the connections, on whatever thread: an evaluation, an export, another range."""
     steps, lane = ScriptedSteps(count, fault), WatchedLane()
@@ -135,7 +163,7 @@ def test_callers_and_lane_share_no_part_of_a_step() -> None:
         assert schedule(steps.parts)
     (caller,) = steps.threads["compute"]
     assert steps.threads["end"] == {caller}
-    assert steps.threads["send"] == steps.threads["prepare"]
+    assert steps.threads["send"] == steps.threads["prepare"] == steps.threads["values"]
     assert caller not in steps.threads["send"]
 
 

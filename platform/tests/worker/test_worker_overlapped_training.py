@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from worker.loop_stage import LEASE, MINIBATCH, TOKEN, LinearNetwork, LinearStep, Stage, record, task
+from worker.loop_stage import LEASE, MINIBATCH, SGD, TOKEN, LinearNetwork, LinearStep, Stage, record, task
 
 from edl.core.errors import RetryableError
+from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, Frame, Kind
+from edl.spec.optimizer import OptimizerSpec
 from edl.worker.callbacks import NoCallbacks
 from edl.worker.gate import LeavingError
 from edl.worker.lane import Lane
@@ -51,35 +53,118 @@ def minibatch(first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
     return rows[:, :-1], rows[:, -1]
 
 
-def delayed_sgd(network: LinearNetwork, ranges: list[tuple[int, int]]) -> np.ndarray:
-    """SGD by hand: each gradient is of the values without the newest step; a range begins with all of them."""
-    slab = network.initial()
-    for start, end in ranges:
-        older = slab
-        for first in range(start, end, MINIBATCH):
-            gradient = network.train(older, {}, *minibatch(first, end)).slab
-            older, slab = slab, slab - np.float32(RATE) * gradient
-    return slab
+def computed_from(network: LinearNetwork) -> list[np.ndarray]:
+    """A list that gets the dense values of every step that is computed, after those of the first one, which traces."""
+    seen: list[np.ndarray] = []
+    train = network.train
+
+    def watched(slab: np.ndarray, *rest: Any) -> LinearStep:
+        seen.append(slab.copy())
+        return train(slab, *rest)
+
+    network.train = watched  # type: ignore[method-assign]
+    return seen
 
 
-def test_a_gradient_misses_the_newest_step_of_its_own_worker_and_no_other(stage: Stage, overlapped: Overlapped) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "missed"), [(SGD, 0), (OptimizerSpec("momentum"), 1), (OptimizerSpec("adam"), 1)], ids=str
+)
+def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
+    stage: Stage, overlapped: Overlapped, optimizer: OptimizerSpec, missed: int
+) -> None:
     network = LinearNetwork(len(stage.servers.servers))
-    parameters = stage.parameters(network)
-    trainer = stage.trainer(network, parameters, rate=RATE, schedule=overlapped)
+    seen = computed_from(network)
+    parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
+    onlooker = stage.parameters(network, optimizer=optimizer)
+    push, after = parameters.push, [onlooker.pull(0)]
 
+    def watched(step: Push) -> Any:
+        result = push(step)
+        after.append(onlooker.pull(0))
+        return result
+
+    parameters.push = watched  # type: ignore[method-assign]
     for leased in stage.take(task(1, 0, 24), task(2, 24, 34)):
-        trainer.run(leased)
+        stage.trainer(network, parameters, rate=RATE, schedule=overlapped).run(leased)
     stage.progress.send()
 
-    np.testing.assert_array_equal(parameters.slab(), delayed_sgd(network, [(0, 24), (24, 34)]))
+    first, second = range(6), range(6, 9)  # a range begins with nothing under way
+    known = [max(steps.start, step - missed) for steps in (first, second) for step in steps]
+    computed = [slab for at, slab in enumerate(seen) if at not in (0, 7)]
+    np.testing.assert_array_equal(computed, [after[number] for number in known])
     reports = stage.master.requests("Report")
     assert [(r.lease - LEASE, r.last.through, r.last.loss_steps) for r in reports] == [(1, 6, 6), (2, 3, 3)]
+
+
+def test_values_have_what_others_pushed_while_the_step_before_was_computed(
+    stage: Stage, overlapped: Overlapped
+) -> None:
+    """Values that came as early as the rows would lack it: twice as many pushes of others as without overlap."""
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters, other = stage.parameters(network, overlap=True), stage.parameters(network)
+    seen: list[float] = []
+
+    def train(slab: np.ndarray, *_: Any) -> LinearStep:
+        seen.append(float(slab[0]))
+        other.push(Push(LEASE + 9, len(seen), 0, learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
+        return LinearStep(0.0, np.zeros(3, np.float32))
+
+    network.train = train  # type: ignore[method-assign]
+    for leased in stage.take(task(1, 0, 24)):
+        stage.trainer(network, parameters, schedule=overlapped).run(leased)
+
+    traced, *computed = seen
+    assert traced == 0
+    assert computed[1:] == [2, 3, 4, 5, 6]
+
+
+def test_each_step_pulls_once_and_its_push_brings_nothing_back(overlapped: Overlapped) -> None:
+    stage, asked = Stage(), []
+
+    class Watched(BulkClient):
+        def send(self, kind: Kind, meta: bytes, buffers: Any = ()) -> None:
+            asked.append((kind, kind is Kind.PUSH and pb.Push.FromString(meta).pull))
+            super().send(kind, meta, buffers)
+
+    network, now = LinearNetwork(), [0.0]
+    parameters = stage.parameters(
+        network, overlap=True, connect=lambda address: Watched(address, TOKEN, timeout=10), clock=lambda: now[0]
+    )
+    for leased in stage.take(task(1, 0, 16)):
+        stage.trainer(network, parameters, schedule=overlapped).run(leased)
+    stage.close()
+
+    assert asked.count((Kind.PUSH, False)) == asked.count((Kind.PULL, False)) == 4
+    assert (Kind.PUSH, True) not in asked
+
+
+def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: Stage) -> None:
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network, overlap=True)
+    foreseen = parameters.slab(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    np.testing.assert_array_equal(foreseen, np.full(3, -1))
+    np.testing.assert_array_equal(parameters.slab(), np.zeros(3))
+
+
+@pytest.mark.parametrize(("optimizer", "staleness"), [(SGD, 1), (OptimizerSpec("adam"), 2)], ids=str)
+def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
+    stage: Stage, optimizer: OptimizerSpec, staleness: int
+) -> None:
+    network = LinearNetwork(len(stage.servers.servers))
+    parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
+    other = stage.parameters(network, optimizer=optimizer)
+    mine, theirs = (Push(LEASE + i, 0, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
+    parameters.slab(mine)
+    parameters_of_next = parameters.versions
+    other.push(theirs)
+    parameters.push(mine)
+    assert {parameters.version - known for known in parameters_of_next} == {staleness}
 
 
 def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(stage: Stage, overlapped: Overlapped) -> None:
     """Every minibatch needs rows that the one before it has just moved."""
     network = LinearNetwork(len(stage.servers.servers), table=True)
-    parameters = stage.parameters(network)
+    parameters = stage.parameters(network, overlap=True)
     seen: list[np.ndarray] = []
     train = network.train
 
@@ -102,7 +187,7 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlap
     """What was fetched ahead goes with its range: another worker trained while this one did something else."""
     now = [0.0]
     network = LinearNetwork(len(stage.servers.servers))
-    parameters = stage.parameters(network, clock=lambda: now[0])
+    parameters = stage.parameters(network, clock=lambda: now[0], overlap=True)
     trainer = stage.trainer(network, parameters, schedule=overlapped)
     first, second = stage.take(task(1, 0, 8), task(2, 8, 12))
     trainer.run(first)
@@ -122,7 +207,7 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlap
 def test_a_cut_is_acknowledged_while_no_push_is_on_its_way(overlapped: Overlapped) -> None:
     stage = Stage()
     network = LinearNetwork()
-    parameters = stage.parameters(network)
+    parameters = stage.parameters(network, overlap=True)
     server = stage.servers.servers[0]
     order: list[str] = []
     push = parameters.push
@@ -156,7 +241,7 @@ def test_a_cut_is_acknowledged_while_no_push_is_on_its_way(overlapped: Overlappe
 def test_nan_stops_after_the_step_before_it_is_in(overlapped: Overlapped) -> None:
     stage = Stage()
     network = LinearNetwork(poison=9.0)
-    trainer = stage.trainer(network, stage.parameters(network), schedule=overlapped)
+    trainer = stage.trainer(network, stage.parameters(network, overlap=True), schedule=overlapped)
     (leased,) = stage.take(task(1, 0, 16))
 
     with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
@@ -168,7 +253,7 @@ def test_nan_stops_after_the_step_before_it_is_in(overlapped: Overlapped) -> Non
 def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(stage: Stage, overlapped: Overlapped) -> None:
     """The one that is on its way counts, though no PS has answered it."""
     network = LinearNetwork(len(stage.servers.servers))
-    parameters = stage.parameters(network)
+    parameters = stage.parameters(network, overlap=True)
     seen: list[str] = []
 
     class Watcher(NoCallbacks):
@@ -275,7 +360,7 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
         "announced": announce,
         "told to go": lambda: stage.gate._closed.set(),  # ``close`` would wait
     }
-    parameters = stage.parameters(network, connect=lambda address: FaultyClient(address, script))
+    parameters = stage.parameters(network, connect=lambda address: FaultyClient(address, script), overlap=True)
     stage.master.on_call = told
     tasks = stage.take(task(1, 0, 22), task(2, 22, 44))
 
