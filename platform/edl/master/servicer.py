@@ -123,12 +123,14 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             live, attached = pod is None or pod.live, pod is not None and pod.attached
         if not live:
             raise Refused("the cluster says that this pod has ended", kind="bad")
+        if request.HasField("figures"):
+            self._heard(uid, index, request.figures)
+        if request.leaving:
+            return
         try:
             new = self._servers.registered(uid, index, request.control_address, request.bulk_address)
         except BadInputError as error:
             raise Refused(str(error), kind="bad") from error
-        if request.HasField("figures"):
-            self._heard(uid, index, request.figures)
         if new or not attached:
             self._shell.handle(PsRegistered(uid))
 

@@ -66,7 +66,7 @@ def keep_registered(
     heard = clock()
     known = False
     while not stopping.is_set():
-        problem = _register(channel, registration, figures(), _DEADLINE)
+        problem = _register(channel, registration, figures())
         if problem is None:
             known, heard = True, clock()
         elif clock() - heard > lost_timeout:
@@ -77,17 +77,15 @@ def keep_registered(
             log.info("%s", f"waits for the master: {problem}" if problem else f"registered with {channel.address}")
             said = type(problem)
         stopping.wait(_PAUSE if problem else _PERIOD)
-    if known and (problem := _register(channel, registration, figures(), _LAST_DEADLINE)):
-        log.info("the master has not heard the last figures: %s", problem)
+    if known:
+        _tell_last(channel, registration, figures())
 
 
-def _register(
-    channel: Channel, registration: pb.RegisterRequest, figures: pb.PsFigures, deadline: float
-) -> EdlError | None:
+def _register(channel: Channel, registration: pb.RegisterRequest, figures: pb.PsFigures) -> EdlError | None:
     """One try; what was wrong, if another one makes sense."""
     registration.figures.CopyFrom(figures)
     try:
-        channel.call(Master.Register, registration, deadline=deadline)
+        channel.call(Master.Register, registration, deadline=_DEADLINE)
     except RetryableError as error:
         return error
     except Refused as error:
@@ -95,3 +93,13 @@ def _register(
             raise
         return error
     return None
+
+
+def _tell_last(channel: Channel, registration: pb.RegisterRequest, figures: pb.PsFigures) -> None:
+    """Figures of the end, for a master that is still there; another one must not count on this process."""
+    registration.figures.CopyFrom(figures)
+    registration.leaving = True
+    try:
+        channel.call(Master.Register, registration, deadline=_LAST_DEADLINE)
+    except (RetryableError, Refused) as error:
+        log.info("the master has not heard the last figures: %s", error)

@@ -18,7 +18,7 @@ class Member(_message.Message):
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("member", "pid", "control_address", "bulk_address", "ready", "sources", "figures")
+    __slots__ = ("member", "pid", "control_address", "bulk_address", "ready", "sources", "figures", "leaving")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class RegisterRequest(_message.Message):
     READY_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     member: Member
     pid: int
     control_address: str
@@ -33,7 +34,8 @@ class RegisterRequest(_message.Message):
     ready: bool
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     figures: PsFigures
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., pid: _Optional[int] = ..., control_address: _Optional[str] = ..., bulk_address: _Optional[str] = ..., ready: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., figures: _Optional[_Union[PsFigures, _Mapping]] = ...) -> None: ...
+    leaving: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., pid: _Optional[int] = ..., control_address: _Optional[str] = ..., bulk_address: _Optional[str] = ..., ready: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., figures: _Optional[_Union[PsFigures, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("name", "records")

@@ -98,6 +98,11 @@ def test_what_a_parameter_server_says_of_itself_is_passed_on_with_its_name() -> 
     request = pb.RegisterRequest(member=member, figures=figures, control_address="unix:/a", bulk_address="unix:/b")
     stage.service.Register(request, CONTEXT)
     assert stage.told == [("ps-0", 0, figures)]
+    other = pb.RegisterRequest(member=pb.Member(role="ps", index=1, uid="ps-1"), figures=figures, leaving=True)
+    stage.service.Register(other, CONTEXT)
+    assert stage.told[1:] == [("ps-1", 1, figures)]
+    assert "ps-1" not in stage.servers.links, "one that is told to go is not counted on"
+    del stage.told[1:]
     stage.service.Register(pb.RegisterRequest(member=WORKER, figures=figures), CONTEXT)
     assert len(stage.told) == 1, "workers have none"
 

@@ -107,3 +107,14 @@ def test_it_needs_no_tensorflow_and_little_memory(folder, process):
     assert "tensorflow" not in maps
     assert "safetensors" not in maps
     assert resident < 100e6
+
+
+def test_its_last_word_are_its_figures(folder, process):
+    servicer = Registrations()
+    server = master(folder, servicer)
+    assert not servicer.seen.get(timeout=60).leaving
+    process.send_signal(signal.SIGTERM)
+    last = next(request for request in iter(partial(servicer.seen.get, timeout=30), None) if request.leaving)
+    server.stop()
+    assert last.HasField("figures")
+    assert process.wait(timeout=30) == 0

@@ -23,12 +23,15 @@ class Master:
         self._stopping = stopping
         self._answers = list(answers)
         self.calls = 0
+        self.last: Exception | None = None
         self.figures: list[int] = []
+        self.leaving: list[bool] = []
 
     def call(self, method: object, message: pb.RegisterRequest, **_: object) -> pb.RegisterReply:
         self.calls += 1
         self.figures.append(message.figures.entered)
-        answer = self._answers.pop(0) if self._answers else None
+        self.leaving.append(message.leaving)
+        answer = self._answers.pop(0) if self._answers else self.last
         if not self._answers:
             self._stopping.set()
         if answer is not None:
@@ -84,6 +87,15 @@ def test_its_figures_are_those_of_now_and_are_told_once_more_at_its_end():
     master = Master(stopping, away(), None, None)
     keep(master, stopping)
     assert master.figures == [1, 2, 3, 4]
+    assert master.leaving == [False, False, False, True]
+
+
+def test_a_master_that_does_not_want_its_last_figures_does_not_keep_it():
+    stopping = NoWait()
+    master = Master(stopping, None)
+    master.last = Refused("who are you", kind="token")
+    keep(master, stopping)
+    assert master.leaving == [False, True]
 
 
 def test_who_never_met_a_master_has_nothing_to_tell_at_its_end():

@@ -29,8 +29,7 @@ def exchanged(job: JobSeen, called: str) -> Iterator[Complaint]:
     if told is None:
         return
     if not job.ended:
-        yield from _waiting(job, told, called)
-        yield from _small(job, told)
+        yield from list(_waiting(job, told, called)) or _small(job, told)
         yield from _full(job, told)
     yield from _refused(job, told)
 
@@ -99,24 +98,33 @@ def _awaited(now: RoundStatus) -> str:
 def _not_waited_for(job: JobSeen, now: RoundStatus | None) -> str:
     """``; worker-1 is gone, not waited for``; empty when everybody is there."""
     awaited = set(now.awaited) if now else set()
-    gone = sorted(_gone(job) - awaited)
-    if not gone:
+    gone, away = _ended(job) - awaited, _away(job) - awaited
+    if not gone | away:
         return ""
-    return f"; {listed_briefly(_labels(gone), _NAMED)} {'is' if len(gone) == 1 else 'are'} gone, not waited for"
+    parts = [_they(gone, "is gone", "are gone"), _they(away, "has no place", "have no place")]
+    return f"; {' and '.join(part for part in parts if part)}, not waited for"
 
 
-def _gone(job: JobSeen) -> set[int]:
-    """Workers that ended or wait for a place, and that nobody has started anew, as far as events are kept."""
-    status = job.status
-    assert status is not None
+def _they(workers: set[int], one: str, several: str) -> str:
+    if not workers:
+        return ""
+    return f"{listed_briefly(_labels(sorted(workers)), _NAMED)} {one if len(workers) == 1 else several}"
+
+
+def _ended(job: JobSeen) -> set[int]:
+    """Workers that ended and that nobody has started anew, as far as events are kept."""
     ended: set[int] = set()
     for event in job.told.events:
         if isinstance(event, RoleEnded) and event.role == "worker":
             ended.add(event.index)
         elif isinstance(event, RoleStarted) and event.role == "worker":
             ended.discard(event.index)
-    away = {worker.index for worker in status.workers if worker.state in AWAY}
-    return (ended | away) - {worker.index for worker in status.workers if worker.state not in AWAY}
+    return ended - {worker.index for worker in (job.status.workers if job.status else ())}
+
+
+def _away(job: JobSeen) -> set[int]:
+    """Workers that have no place yet, or lose it."""
+    return {worker.index for worker in (job.status.workers if job.status else ()) if worker.state in AWAY}
 
 
 def _labels(workers: Sequence[int]) -> list[str]:
