@@ -231,6 +231,17 @@ BAD = [
     ({"teamDefaults": {"networkPolicies": {"dns": {"cidrs": ["10.0.0.1"]}}}}, "'10.0.0.1' does not match pattern"),
     ({"teamDefaults": {"networkPolicies": {"extra": {"a": {"roles": ["masters"]}}}}}, "value must be one of 'master'"),
     ({"admission": {"podAccounts": []}}, "at '/admission/podAccounts': minItems: got 0, want 1"),
+    ({"commonLabels": {"the owner": "a"}}, "at '/commonLabels': additional properties 'the owner' not allowed"),
+    ({"commonAnnotations": {"a/b/c": "d"}}, "at '/commonAnnotations': additional properties 'a/b/c' not allowed"),
+    ({"teamDefaults": {"quota": {"Low": {"pods": 1}}}}, "at '/teamDefaults/quota': additional properties 'Low' not"),
+    (
+        {"teamDefaults": {"limitRange": {"default": {"CPU": 1}}}},
+        "at '/teamDefaults/limitRange/default': additional properties 'CPU' not allowed",
+    ),
+    (
+        {"teamDefaults": {"networkPolicies": {"extra": {"my_store": {"roles": ["worker"], "egress": [{}]}}}}},
+        "at '/teamDefaults/networkPolicies/extra': additional properties 'my_store' not allowed",
+    ),
     ({"teams": [{"namespace": "a"}, {"namespace": "a"}]}, "Two teams have the namespace a"),
     ({"teams": [{"namespace": "edl-system", "create": True}]}, "The namespace edl-system is where this release"),
 ]
