@@ -30,6 +30,7 @@ NODE = "edl-worker"
 
 @pytest.mark.alone
 @pytest.mark.breaks
+@pytest.mark.long
 @pytest.mark.timeout(SECONDS + 60)
 def test_tutorial_on_kind(where: Site, built: Images, folder: Path, installed: None) -> None:
     """Every command does what the page says, or the script ends there."""

@@ -20,7 +20,7 @@ def test_two_jobs(place: Namespace, undisturbed: Callable[[int], Baseline]) -> N
     cpu = worker_cpu(offers(place.api), SLOTS, small_pods=4)
     first, second = (
         Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=2, cpu=cpu))
-        for name, seconds in (("first", 40), ("second", 45))
+        for name, seconds in (("first", 30), ("second", 35))
     )
     first.submit()
     first.wait_training(workers=2)
