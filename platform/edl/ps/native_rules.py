@@ -5,12 +5,14 @@ The numbers come from the functions of ``edl.optimizers``, so that they are roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from edl.core.errors import BadInputError
+from edl.optimizers import Rule, Scratch, Update, rule
 from edl.optimizers.adam import corrected_rate, correction, first_corrected_rate, nadam_factors, rest
-from edl.optimizers.ftrl import SQUARE_ROOT, Strengths
+from edl.optimizers.ftrl import SQUARE_ROOT, Strengths, makes_groups
 from edl.ps import _native
+from edl.ps.arrays import Floats
 from edl.ps.declaration import RowTable
 from edl.spec.optimizer import OptimizerSpec
 
@@ -46,11 +48,34 @@ def kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
 
 def steps(optimizer: OptimizerSpec, table: RowTable) -> Steps:
     """What makes the argument of each push to a table."""
-    numbers, decay = _NUMBERS[optimizer.name], optimizer.decay_of(table.name)
-    group = Strengths.of(optimizer).limit(table.dim) if optimizer.name == "ftrl" else 0.0
+    group = float(Strengths.of(optimizer).limit(table.dim)) if optimizer.name == "ftrl" else 0.0
+    return _steps(optimizer, optimizer.decay_of(table.name), group)
+
+
+def slab_rule(optimizer: OptimizerSpec, decay: float) -> Rule:
+    """The kernel as :func:`edl.optimizers.rule`: the same bits in one pass over dense parameters instead of seven.
+
+    A group lasso regards their rows, of which a kernel would have to know: there it is that function.
+
+    Raises:
+        BadInputError: the optimizer has no native kernel.
+    """
+    if makes_groups(optimizer):
+        return rule(optimizer, decay)
+    chosen, step = kernel(optimizer), _steps(optimizer, decay, group=0.0)
+
+    def move(values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+        now = step(update.learning_rate, update.step)
+        _native.move(chosen, now, values, slots, update.gradient, "")
+
+    return move
+
+
+def _steps(optimizer: OptimizerSpec, decay: float, group: float) -> Steps:
+    numbers = _NUMBERS[optimizer.name]
 
     def step(rate: float, count: int) -> _native.Step:
-        return _native.Step(decay=decay, decay_rate=rate, group=float(group), **numbers(optimizer, rate, count))
+        return _native.Step(decay=decay, decay_rate=rate, group=group, **numbers(optimizer, rate, count))
 
     return step
 

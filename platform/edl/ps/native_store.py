@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from edl.optimizers import Rule
 from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration
+from edl.ps.native_rules import slab_rule
 from edl.ps.native_table import NativeTable
 from edl.ps.retention import Retention
 from edl.ps.table import Table
 from edl.ps.table_store import TableStore
+from edl.spec.optimizer import OptimizerSpec
 
 
 class NativeStore(TableStore):
-    """A store whose tables are native; its slab is the same as the NumPy store's.
+    """A store whose tables are native, and whose slab is moved by their kernels.
 
     Args:
         declaration: what it holds; its optimizer is one of ``edl.ps.native_table.OPTIMIZERS``.
@@ -37,3 +40,7 @@ class NativeStore(TableStore):
             table.name: NativeTable(table, optimizer, threads=self._threads, retention=self._retention)
             for table in declaration.tables
         }
+
+    @staticmethod
+    def _rule(optimizer: OptimizerSpec, decay: float) -> Rule:
+        return slab_rule(optimizer, decay)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from edl.optimizers import Scratch, Update, blocks, rule
+from edl.optimizers import Rule, Scratch, Update, blocks, rule
 from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration
 from edl.ps.store import Gradients
+from edl.spec.optimizer import OptimizerSpec
+
+Rules = Callable[[OptimizerSpec, float], Rule]
 
 
 class Slab:
@@ -16,9 +21,10 @@ class Slab:
     Args:
         declaration: what is in it, and what moves it.
         values: initial ones, ``[declaration.size]``, copied.
+        rule: of an optimizer and a weight decay.
     """
 
-    def __init__(self, declaration: Declaration, values: Floats) -> None:
+    def __init__(self, declaration: Declaration, values: Floats, rule: Rules = rule) -> None:
         optimizer, trained = declaration.optimizer, declaration.trained
         self.values: Floats = np.array(values, np.float32)
         self.slots: dict[str, Floats] = {

@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from edl.optimizers import Rule, rule
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import Declaration
 from edl.ps.retention import Retention
@@ -15,6 +16,7 @@ from edl.ps.slab import Slab
 from edl.ps.snapshot import Snapshot, StoredRows
 from edl.ps.store import Gradients
 from edl.ps.table import Table
+from edl.spec.optimizer import OptimizerSpec
 
 
 class TableStore(ABC):
@@ -29,12 +31,17 @@ class TableStore(ABC):
     def __init__(self, declaration: Declaration, dense: Floats, retention: Retention | None = None) -> None:
         self._declaration = declaration
         self._retention = retention or Retention()
-        self._slab = Slab(declaration, dense)
+        self._slab = Slab(declaration, dense, self._rule)
         self._tables = self._made(declaration)
 
     @abstractmethod
     def _made(self, declaration: Declaration) -> Mapping[str, Table]:
         """The declared tables by name, empty."""
+
+    @staticmethod
+    def _rule(optimizer: OptimizerSpec, decay: float) -> Rule:
+        """What moves the slab."""
+        return rule(optimizer, decay)
 
     @classmethod
     def restored(cls, snapshot: Snapshot) -> Self:

@@ -137,3 +137,13 @@ def test_a_gather_of_positions_that_are_not_there_is_refused(positions: list[int
 def test_a_table_that_cannot_be_is_refused(settings_: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         NativeTable(declared(dim=DIM), OptimizerSpec("adagrad"), **settings_)
+
+
+@MANY
+@given(*[right_arrays((COUNT,), np.float32)] * 3, st.integers(0, 4))
+def test_a_slab_takes_arrays_that_fit_and_refuses_others(values: Any, slot: Any, gradient: Any, slots_: int) -> None:
+    step = _native.Step(rate=0.5)
+    with suppress(*REFUSALS):
+        _native.move(_native.Optimizer.adagrad, step, values, [slot] * slots_, gradient, "")
+        assert np.shape(values) == np.shape(gradient)
+        assert slots_ == 0 or np.shape(slot) == np.shape(gradient)

@@ -16,14 +16,16 @@ from table_contract import PATIENT, array, declared
 
 from edl.core.errors import BadInputError
 from edl.optimizers import rule
-from edl.ps.declaration import RowTable
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.numpy_table import NumpyTable
+from edl.ps.slab import Slab
+from edl.ps.store import Gradients
 from edl.spec.hyperparameters import RULES
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
 
 if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps.native_rules import OPTIMIZERS
+    from edl.ps.native_rules import OPTIMIZERS, slab_rule
     from edl.ps.native_table import NativeTable
 
 pytestmark = pytest.mark.native
@@ -111,6 +113,36 @@ def test_whatever_the_hyperparameters_and_gradients_the_bits_are_those_of_numpy(
                 table.apply(ids, np.array(gradients, np.float32).reshape(3, DIM), rate, step)
     for table in tables[:-1]:
         np.testing.assert_array_equal(table.read(ids), numpy.read(ids))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1279, 1280, 1281, 5000])
+def test_dense_parameters_have_the_bits_of_numpy_however_many_they_are(spec, size):
+    """Those of a table of one row, and of the rule in NumPy; 1,280 are moved at a time."""
+    random = np.random.default_rng(9)
+    declaration = Declaration((DenseVariable("w", (size,)), DenseVariable("mean", (3,), True)), (), spec, "model")
+    numpy, native = (Slab(declaration, np.ones(size + 3, np.float32), made) for made in (rule, slab_rule))
+    for step in range(1, 21):
+        gradient = random.standard_normal(size + 3).astype(np.float32)
+        push = Gradients(gradient, {}, 0.03 / step if step != 7 else 0.0, 0.5)
+        for slab in (numpy, native):
+            slab.apply(push, step)
+    same_bits(native.values, numpy.values)
+    for name, slot in numpy.slots.items():
+        same_bits(native.slots[name], slot)
+
+
+def test_a_group_lasso_finds_the_rows_of_dense_embeddings():
+    spec = OptimizerSpec("ftrl", {"group_lasso_regularization_strength": 5.0})
+    shapes = (DenseVariable("emb/embeddings", (40, 4)), DenseVariable("w", (9,)))
+    declaration = Declaration(shapes, (), spec, "model")
+    numpy, native = (Slab(declaration, np.ones(169, np.float32), made) for made in (rule, slab_rule))
+    gradient = np.random.default_rng(10).standard_normal(169).astype(np.float32)
+    for slab in (numpy, native):
+        slab.apply(Gradients(gradient, {}, 0.1, 1.0), 1)
+    moved = numpy.values[:160].reshape(40, 4).any(axis=1)
+    assert moved.any()
+    assert not moved.all(), "rows whose pull is short are zero"
+    same_bits(native.values, numpy.values)
 
 
 @pytest.mark.tensorflow

@@ -1,4 +1,4 @@
-// edl.ps._native: a table for Python. Arrays are checked here, for type, shape and order; what they hold is not.
+// edl.ps._native: a table for Python, and its kernels for arrays. Arrays are checked here, for type, shape and order; what they hold is not.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -6,6 +6,7 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "gather.hpp"
+#include "slab.hpp"
 #include "table.hpp"
 
 namespace nb = nanobind;
@@ -28,6 +30,8 @@ using NewIds = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::
 using Steps = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewSteps = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using NewFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 Ids span(const IdArray& ids) { return {ids.data(), ids.shape(0)}; }
 
@@ -129,6 +133,19 @@ class Held {
   std::shared_ptr<Snapshot> snapshot_;
 };
 
+void move_slab(Optimizer optimizer, const Step& step, const NewFloats& values, const std::vector<NewFloats>& slots,
+               const FloatArray& gradient, const std::string& isa) {
+  const std::size_t count = gradient.shape(0);
+  const auto fits = [count](const NewFloats& array) { return array.shape(0) == count; };
+  if (slots.size() > kMostSlots) throw std::invalid_argument("no optimizer has so many slot variables");
+  if (!fits(values) || !std::ranges::all_of(slots, fits)) throw std::invalid_argument("gradient has another length");
+  std::vector<float*> parts;
+  for (const NewFloats& slot : slots) parts.push_back(slot.data());
+  const Kernels& chosen = kernels(isa.c_str());
+  const nb::gil_scoped_release released;
+  move(chosen, optimizer, step, values.data(), parts, {gradient.data(), count});
+}
+
 void gather_rows(const RowArray& rows, const IdArray& positions, const NewRows& out) {
   if (out.shape(0) != positions.shape(0) || out.shape(1) != rows.shape(1)) throw std::invalid_argument("out has another shape");
   for (const std::int64_t position : span(positions)) {
@@ -229,6 +246,8 @@ NB_MODULE(_native, module) {
       .def("scan", &Held::scan, nb::arg("start"), nb::arg("ids").noconvert(), nb::arg("values").noconvert(),
            nb::arg("slots"), nb::arg("seen").noconvert().none(), nb::arg("pass_by"))
       .def("release", &Held::release);
+  module.def("move", &move_slab, nb::arg("optimizer"), nb::arg("step"), nb::arg("values").noconvert(),
+             nb::arg("slots").noconvert(), nb::arg("gradient"), nb::arg("isa"));
   module.def("gather", &gather_rows, nb::arg("rows"), nb::arg("positions"), nb::arg("out").noconvert());
 }
 
