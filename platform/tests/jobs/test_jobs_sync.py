@@ -31,6 +31,9 @@ def test_two_workers_make_the_updates_of_one_process_with_larger_minibatches(tmp
     sizes = [len(records) // MINIBATCH for records in updates.values()]
     assert set(sizes) == {1, 2}
     assert sizes.count(2) > 50, "the two workers did not train at the same time"
+    said = summary["parameters"]
+    assert (said["pushes"], said["updates"]) == (RECORDS // MINIBATCH, len(updates))
+    assert said["stalest"] <= ps - 1, "a worker that joins may have values of two updates, from two parameter servers"
     expected = job.in_keras(dense(cuts[0]), updates)
     for name, value in dense(cuts[-1]).items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)

@@ -28,6 +28,8 @@ from edl.kube.inspection.jobs import JobSeen
 from edl.kube.inspection.slowness import average_workers, slowed
 from edl.kube.kinds import Manifest
 from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
+from edl.spec.job import Strategy
+from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.publication import Failure, Moment, Publication
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
@@ -131,6 +133,15 @@ def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> N
     again = RecordsLeased(NOW - 8, 0, 200, "a", 2)
     (found,) = slowed(seen(replace(CALM, events=(back, again))), "mnist")
     assert found.text == "512 records went back to the queue; 200 of them were leased again since"
+
+
+def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallCluster) -> None:
+    """tests/kube/exchange/*.txt has all that can be said of them."""
+    full = ParametersStatus(Strategy(), tables=(TableStatus("users", 9, 900, 0, 9, 1.0),), tables_total=1)
+    told = replace(TOLD, status=replace(STATUS, parameters=full))
+    table, slow, _ = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    assert table.text.startswith("table users has 100 % of ps.max_rows (9 rows of 9, 900 bytes)")
+    assert "workers on average" in slow.text
 
 
 def test_why_it_was_slow(cluster: SmallCluster) -> None:
