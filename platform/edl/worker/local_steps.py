@@ -12,10 +12,15 @@ import math
 
 import numpy as np
 
+from edl.core.errors import BadInputError
 from edl.optimizers import Scratch, Update, blocks, rule
 from edl.spec.optimizer import OptimizerSpec
 from edl.worker.push import Push
 from edl.worker.slab import Floats, Layout, VariableLike
+
+
+_FROM_SLOTS = ("ftrl",)
+"""Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""
 
 
 class LocalSteps:
@@ -25,9 +30,18 @@ class LocalSteps:
         layout: of the slab.
         optimizer: the job's.
         between: steps from one pull to the next; all but the last are local.
+
+    Raises:
+        BadInputError: the optimizer's values follow from its slot variables, of which a worker knows its own part only.
     """
 
     def __init__(self, layout: Layout, optimizer: OptimizerSpec, between: int) -> None:
+        if optimizer.name in _FROM_SLOTS:
+            raise BadInputError(
+                f"found {between}, but Ftrl computes values from all gradients so far, and a worker has its own only",
+                where="strategy.get_model_steps",
+                hint="leave it out, or choose another optimizer",
+            )
         self._between = between
         self._since = 0
         self._parts = [_Part(layout.owned(part), layout.slices[part].start, optimizer) for part in layout.parts]
