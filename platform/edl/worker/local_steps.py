@@ -18,7 +18,6 @@ from edl.spec.optimizer import OptimizerSpec
 from edl.worker.push import Push
 from edl.worker.slab import Floats, Layout, VariableLike
 
-
 _FROM_SLOTS = ("ftrl",)
 """Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""
 
