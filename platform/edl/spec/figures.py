@@ -34,8 +34,8 @@ def mode(strategy: Strategy) -> str:
 
 def percent(share: float) -> str:
     """A share of 0 to 1; below one percent it has a decimal, and no share that is less is said to be the whole."""
-    hundredths = min(100 * share, 99.0) if share < 1 else 100 * share
-    return f"{hundredths:.1f} %" if 0 < hundredths < 1 else f"{hundredths:.0f} %"
+    number = min(100 * share, 99.0) if share < 1 else 100 * share
+    return f"{number:.1f} %" if 0 < number < 1 else f"{number:.0f} %"
 
 
 def size(count: int) -> str:

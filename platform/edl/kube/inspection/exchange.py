@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from edl.kube.inspection.complaint import Complaint, listed_briefly
-from edl.kube.inspection.jobs import AWAY, JobSeen
+from edl.kube.inspection.jobs import JobSeen
 from edl.spec.event import RoleEnded, RoleStarted
 from edl.spec.figures import percent, size
 from edl.spec.parameters import ParametersStatus, RoundStatus
@@ -39,7 +39,7 @@ def _waiting(job: JobSeen, told: ParametersStatus, called: str) -> Iterator[Comp
     now = told.round
     if now is None or now.seconds < LONG_SECONDS or not now.awaited:
         return
-    missing = min(now.wanted - now.arrived, now.awaited_total)
+    missing = max(1, min(now.wanted - now.arrived, now.awaited_total))  # a worker that was refused once is waited for
     gradients = "1 gradient" if missing == 1 else f"{missing} gradients"
     text = (
         f"an update has been waiting for {gradients} for {now.seconds:.0f} s "
@@ -98,7 +98,7 @@ def _awaited(now: RoundStatus) -> str:
 def _not_waited_for(job: JobSeen, now: RoundStatus | None) -> str:
     """``; worker-1 is gone, not waited for``; empty when everybody is there."""
     awaited = set(now.awaited) if now else set()
-    gone, away = _ended(job) - awaited, _away(job) - awaited
+    gone, away = _gone(job) - awaited, _in_state(job, "pending") - awaited
     if not gone | away:
         return ""
     parts = [_they(gone, "is gone", "are gone"), _they(away, "has no place", "have no place")]
@@ -111,20 +111,21 @@ def _they(workers: set[int], one: str, several: str) -> str:
     return f"{listed_briefly(_labels(sorted(workers)), _NAMED)} {one if len(workers) == 1 else several}"
 
 
-def _ended(job: JobSeen) -> set[int]:
-    """Workers that ended and that nobody has started anew, as far as events are kept."""
+def _gone(job: JobSeen) -> set[int]:
+    """Workers that leave, or ended and that nobody has started anew, as far as events are kept."""
     ended: set[int] = set()
     for event in job.told.events:
         if isinstance(event, RoleEnded) and event.role == "worker":
             ended.add(event.index)
         elif isinstance(event, RoleStarted) and event.role == "worker":
             ended.discard(event.index)
-    return ended - {worker.index for worker in (job.status.workers if job.status else ())}
+    return (ended - _in_state(job)) | _in_state(job, "leaving")
 
 
-def _away(job: JobSeen) -> set[int]:
-    """Workers that have no place yet, or lose it."""
-    return {worker.index for worker in (job.status.workers if job.status else ()) if worker.state in AWAY}
+def _in_state(job: JobSeen, state: str | None = None) -> set[int]:
+    """The workers of the status that are in a state, or all."""
+    workers = job.status.workers if job.status else ()
+    return {worker.index for worker in workers if state in (None, worker.state)}
 
 
 def _labels(workers: Sequence[int]) -> list[str]:
