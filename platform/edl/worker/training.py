@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
@@ -21,42 +20,11 @@ from edl.worker.parameters import Parameters
 from edl.worker.progress import Progress
 from edl.worker.push import Push
 from edl.worker.records import of_records
-from edl.worker.slab import Floats, Rows, RowsByTable
+from edl.worker.slab import Rows, RowsByTable
+from edl.worker.stages import Done, Prepared, Ready
 from edl.worker.stream import Loaded, Minibatch, RecordStream
 
 _LOG = logging.getLogger(__name__)
-
-
-class Prepared(NamedTuple):
-    """A minibatch with the rows of served tables that it needs."""
-
-    loaded: Loaded
-    rows: RowsByTable
-
-
-class Ready(NamedTuple):
-    """A minibatch with all that it is computed from.
-
-    Attributes:
-        loaded: the minibatch.
-        number: the global step that it is to be, as far as this worker knows.
-        versions: by PS, of the dense values.
-        slab: the dense values; nothing writes there while the step is computed.
-        rows: of served tables.
-    """
-
-    loaded: Loaded
-    number: int
-    versions: tuple[int, ...]
-    slab: Floats
-    rows: RowsByTable
-
-
-class Done(NamedTuple):
-    """A minibatch's loss, None if it applies nothing, and its push, which gets its stamp when it is sent."""
-
-    loss: float | None
-    push: Push
 
 
 @dataclass(slots=True)
