@@ -39,8 +39,8 @@ def render(
 ) -> None:
     """Print the manifests of a job; no cluster is asked.
 
-    `edl render job.yaml | kubectl apply -f -` submits it. Without --token-secret the output holds a new secret token:
-    do not commit it.
+    `edl render job.yaml | kubectl create -f -` submits it; `kubectl apply -f -` does too, for those who may read
+    Secrets. Without --token-secret the output holds a new secret token: do not commit it.
     """
     spec = load(job, settings or (), demands=problems)
     token = secrets.token_hex(_TOKEN_BYTES) if token_secret is None else None
@@ -52,7 +52,8 @@ def render(
 
 
 def _heading(job: str, *, holds_token: bool) -> Iterator[str]:
-    yield f"# Made of {job}. To submit the job: kubectl apply -f FILE"
+    yield f"# Made of {job}. To submit the job: kubectl create -f FILE"
+    yield "# (kubectl apply -f FILE asks for the right to read Secrets, which data scientists do not have)"
     if holds_token:
         yield "# This holds the job's secret token: do not commit it. With --token-secret NAME it would name a Secret"
         yield "# that exists instead."

@@ -92,3 +92,10 @@ def test_what_cannot_be_on_a_cluster_has_its_line(job: Path) -> None:
     job.write_text(job.read_text().replace("/data/train", "data/train"))
     with pytest.raises(BadInputError, match=r"job.yaml:4: data.training: found 'data/train', must be an absolute path"):
         CliRunner().invoke(app, [str(job)], catch_exceptions=False)
+
+
+def test_how_it_is_submitted_needs_no_right_to_read_secrets(job: Path) -> None:
+    text, _ = rendered(job)
+    assert "To submit the job: kubectl create -f FILE\n" in text
+    assert "asks for the right to read Secrets" in text
+    assert "kubectl create -f -" in CliRunner().invoke(app, ["--help"], catch_exceptions=False).stdout
