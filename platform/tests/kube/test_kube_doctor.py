@@ -154,7 +154,9 @@ def test_a_namespace_that_is_not_there(patient: Patient) -> None:
     ("said", "level"),
     [
         ({"major": "1", "minor": "34+", "gitVersion": "v1.34.0-gke"}, Level.OK),
-        ({"major": "1", "minor": "28", "gitVersion": "v1.28.9"}, Level.FAIL),
+        ({"major": "1", "minor": "30", "gitVersion": "v1.30.0"}, Level.OK),
+        ({"major": "1", "minor": "29", "gitVersion": "v1.29.15"}, Level.FAIL),
+        ({"major": "2", "minor": "0", "gitVersion": "v2.0.0"}, Level.OK),
         ({}, Level.WARN),
     ],
 )

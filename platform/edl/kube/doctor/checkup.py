@@ -13,8 +13,8 @@ from edl.kube.doctor.rights import Right
 from edl.kube.errors import ForbiddenError, PolicyError
 from edl.kube.kinds import Manifest
 
-OLDEST = (1, 29)
-"""The first Kubernetes with podReplacementPolicy for Jobs switched on; nothing else that EDL uses is newer."""
+OLDEST = (1, 30)
+"""The first Kubernetes with ValidatingAdmissionPolicy v1, which EDL's policies are; nothing else here is newer."""
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _MASTERS = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
 
