@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.cli.cluster.columns import age, aligned
+from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
 from edl.core.errors import BadInputError
 
@@ -41,7 +42,7 @@ def list_jobs(
         print(line)
     if not found:
         where = "the cluster" if everywhere else f"namespace {api.namespace}"
-        print(f"There are no jobs in {where}. Submit one with: edl submit JOB.yaml")
+        print(f"There are no jobs in {where}. Submit one with: edl submit {called('JOB.yaml', context, namespace)}")
 
 
 def _require_namespace(api: Api) -> None:

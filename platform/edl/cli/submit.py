@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -71,21 +70,21 @@ def submit(
     Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
     """
     speaker = voice(as_json=as_json)
-    options = Options(job, resume, context, namespace, yes=yes, watch=watch, as_json=as_json)
+    options = Options(job, settings or (), resume, context, namespace, yes=yes, watch=watch, as_json=as_json)
     try:
-        _submit(options, speaker, settings or (), dry_run)
+        _submit(options, speaker, dry_run)
     except EdlError as error:
         speaker.failed(error)
         raise
 
 
-def _submit(options: Options, speaker: Voice, settings: Sequence[str], dry_run: DryRun | None) -> None:
+def _submit(options: Options, speaker: Voice, dry_run: DryRun | None) -> None:
     job = options.job_file
-    spec = load(job, settings, required=("training",), demands=problems)
+    spec = load(job, options.settings, required=("training",), demands=problems)
     _check_resume(spec, job, options.resume)
     if dry_run is DryRun.CLIENT:
         speaker.planned(client_plan(spec, options))
-        speaker.note(f"No cluster was asked. The manifests: edl render {job}")
+        speaker.note(f"No cluster was asked. The manifests: {options.rendered()}")
         return
     raise typer.Exit(submitted(spec, options, speaker, dry_run=dry_run is DryRun.SERVER))
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import urllib3
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import kube_config
 from kubernetes.config.config_exception import ConfigException
 from yaml import YAMLError  # in which the client reads a kubeconfig
 
@@ -55,10 +57,9 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
             own, chosen = _POD_NAMESPACE.read_text().strip(), None
         else:
             config.load_kube_config(context=context, client_configuration=settings, persist_config=False)
-            contexts, current = config.list_kube_config_contexts()
-            named = {entry["name"]: entry for entry in contexts}
-            chosen = context or current["name"]
-            own = named[chosen]["context"].get("namespace") or "default"
+            found = _kubeconfig()
+            chosen = context or str(found["current-context"])
+            own = _named(found)[chosen].get("namespace") or "default"
     except _UNUSABLE as error:
         raise UnreachableError(
             f"No cluster can be used: {error}",
@@ -87,10 +88,23 @@ def connected(context: str | None = None, namespace: str | None = None) -> Api:
 def contexts() -> list[str]:
     """Names of the kubeconfig's contexts, for completion; empty when there is none."""
     try:
-        found, _ = config.list_kube_config_contexts()
+        return list(_named(_kubeconfig()))
     except _UNUSABLE:
         return []
-    return [entry["name"] for entry in found]
+
+
+def _kubeconfig() -> Mapping[str, Any]:
+    """All files of the kubeconfig as one; unlike the client's list of contexts, also when none of them is current."""
+    merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION).config
+    if merged is None:
+        raise ConfigException("there is no kubeconfig")
+    value: Mapping[str, Any] = merged.value
+    return value
+
+
+def _named(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The contexts of a kubeconfig by name."""
+    return {str(entry.value["name"]): entry.value["context"] for entry in found["contexts"]}
 
 
 def in_pod() -> bool:

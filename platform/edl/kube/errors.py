@@ -1,5 +1,7 @@
 """What an API server refuses, translated once: each error says what, where, and who can do something about it.
 
+All of them end a command with code 2; ``edl submit`` has another error for a job whose master was asked for.
+
 Retryable are those that pass without anybody changing the request: the server is away or busy. A 403 has four
 meanings that a user must be able to tell apart: no right to ask (RBAC), no room by quota, a pod that the namespace's
 Pod Security level forbids, and what EDL's own policies refuse. Only its text tells them apart.
@@ -74,6 +76,7 @@ class BusyError(ApiError, RetryableError):
         retry_after: seconds that it asks for; None if it does not say.
     """
 
+    exit_code = 2
     retry_after: float | None = None
 
 
@@ -86,9 +89,13 @@ class NotFoundError(ApiError, BadInputError):
 class ConflictError(ApiError, RefusedError):
     """The name is taken, or the object has changed meanwhile (409)."""
 
+    exit_code = 2
+
 
 class GoneError(ApiError, RetryableError):
     """The resourceVersion is too old (410): list again."""
+
+    exit_code = 2
 
 
 class InvalidError(ApiError, BadInputError):

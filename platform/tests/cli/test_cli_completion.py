@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from published_job import put_job
@@ -53,12 +54,12 @@ def test_a_cluster_that_is_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     answered.set()
 
 
-def completed(line: str) -> list[str]:
+def completed(line: str, kubeconfig: str = "/nosuch") -> list[str]:
     """What bash would offer for the last word of a command line."""
     words = line.split(" ")
     shell = {"_EDL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     code = "from edl.cli.app import main; main()"
-    environment = {**os.environ, **shell, "KUBECONFIG": "/nosuch"}
+    environment = {**os.environ, **shell, "KUBECONFIG": kubeconfig}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     return done.stdout.split()
@@ -77,3 +78,10 @@ def completed(line: str) -> list[str]:
 )
 def test_commands_that_are_imported_late_complete_too(line: str, offered: list[str]) -> None:
     assert completed(line) == offered
+
+
+def test_contexts_of_the_kubeconfig_also_where_none_is_current(tmp_path: Path) -> None:
+    kubeconfig = tmp_path / "config"
+    entries = ", ".join(f"{{name: {name}, context: {{cluster: c, user: u}}}}" for name in ("lab", "lab-2", "prod"))
+    kubeconfig.write_text(f"clusters: []\nusers: []\ncontexts: [{entries}]\n")
+    assert completed("edl list --context la", str(kubeconfig)) == ["lab", "lab-2"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from small_cluster import Manifest, when
 
 from edl.cli.cluster import options as cluster_options
 from edl.kube import names, removal
-from edl.kube.errors import AwayError
+from edl.kube.errors import AwayError, translate
 from edl.kube.kinds import JOBS, NODES, PODS, SECRETS
 from edl.spec.event import RunStarted
 from edl.spec.publication import Publication
@@ -399,7 +400,9 @@ def test_a_job_without_a_volume_is_told_what_that_costs(desk: Desk) -> None:
     assert desk.submit("--dry-run=client", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 0
     assert "  storage   none: gone with the master's pod\n" in desk.out
     assert "no checkpoint is" in desk.out
-    assert all(len(line) <= 80 for line in desk.out.splitlines())
+    *plan, command = desk.out.splitlines()
+    assert all(len(line) <= 80 for line in plan)
+    assert command.endswith("edl render job.yaml --set 'volumes=[]' --set 'data.training=[s3://bucket/train]'")
 
 
 def test_a_dry_run_of_the_client_asks_nobody_and_imports_no_client(desk: Desk) -> None:
@@ -417,6 +420,37 @@ def test_a_dry_run_of_the_client_asks_nobody_and_imports_no_client(desk: Desk) -
     assert done.stderr.splitlines()[-1] == "[]"
     assert desk.submit("--dry-run=client") == 0
     assert "No cluster was asked. The manifests: edl render job.yaml\n" in desk.out
+
+
+def test_the_command_that_is_offered_next_has_the_settings_of_this_one(desk: Desk) -> None:
+    given = ["--set", "image=a/b:1", "--set", "pod.env.GREETING=good day", "-n", "team", "--context", "lab"]
+    assert desk.submit("--dry-run=client", *given) == 0
+    asked = "edl render job.yaml --set image=a/b:1 --set 'pod.env.GREETING=good day' -n team"
+    assert f"The manifests: {asked}\n" in desk.out
+    assert desk.edl(*shlex.split(asked)[1:]) == 0
+    assert "good day" in desk.out
+    assert desk.submit("--dry-run=client", "--resume", RUN) == 0
+    assert f"edl render job.yaml --resume {RUN}\n" in desk.out
+
+
+@pytest.mark.parametrize("code", [429, 409, 500, 503])
+def test_a_server_in_trouble_before_anything_is_created_ends_with_code_2(desk: Desk, code: int) -> None:
+    desk.cluster.breaks["GET", PODS.plural] = translate(code, b'{"message": "in trouble"}', where="GET")
+    assert desk.submit("--yes", "--json") == 2
+    assert [(event["event"], event["exit_code"]) for event in desk.events()] == [("refused", 2)]
+    assert desk.cluster.created == []
+
+
+def test_a_server_in_trouble_once_the_master_was_asked_for_ends_with_code_1(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise translate(503, b'{"message": "in trouble"}', where="GET")
+
+    monkeypatch.setattr("edl.cli.cluster.submission.tell_resumed", refused)
+    assert desk.submit("--yes", "--resume") == 1
+    assert "in trouble\n  The job goes on without this command: edl status mnist\n" in desk.err
+    assert len(desk.cluster.of(JOBS)) == 1
 
 
 def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,14 +105,14 @@ def refusal(code: int, message: str = "words", reason: str = "", *headers: str) 
         ),
         (403, "ValidatingAdmissionPolicy 'others' with binding 'b' denied request: no", ForbiddenError, 2),
         (404, 'pods "w" not found', NotFoundError, 2),
-        (409, 'pods "w" already exists', ConflictError, 1),
-        (410, "too old resource version", GoneError, 1),
+        (409, 'pods "w" already exists', ConflictError, 2),
+        (410, "too old resource version", GoneError, 2),
         (413, "too large", InvalidError, 2),
         (422, "spec.containers: Required value", InvalidError, 2),
-        (429, "too many requests", BusyError, 1),
-        (500, "etcdserver: request timed out", BusyError, 1),
-        (503, "the server is currently unable to handle the request", BusyError, 1),
-        (504, "timeout", BusyError, 1),
+        (429, "too many requests", BusyError, 2),
+        (500, "etcdserver: request timed out", BusyError, 2),
+        (503, "the server is currently unable to handle the request", BusyError, 2),
+        (504, "timeout", BusyError, 2),
     ],
 )
 def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: type[ApiError], exit_code: int) -> None:
@@ -435,6 +435,27 @@ def test_kubeconfig_says_where_as_whom_and_in_which_namespace(kubeconfig: Path) 
     assert connection.connect("two").namespace == "default"
     assert connection.connect("two", "mine").namespace == "mine"
     assert connection.contexts() == ["one", "two"]
+
+
+def test_a_context_is_enough_where_none_is_current(kubeconfig: Path) -> None:
+    kubeconfig.write_text(KUBECONFIG.replace("current-context: one\n", ""))
+    assert connection.connect("one").namespace == "team"
+    assert connection.contexts() == ["one", "two"]
+    with pytest.raises(UnreachableError, match="current-context"):
+        connection.connect()
+
+
+def test_a_context_of_another_file_of_the_kubeconfig(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = kubeconfig.with_name("other")
+    other.write_text(
+        'clusters: [{name: d, cluster: {server: "http://127.0.0.1:2"}}]\n'
+        "contexts: [{name: three, context: {cluster: d, user: u, namespace: lab}}]\n"
+    )
+    location = f"{kubeconfig}:{other}"
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", location)
+    found = connection.connect("three")
+    assert (found.host, found.namespace) == ("http://127.0.0.1:2", "lab")
+    assert connection.contexts() == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("text", ["", "no yaml: [", "apiVersion: v1\nkind: Config\n", "[1, 2]"])

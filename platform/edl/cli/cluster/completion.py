@@ -1,4 +1,7 @@
-"""Completion of job names: what the cluster says within a second, or nothing; a shell that waits shows no errors."""
+"""Completion of names of jobs and of contexts.
+
+What the cluster says within a second, or nothing: a shell that waits shows no errors.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,13 @@ import threading
 from typing import Any
 
 PATIENCE_SECONDS = 1.5
+
+
+def complete_contexts(incomplete: str) -> list[str]:
+    """Names of the kubeconfig's contexts that begin with ``incomplete``; no cluster is asked."""
+    from edl.kube.connection import contexts
+
+    return [name for name in contexts() if name.startswith(incomplete)]
 
 
 def complete_jobs(ctx: Any, incomplete: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster.completion import complete_jobs
+from edl.cli.cluster.completion import complete_contexts, complete_jobs
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 ContextOption = Annotated[
     str | None,
-    typer.Option("--context", metavar="NAME", help="Context of the kubeconfig; its current one by default."),
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="Context of the kubeconfig; its current one by default.",
+        autocompletion=complete_contexts,
+    ),
 ]
 NamespaceOption = Annotated[
     str | None,

@@ -70,7 +70,7 @@ class Releasing:
 
     def __init__(self, api: Api, me: Identity, spec: JobSpec, source: Path, time: Time | None = None) -> None:
         self._api, self._me, self._spec, self._time = api, me, spec, time or Time()
-        self._options = Options(source, me.resume, namespace=api.namespace, yes=True, watch=True)
+        self._options = Options(source, resume=me.resume, namespace=api.namespace, yes=True, watch=True)
         self._clearing = Clearing(api, spec.name)
         self._patience, self._clear_patience = Patience(), ClearPatience()
         self._voice, self._decided, self._progress = Words(), Ticker(sys.stdout), Ticker(sys.stdout)

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.cli.cluster.leftovers import remove
+from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import agreed, api_of
 from edl.cli.cluster.plan import KubePlan
 from edl.cli.cluster.resumption import check_resumable, tell_resumed
 from edl.cli.cluster.ticker import Ticker
 from edl.cli.cluster.voice import Voice
 from edl.core.errors import BadInputError, EdlError, JobFailedError
+from edl.kube.errors import ApiError
 from edl.kube.manifests.render import notes
 from edl.kube.submission.capacity import Room
 from edl.kube.submission.forecast import Forecast, forecast
@@ -41,6 +43,7 @@ class Options:
     """What the command line says; see ``edl.cli.submit``."""
 
     job_file: Path
+    settings: Sequence[str] = ()
     resume: str | None = None
     context: str | None = None
     namespace: str | None = None
@@ -50,12 +53,24 @@ class Options:
 
     def command(self, verb: str, job: str) -> str:
         """Another command about the job, with the same cluster and namespace."""
-        where = f" --context {self.context}" if self.context else ""
-        return f"edl {verb} {job}{where}" + (f" -n {self.namespace}" if self.namespace else "")
+        return f"edl {verb} {called(job, self.context, self.namespace)}"
+
+    def again(self) -> str:
+        """This submission, to be gone on with: a run id may follow."""
+        return f"edl submit {called(str(self.job_file), self.context, self.namespace, self.settings)} --resume"
+
+    def rendered(self) -> str:
+        """The command that prints the manifests of this submission; it asks no cluster, and so names none."""
+        run = f" --resume {self.resume}" if self.resume else ""
+        return f"edl render {called(str(self.job_file), None, self.namespace, self.settings)}{run}"
 
 
 class StartError(JobFailedError):
     """The master did not start; nothing of the job is left in the cluster."""
+
+
+class LostSightError(JobFailedError):
+    """The cluster does not tell any more what becomes of a job that was submitted; the job goes on."""
 
 
 def client_plan(spec: JobSpec, options: Options) -> KubePlan:
@@ -80,6 +95,7 @@ def submitted(spec: JobSpec, options: Options, voice: Voice, *, dry_run: bool) -
         PreflightError: the cluster would not take it; nothing was created.
         StartError: its master did not start; everything was removed.
         ApiError: the cluster refuses; everything was removed.
+        LostSightError: it refuses, or is away, when the master was asked for already.
     """
     api = api_of(options.context, options.namespace)
     request = request_of(spec, namespace=api.namespace, token=new_token(), run=options.resume)
@@ -153,6 +169,9 @@ def _carry_out(api: Api, options: Options, request: Request, plan: KubePlan, voi
     except KeyboardInterrupt:
         voice.note(f"The job goes on without this command. Remove it with: {options.command('delete', made.name)}")
         return INTERRUPTED
+    except ApiError as error:
+        hint = f"The job goes on without this command: {options.command('status', made.name)}"
+        raise LostSightError(error.message, where=error.where, hint=hint) from error
 
 
 def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> int:
@@ -176,8 +195,7 @@ def _see_it_start(api: Api, options: Options, made: Submitted, voice: Voice) -> 
     if options.watch:
         from edl.cli.cluster.following import Watched, follow
 
-        again = f"{options.command('submit', str(options.job_file))} --resume"
-        watched = Watched(made.name, run, again, options.command("delete", made.name))
+        watched = Watched(made.name, run, options.again(), options.command("delete", made.name))
         return follow(api, watched, made.uid, as_json=options.as_json)
     voice.note("\n".join(next_steps(options, made.name, started=sight.started)))
     return 0
