@@ -19,7 +19,7 @@ from edl.spec import initializer
 from edl.spec.optimizer import OptimizerSpec
 
 MAX_ROWS = 2**31 - 1
-"""Rows of one table: positions are int32."""
+"""Rows of a table that says how many it has: what Keras' own tables can be indexed with."""
 MAX_DIM = 1 << 16
 """Values of one row: with three slot variables it takes a megabyte."""
 
@@ -56,7 +56,8 @@ class RowTable:
         if not (0 <= self.rows <= MAX_ROWS and 0 < self.dim <= MAX_DIM):
             raise BadInputError(
                 f"table '{self.name}' has {self.rows} x {self.dim} values; a table has 1 to {MAX_ROWS} rows, or 0 for "
-                f"no bound, of 1 to {MAX_DIM} values"
+                f"no bound, of 1 to {MAX_DIM} values",
+                hint="for more ids than that, use edl.layers.Embedding without input_dim",
             )
         initializer.check(self.initializer)
 
