@@ -34,13 +34,14 @@ class LookedUp:
 
     def __call__(self, features: Any) -> list[Ids]:
         """For each table the ids of all calls, one behind the other, ``[lookups]``."""
-        trace, arguments = self._traced.find(features)
+        trace, leaves = self._traced.find(features)
         if trace not in self._sources:
             self._sources[trace] = _sources(trace)
         sources = self._sources[trace]
         if sources is None:
-            return [_joined(calls) for calls in trace(*arguments)]
-        given = tf.nest.flatten(arguments, expand_composites=True)
+            (given,) = tf.nest.pack_sequence_as((features,), leaves)
+            return [_joined(calls) for calls in trace(given)]
+        given = tf.nest.flatten(leaves, expand_composites=True)
         return [_joined([given[index] for index in indices]) for indices in sources]
 
 

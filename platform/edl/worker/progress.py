@@ -82,12 +82,13 @@ class Progress:
             held = self._held.get(lease)
             if held is None:
                 return
+            if held.through == held.told:  # else there is news already, and the sending thread waits for its time only
+                self._changed.notify_all()
             held.through = through
             held.skipped += skipped
             if loss is not None:
                 held.loss_sum += loss
                 held.loss_steps += 1
-            self._changed.notify_all()
 
     def finish(self, lease: int, result: bytes = b"") -> None:
         """A task is done: report it, after everything that was said before."""

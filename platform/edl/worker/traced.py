@@ -40,20 +40,20 @@ class Traced:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call it; traces when there is no trace for these types and shapes."""
-        trace, packed = self.find(*arguments)
-        return trace(*packed)
+        trace, leaves = self.find(*arguments)
+        return trace(*tf.nest.pack_sequence_as(arguments, leaves))
 
-    def find(self, *arguments: Any) -> tuple[Any, Any]:
-        """The trace for these types and shapes, which is made if there is none, and the arguments as tensors."""
+    def find(self, *arguments: Any) -> tuple[Any, list[Any]]:
+        """The trace for these types and shapes, made if there is none, and the arguments' leaves as tensors."""
         leaves = [_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
         key = tuple(_kind(leaf) for leaf in leaves)
-        packed = tf.nest.pack_sequence_as(arguments, leaves)
         trace = self._traces.get(key)
         if trace is None:
+            packed = tf.nest.pack_sequence_as(arguments, leaves)
             with _TRACING:
                 trace = self._general.get_concrete_function(*tf.nest.map_structure(any_count, packed))
             self._traces[key] = trace
-        return trace, packed
+        return trace, leaves
 
 
 def array(tensor: Any) -> NDArray[Any]:

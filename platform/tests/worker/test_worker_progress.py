@@ -70,6 +70,18 @@ def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]
     assert told[-1].through == steps
 
 
+def test_only_the_first_step_since_a_message_wakes_the_sending_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk, calls = Talk(), list[str]()
+    talk.progress.hold(Leased(1, "training"))
+    monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
+    for step in range(1, 7):
+        calls.append(f"step {step}")
+        talk.progress.stepped(1, step, loss=1.0)
+        if step == 4:
+            talk.progress.send()
+    assert calls == ["step 1", "woken", "step 2", "step 3", "step 4", "step 5", "woken", "step 6"]
+
+
 def test_a_held_lease_is_in_every_message_also_without_a_step() -> None:
     talk = Talk()
     talk.progress.hold(Leased(1, "training"))
