@@ -5,6 +5,12 @@ Values that contradict each other. Takes the root context.
 */}}
 {{- define "edl.checks.values" -}}
 {{- $classes := .Values.priorityClasses -}}
+{{- range $key := list "high" "low" }}
+{{- $name := (get $classes $key).name }}
+{{- if hasPrefix "system-" $name }}
+priorityClasses.{{ $key }}.name is {{ $name }}: Kubernetes keeps names that begin with system- for its own classes.
+{{- end }}
+{{- end }}
 {{- if eq $classes.high.name $classes.low.name }}
 priorityClasses.high and priorityClasses.low are both named {{ $classes.high.name }}: they must differ, or nothing is preempted.
 {{- else if le (int64 $classes.high.value) (int64 $classes.low.value) }}
@@ -36,6 +42,27 @@ The quota of namespace {{ $team.namespace }} names the PriorityClass {{ $class }
 The PersistentVolume of namespace {{ $team.namespace }} would be {{ $volume }}, like that of {{ . }}: choose another volume.claim for one of them.
 {{- end }}
 {{- $_ := set $volumes $volume .namespace }}
+{{- end }}
+{{- end }}
+{{- include "edl.checks.sharedFiles" . }}
+{{- end }}
+
+{{/*
+Teams that have the same files, or of which one has those of the other among its own. Takes the root context.
+*/}}
+{{- define "edl.checks.sharedFiles" -}}
+{{- $before := list }}
+{{- range $team := (include "edl.teams" . | fromJson).teams }}
+{{- with include "edl.volumeAddress" .volume }}
+{{- $address := . }}
+{{- $directory := printf "%s/" (trimSuffix "/" .) }}
+{{- range $before }}
+{{- $overlap := or (hasPrefix .directory $directory) (hasPrefix $directory .directory) }}
+{{- if and $overlap (ne .namespace $team.namespace) (not (and .shared $team.volume.shared)) }}
+The volumes of namespaces {{ .namespace }} ({{ .address }}) and {{ $team.namespace }} ({{ $address }}) have files in common, which jobs of both could read and delete: give each a directory of its own, or set volume.shared to true for both.
+{{- end }}
+{{- end }}
+{{- $before = append $before (dict "namespace" $team.namespace "shared" $team.volume.shared "address" $address "directory" $directory) }}
 {{- end }}
 {{- end }}
 {{- end }}

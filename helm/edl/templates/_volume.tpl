@@ -28,6 +28,18 @@ csi:
 {{- end }}
 
 {{/*
+Where the files are on the network, as HOST:/DIRECTORY, when a volume names a server; empty otherwise. A Filestore instance
+is an NFS server, so both are written alike. Takes a volume.
+*/}}
+{{- define "edl.volumeAddress" -}}
+{{- if (.nfs | default dict).server -}}
+{{ lower .nfs.server }}:{{ clean (printf "/%s" .nfs.path) }}
+{{- else if (.filestore | default dict).volumeHandle -}}
+{{ .filestore.ip }}:{{ clean (printf "/%s" .filestore.share) }}
+{{- end -}}
+{{- end }}
+
+{{/*
 Where the files of a PersistentVolume are, in one word: what cannot change. Takes the volume's spec.
 */}}
 {{- define "edl.volumePlace" -}}
