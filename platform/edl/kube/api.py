@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
@@ -45,6 +46,14 @@ class Pacing(Protocol):
 
     def hold(self, seconds: float) -> None:
         """The server asks to be left alone for that long."""
+
+
+Meanwhile = Callable[[str], AbstractContextManager[object]]
+"""Of a server's address: what goes on while a request to it is on its way, such as telling people that it is silent."""
+
+
+def _nothing(_: str) -> AbstractContextManager[object]:
+    return nullcontext()
 
 
 class Unpaced:
@@ -105,6 +114,7 @@ class Api:
         pace: called before each request; may wait, so that a thousand lost pods do not flood the server.
         retries: of urllib3; see the module's docstring.
         may: asked right before each request that changes something; one that may not be sent raises AwayError.
+        meanwhile: entered for each request, left when its answer begins, with the error if there is none.
     """
 
     def __init__(
@@ -114,8 +124,10 @@ class Api:
         pace: Pacing | None = None,
         retries: urllib3.Retry | None = None,
         may: Callable[[], bool] = lambda: True,
+        meanwhile: Meanwhile = _nothing,
     ) -> None:
         self._connection, self._pace, self._retries, self._may = connection, pace or Unpaced(), retries, may
+        self._meanwhile = meanwhile
 
     def fenced(self, may: Callable[[], bool]) -> Api:
         """The same server, asked for changes only while ``may`` says so.
@@ -124,7 +136,7 @@ class Api:
         then must not be carried out when the network is back. A request that was sent in time is over, also for the
         network, ``TIMEOUT_SECONDS`` later.
         """
-        return Api(self._connection, pace=self._pace, retries=self._retries, may=may)
+        return Api(self._connection, pace=self._pace, retries=self._retries, may=may, meanwhile=self._meanwhile)
 
     @property
     def connection(self) -> Connection:
@@ -321,7 +333,8 @@ class Api:
         if method != "GET" and not self._may():
             raise AwayError("Not sent: the right to decide for this job was not renewed in time", where=where)
         try:
-            response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
+            with self._meanwhile(self.host):
+                response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
             raise AwayError(said(error), where=where, hint=self._who_answers()) from error
         if response.status >= 300:

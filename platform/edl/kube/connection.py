@@ -9,23 +9,48 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import urllib3
 from kubernetes import config
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import kube_config
 from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import MaxRetryError
+from urllib3.exceptions import TimeoutError as SilenceError
 from yaml import YAMLError  # in which the client reads a kubeconfig
 
-from edl.kube.api import Api, Connection
+from edl.kube.api import Api, Connection, Meanwhile
 from edl.kube.errors import AwayError, UnreachableError
 from edl.kube.keepalive import SOCKET_OPTIONS
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _UNUSABLE = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)
 """What the client raises for a kubeconfig that is missing, unreadable, or has another shape."""
-RETRIES = urllib3.Retry(
+SILENCES = 2
+"""After so many requests that nobody answered a command line gives up: it has waited 20 s for its first answer."""
+
+
+class Asking(urllib3.Retry):
+    """Asks a server that is busy or hangs up as often as told, and one that is silent SILENCES times at most."""
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: urllib3.BaseHTTPResponse | None = None,
+        error: Exception | None = None,
+        _pool: Any = None,
+        _stacktrace: Any = None,
+    ) -> Self:
+        """See ``urllib3.Retry.increment``."""
+        before = sum(isinstance(each.error, SilenceError) for each in self.history)
+        if isinstance(error, SilenceError) and before + 1 >= SILENCES:
+            raise MaxRetryError(_pool, url or "", error) from error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
+
+RETRIES = Asking(
     total=4,
     backoff_factor=0.2,
     backoff_jitter=0.2,
@@ -80,9 +105,10 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
     return Connection(settings.host, client.rest_client.pool_manager, headers, namespace or own, chosen)
 
 
-def connected(context: str | None = None, namespace: str | None = None) -> Api:
-    """The API server for a command line: patient with a busy server."""
-    return Api(connect(context, namespace), retries=RETRIES)
+def connected(context: str | None = None, namespace: str | None = None, *, meanwhile: Meanwhile | None = None) -> Api:
+    """The API server for a command line: patient with a busy server; ``meanwhile``: see ``Api``."""
+    way = connect(context, namespace)
+    return Api(way, retries=RETRIES, meanwhile=meanwhile) if meanwhile else Api(way, retries=RETRIES)
 
 
 def contexts() -> list[str]:

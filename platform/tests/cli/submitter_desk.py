@@ -146,7 +146,7 @@ def submitter_desk_at(
         return answer
 
     monkeypatch.setattr(cluster, "ask", ask)
-    monkeypatch.setattr("edl.kube.connection.connected", lambda context, namespace: cluster)
+    monkeypatch.setattr("edl.kube.connection.connected", lambda context, namespace, **_: cluster)
     monkeypatch.setattr(releasing, "Time", lambda: time)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "80")

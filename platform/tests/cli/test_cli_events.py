@@ -45,7 +45,8 @@ def test_following_shows_each_once_until_the_end(desk: Desk, monkeypatch: pytest
         ended = JobEnded(NOW, "Done", "", Summary(1, 1))
         put_job(desk.cluster, told=replace(TOLD, events=(*EVENTS, ended)), status=conditions(Complete=""))
 
-    monkeypatch.setattr("edl.cli.cluster.polling.polled.__kwdefaults__", {"clock": lambda: 0.0, "sleep": sleep})
+    defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
+    monkeypatch.setattr("edl.cli.cluster.polling.polled.__kwdefaults__", defaults)
     assert desk.edl("events", "mnist", "-f", "--json") == 0
     kinds = [json.loads(line)["event"] for line in desk.out.splitlines()]
     assert kinds == ["role_started", "role_ended", "job_ended"]

@@ -91,7 +91,8 @@ def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypa
         put_job(desk.cluster, told=with_status(phase="Done", records_done=60_000), status=ends[0])
 
     monkeypatch.setattr("time.sleep", sleep)
-    monkeypatch.setattr("edl.cli.cluster.polling.polled.__kwdefaults__", {"clock": lambda: 0.0, "sleep": sleep})
+    defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
+    monkeypatch.setattr("edl.cli.cluster.polling.polled.__kwdefaults__", defaults)
     assert desk.edl("status", "mnist", "--watch") == 0
     assert [line[10:40] for line in desk.out.splitlines()] == [
         "training: 25,800 of 60,000 rec",

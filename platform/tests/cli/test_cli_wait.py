@@ -87,6 +87,11 @@ def test_a_long_one_is_not() -> None:
         waited("done", TRAINING, *[AwayError("away")] * 200)
 
 
+def test_a_server_that_never_answered_is_not_waited_for() -> None:
+    with pytest.raises(AwayError):
+        waited("done", AwayError("refused"), DONE)
+
+
 @pytest.mark.parametrize("text", ["", "ended", "workers=", "workers=-1"])
 def test_what_nobody_can_wait_for(text: str) -> None:
     with pytest.raises(BadInputError, match="nobody can wait"):

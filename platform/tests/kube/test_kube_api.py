@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,29 @@ def test_command_line_asks_again(place: Place, trouble: bytes) -> None:
     api = place.serve(trouble, trouble, reply(json.dumps(POD).encode()), retries=QUICK)
     assert api.get(PODS, "w") == POD
     assert place.asked == 3
+
+
+def test_silent_server_is_asked_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl.kube.api.TIMEOUT_SECONDS", 0.1)
+    with pytest.raises(AwayError, match="does not answer"):
+        place.serve(*[STAY] * 9, retries=QUICK).get(PODS, "w")
+    assert place.asked == 2
+
+
+def test_who_waits_hears_of_each_request_and_of_its_answer(place: Place) -> None:
+    heard: list[str] = []
+
+    @contextmanager
+    def meanwhile(host: str) -> Iterator[None]:
+        heard.append(host)
+        yield
+        heard.append("answered")
+
+    way = place.serve(reply(b"{}"), b"").connection
+    Api(way, meanwhile=meanwhile).get(PODS, "w")
+    with pytest.raises(AwayError):
+        Api(way, meanwhile=meanwhile).fenced(lambda: True).get(PODS, "w")
+    assert heard == [way.host, "answered", way.host]
 
 
 def test_answer_that_breaks_off_is_asked_for_again(place: Place) -> None:

@@ -102,7 +102,8 @@ def follow(api: Api, watched: Watched, uid: str, *, as_json: bool, check: Check 
     with choose(as_json=as_json) as face:
         face.planned(watched)
         following = Following(face)
-        ends = (following.see(seen) for seen in polled(lambda: _look(api, watched.job, uid, check)))
+        looks = polled(lambda: _look(api, watched.job, uid, check), answered=True)  # when the job was made
+        ends = (following.see(seen) for seen in looks)
         outcome = next(end for end in ends if end is not None)
     face.ended(watched, outcome)
     return outcome.exit_code

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.cli.cluster.completion import complete_contexts, complete_jobs
+from edl.cli.cluster.notice import Notice
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -33,14 +34,16 @@ JobArgument = Annotated[
 
 
 def api_of(context: str | None, namespace: str | None) -> Api:
-    """The cluster that the options choose; the Kubernetes client is imported here, never before.
+    """The cluster that the options choose, which tells when it is silent.
+
+    The Kubernetes client is imported here, never before.
 
     Raises:
         UnreachableError: there is no such cluster in the kubeconfig.
     """
     from edl.kube import connection
 
-    return connection.connected(context, namespace)
+    return connection.connected(context, namespace, meanwhile=Notice())
 
 
 def agreed(question: str, *, yes: bool, command: str) -> bool:

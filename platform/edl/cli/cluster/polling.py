@@ -20,19 +20,29 @@ def polled(
     look: Callable[[], Value],
     seconds: float = POLL_SECONDS,
     *,
+    answered: bool = False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Value]:
     """Yield what ``look`` returns, every ``seconds``, for as long as the caller wants it.
 
+    Args:
+        look: asks the API server.
+        seconds: between two looks.
+        answered: whether the server has answered before; one that never did is not absent for a moment but wrong.
+        clock: monotonic seconds.
+        sleep: for so many seconds.
+
     Raises:
-        RetryableError: ``look`` has raised nothing else for PATIENCE_SECONDS.
+        RetryableError: ``look`` has raised nothing else for PATIENCE_SECONDS, or before it returned anything.
     """
     failing_since: float | None = None
     while True:
         try:
             value = look()
         except RetryableError as error:
+            if not answered:
+                raise
             now = clock()
             if failing_since is None:
                 failing_since = now
@@ -40,6 +50,6 @@ def polled(
             if now - failing_since > PATIENCE_SECONDS:
                 raise
         else:
-            failing_since = None
+            failing_since, answered = None, True
             yield value
         sleep(seconds)
