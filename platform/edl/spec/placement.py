@@ -12,7 +12,7 @@ from typing import Annotated
 from edl.spec.collection import Anything, ListOf, Named, Nullable
 from edl.spec.kind import Text, Whole
 from edl.spec.node import Json
-from edl.spec.quantity import CORES, SIZE
+from edl.spec.quantity import SOME_CORES, SOME_SIZE
 from edl.spec.section import Option, Section
 
 _ABSOLUTE = Text(r"^/[\s\S]*$", "an absolute path")
@@ -27,8 +27,10 @@ _COUNT = Whole(0)
 class Resources:
     """What one pod of a role asks Kubernetes for."""
 
-    cpu: Annotated[float, Option(CORES, "CPU of one pod; edl run does not limit its processes.", "cores")] = 2.0
-    memory: Annotated[int, Option(SIZE, "Memory of one pod; edl run does not limit its processes.", "bytes")] = 2 << 30
+    cpu: Annotated[float, Option(SOME_CORES, "CPU of one pod; edl run does not limit its processes.", "cores")] = 2.0
+    memory: Annotated[int, Option(SOME_SIZE, "Memory of one pod; edl run does not limit its processes.", "bytes")] = (
+        2 << 30
+    )
     gpu: Annotated[int, Option(_COUNT, "GPUs of one pod.", "devices", built=(0,))] = 0
 
 

@@ -13,6 +13,8 @@ from edl.spec.kind import ScalarKind, finite, whole
 from edl.spec.node import Json, Node, Place
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_ABOVE_ZERO = r"(?:0*[1-9][0-9]*(?:\.[0-9]+)?|0+\.0*[1-9][0-9]*)"
+"""The same but for 0, without a look-ahead: Helm's schemas have none."""
 SIZE_PATTERN = rf"^{_NUMBER}(?:[KMGT]i|[kMGT])?$"
 CORES_PATTERN = rf"^{_NUMBER}m?$"
 DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d))+$"
@@ -33,6 +35,7 @@ class Quantity(ScalarKind):
     pattern: str
     meaning: str
     whole: bool = False
+    above_zero: bool = False
 
     @property
     def expected(self) -> str:
@@ -43,13 +46,17 @@ class Quantity(ScalarKind):
         """The value, or None with a problem reported."""
         plain = whole if self.whole else finite
         number = self._parsed(node.value) if isinstance(node.value, str) else plain(node.value)
-        return number if number is not None and number >= 0 else self.refuse(node, place)
+        allowed = number is not None and (number > 0 if self.above_zero else number >= 0)
+        return number if allowed else self.refuse(node, place)
 
     def schema(self) -> dict[str, Json]:
         """JSON Schema of what read accepts."""
         return {
             "anyOf": [
-                {"type": "integer" if self.whole else "number", "minimum": 0},
+                {
+                    "type": "integer" if self.whole else "number",
+                    "exclusiveMinimum" if self.above_zero else "minimum": 0,
+                },
                 {"type": "string", "pattern": self.pattern},
             ]
         }
@@ -85,8 +92,8 @@ def size_text(count: int) -> str:
 
 
 def cores_text(count: float) -> str:
-    """Cores as Kubernetes writes them: ``2``, ``250m``; no finer than thousandths, rounded up."""
-    thousandths = math.ceil(round(count * 1000, 6))
+    """Cores as Kubernetes writes them: ``2``, ``250m``; rounded up to thousandths, so that some is never none."""
+    thousandths = max(math.ceil(round(count * 1000, 6)), int(count > 0))
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
@@ -107,5 +114,14 @@ def _split(text: str, pattern: str) -> tuple[str, str]:
 
 
 SIZE = Quantity(size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
-CORES = Quantity(cores, CORES_PATTERN, "CPU cores such as 2, 1.5 or 500m")
+SOME_SIZE = Quantity(
+    size,
+    SIZE_PATTERN.replace(_NUMBER, _ABOVE_ZERO),
+    "a size above 0 such as 2Mi, 1.5G or a number of bytes",
+    whole=True,
+    above_zero=True,
+)
+SOME_CORES = Quantity(
+    cores, CORES_PATTERN.replace(_NUMBER, _ABOVE_ZERO), "CPU cores above 0 such as 2, 1.5 or 500m", above_zero=True
+)
 DURATION = Quantity(duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds")

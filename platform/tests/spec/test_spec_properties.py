@@ -59,7 +59,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
             least = -(2**40) if kind.minimum is None else kind.minimum
             return st.integers(least, 2**40 if kind.maximum is None else kind.maximum)
         case Quantity():
-            return st.integers(0, 2**50) if kind.whole else st.floats(0, 1e9)
+            least = 1 if kind.above_zero else 0
+            return st.integers(least, 2**50) if kind.whole else st.floats(0, 1e9, exclude_min=kind.above_zero)
         case Number():
             return st.floats(-1e9 if kind.minimum is None else kind.minimum, 1e9)
         case Text():

@@ -80,7 +80,9 @@ def test_thousandths_of_a_core_are_written_exactly(thousandths: int) -> None:
     assert quantity.cores(quantity.cores_text(thousandths / 1000)) == thousandths / 1000
 
 
-@pytest.mark.parametrize(("count", "text"), [(2.0, "2"), (0.25, "250m"), (0.1 + 0.2, "300m"), (0.0001, "1m"), (0, "0")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(2.0, "2"), (0.25, "250m"), (0.1 + 0.2, "300m"), (0.0001, "1m"), (1e-12, "1m"), (0, "0")]
+)
 def test_cores_as_kubernetes_writes_them(count: float, text: str) -> None:
     assert quantity.cores_text(count) == text
 
