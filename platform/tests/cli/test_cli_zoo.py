@@ -65,6 +65,13 @@ def test_a_new_zoo_has_a_job_that_names_a_model_in_it(tmp_path: Path) -> None:
     assert definitions(tmp_path / "new") == [spec.model.definition]
 
 
+def test_a_new_job_uses_the_claim_of_the_charts_and_says_how_the_data_comes_there(tmp_path: Path) -> None:
+    edl("zoo", "init", str(tmp_path))
+    (volume,) = load(tmp_path / "job.yaml").volumes
+    assert volume.claim == "fileserver-claim"
+    assert f"edl data cp data/mnist {volume.claim}:/mnist\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
 def test_a_new_dockerfile_starts_from_this_version_and_obeys_base(tmp_path: Path) -> None:
     edl("zoo", "init", str(tmp_path))
     text, arguments = recipe(tmp_path, base=None, file=None)
