@@ -62,12 +62,13 @@ def save(
         ModuleError: the user's code raised.
     """
     model = plain_model(network, slab, tables)
+    features = feature_spec(model, network.sample)
     described = _describable(model)
     with user_code(network.module.zoo, "export of the model"), _writing(saved_model_path) as beside:
-        _write_saved_model(model, feature_spec(model, network.sample), beside)
+        _write_saved_model(model, features, beside)
     if described:
         with _writing(keras_path) as beside:
-            _loadable(model).save(beside)
+            _loadable(model, features, network.sample).save(beside)
     return {"keras": str(keras_path) if described else None, "saved_model": str(saved_model_path)}
 
 
@@ -120,10 +121,10 @@ def _describable(model: Any) -> bool:
     return True
 
 
-def _loadable(model: Any) -> Any:
+def _loadable(model: Any, features: Any, sample: Any) -> Any:
     """The model with layers of Keras in place of EDL's where that can be."""
     try:
-        model = of_keras(model)
+        model = of_keras(model, features, sample)
     except Exception as error:  # noqa: BLE001  Keras clones the user's model with the user's code; the file needs none
         _LOG.warning("layers of edl.layers stay in the .keras file: Keras cannot clone the model: %s", error)
     if needs_edl(model):

@@ -7,30 +7,46 @@ layers in subclassed models; there the file needs ``import edl.layers``.
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 from edl.layers import Embedding
+from edl.worker.equivalence import alike, prediction, tolerance
+
+_LOG = logging.getLogger(__name__)
 
 Model = Any
 
 
-def of_keras(model: Model) -> Model:
+def of_keras(model: Model, features: Any, sample: Any) -> Model:
     """A model that predicts the same, with Keras' layers in place of EDL's where that can be; shares all others.
 
     Args:
         model: built, with the values that it is exported with.
+        features: nested TensorSpecs (or specs of ragged and sparse tensors).
+        sample: features, on which both models are compared; None: they are not.
     """
     theirs = [layer for layer in model._flatten_layers() if type(layer) is Embedding]
     if not theirs or not _is_graph(model) or not all(map(_can_be_exchanged, theirs)):
         return model
+    predict = prediction(model, features)
+    if not _only_dense_ids(theirs, predict):
+        return model
     exchanged = {id(layer): _exchanged(layer) for layer in theirs}
-    return keras.models.clone_model(
+    plain = keras.models.clone_model(
         model, clone_function=lambda layer: exchanged.get(id(layer), layer), call_function=None, recursive=True
     )
+    if sample is None or alike(predict(sample), prediction(plain, features)(sample), tolerance(model)):
+        return plain
+    _LOG.warning("layers of edl.layers stay in the .keras file: with layers of Keras the model predicts otherwise")
+    return model
 
 
 def needs_edl(model: Model) -> bool:
@@ -45,13 +61,32 @@ def _is_graph(model: Model) -> bool:
 
 
 def _can_be_exchanged(layer: Any) -> bool:
-    """On dense ids without weights; a mask of ids without a bound is nothing that Keras' Embedding could make."""
-    plain_calls = all(
-        not node.arguments.kwargs and not any(ids.sparse or ids.ragged for ids in node.input_tensors)
-        for node in layer._inbound_nodes
-    )
+    """Without weights; a mask of ids without a bound is nothing that Keras' Embedding could make."""
+    plain_calls = not any(node.arguments.kwargs for node in layer._inbound_nodes)
     masked = layer.input_dim is None and layer.mask_zero and layer.combiner is None
     return bool(layer._inbound_nodes) and plain_calls and not masked
+
+
+def _only_dense_ids(layers: Sequence[Any], predict: Any) -> bool:
+    """Whether all calls of EDL's layers are with dense ids, as seen when the model is traced.
+
+    The symbolic tensors of Keras do not say it: what ``StringLookup`` and ``Hashing`` make of sparse ones looks dense.
+    """
+    dense: list[bool] = []
+    call = Embedding.call
+
+    @functools.wraps(call)
+    def noted(layer: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        if any(layer is each for each in layers):
+            dense.append(isinstance(inputs, tf.Tensor))
+        return call(layer, inputs, *rest, **more)
+
+    Embedding.call = noted  # type: ignore[method-assign, assignment]
+    try:
+        predict.get_concrete_function()
+    finally:
+        Embedding.call = call  # type: ignore[method-assign]
+    return all(dense)
 
 
 def _exchanged(layer: Any) -> Any:

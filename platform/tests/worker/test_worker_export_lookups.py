@@ -1,0 +1,88 @@
+"""A ``.keras`` file predicts what was trained, where ids come out of layers that make ids: sparse, ragged and dense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),  # Keras'
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from worker.embedding_stage import network_of, rows_for, write_export  # noqa: E402
+
+from edl.layers import Embedding  # noqa: E402
+from edl.layers.combiners import COMBINERS  # noqa: E402
+from edl.worker import plain_layers  # noqa: E402
+
+Layers = keras.layers
+WORDS = tf.ragged.constant([["b", "a", "z"], [], ["c"], ["a", "a"]])
+NUMBERS = tf.ragged.constant([[20, 10, 99], [], [30], [10, 10]], tf.int64)
+
+LOOKUPS = {
+    "StringLookup": (WORDS, lambda: Layers.StringLookup(vocabulary=["a", "b", "c"])),
+    "Hashing": (WORDS, lambda: Layers.Hashing(4)),
+    "IntegerLookup": (NUMBERS, lambda: Layers.IntegerLookup(vocabulary=[10, 20, 30])),
+}
+FORMS = {
+    "dense": lambda ragged: ragged.to_tensor(shape=[None, 3]),
+    "ragged": lambda ragged: ragged,
+    "sparse": lambda ragged: ragged.to_sparse(),
+}
+CASES = [
+    (lookup, form)
+    for lookup in LOOKUPS
+    for form in FORMS
+    if (lookup, form) != ("IntegerLookup", "sparse")  # Keras cannot do that in a graph
+]
+
+
+def combining(lookup: str, form: str) -> Any:
+    """A model of every combiner, of a table with a bound and of one without, behind a layer that makes ids."""
+    ragged, layer = LOOKUPS[lookup]
+    columns = 3 if form == "dense" else None
+    given = keras.Input([columns], dtype=ragged.dtype.name, sparse=form == "sparse", ragged=form == "ragged")
+    ids = layer()(given)
+    kinds = [(dim, combiner) for dim in (4, None) for combiner in COMBINERS]
+    return keras.Model(given, Layers.Concatenate()([Embedding(2, dim, combiner=how)(ids) for dim, how in kinds]))
+
+
+@pytest.mark.parametrize(("lookup", "form"), CASES)
+def test_a_file_predicts_what_was_trained(lookup: str, form: str, tmp_path: Path) -> None:
+    features = FORMS[form](LOOKUPS[lookup][0])
+    network = network_of(lambda: combining(lookup, form))
+    rows = rows_for(network, features)
+    write_export(network, rows, tmp_path)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    expected = network.predict(network.initial(), rows, features)
+    np.testing.assert_allclose(loaded(features), expected, rtol=1e-5, atol=1e-7)
+    exchanged = not [layer for layer in loaded._flatten_layers() if isinstance(layer, Embedding)]
+    assert exchanged == (form == "dense"), "Keras has layers for dense ids only"
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16"])
+def test_layers_of_keras_that_predict_otherwise_are_not_written(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The exchanged model is compared with the trained one on the sample."""
+    ids = np.array([[1, 2], [3, 3]])
+
+    def model() -> Any:
+        given = keras.Input([2], dtype="int64")
+        return keras.Model(given, Embedding(2, 4, combiner="sum", dtype=precision)(given))
+
+    network = network_of(model, ids)
+    rows = rows_for(network, ids)
+    write_export(network, rows, tmp_path)
+    assert "stay in the .keras file" not in caplog.text
+    monkeypatch.setattr(plain_layers, "_combined", lambda layer, ids, rows: rows[:, 0])
+    write_export(network, rows, tmp_path)
+    assert "stay in the .keras file: with layers of Keras the model predicts otherwise" in caplog.text
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(ids), network.predict(network.initial(), rows, ids), rtol=1e-5)
