@@ -1,0 +1,114 @@
+"""Every clause of the admission policies is there: what a clause refuses is tried on a cluster only, by e2e."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from install.chart_tools import CHART, Manifest, rendered
+
+pytestmark = pytest.mark.install
+
+Rule = tuple[str, tuple[str, ...], tuple[str, ...]]
+
+RULES: dict[str, list[Rule]] = {
+    "edl-data-scientist-pods": [("", ("pods",), ("CREATE",))],
+    "edl-data-scientist-jobs": [("batch", ("jobs",), ("CREATE", "UPDATE"))],
+    "edl-data-scientist-secrets": [("", ("secrets",), ("CREATE", "DELETE"))],
+    "edl-data-scientist-exec": [("", ("pods/exec", "pods/attach", "pods/portforward"), ("CONNECT",))],
+    "edl-job-master-pods": [("", ("pods",), ("CREATE",))],
+    "edl-job-master-objects": [
+        ("", ("pods",), ("UPDATE", "DELETE")),
+        ("", ("configmaps", "services", "secrets"), ("UPDATE",)),
+        ("batch", ("jobs",), ("UPDATE",)),
+        ("coordination.k8s.io", ("leases",), ("CREATE", "UPDATE")),
+    ],
+}
+"""Which requests each policy is asked about: API group, resources, operations."""
+
+MAKE_PODS = ("edl-data-scientist-pods", "edl-data-scientist-jobs", "edl-job-master-pods")
+OF_EVERY_POD = [
+    "variables.pod.containers + variables.pod.?initContainers.orValue([])",
+    "variables.pod.?priorityClassName.orValue('') in",
+    "has(v.secret) ? v.secret.?secretName.orValue('') in variables.secrets :",
+    "!has(s.secret) || s.secret.?name.orValue('') in variables.secrets",
+    "has(v.csi) ? !has(v.csi.nodePublishSecretRef) :",
+    "e.?valueFrom.?secretKeyRef.?name.orValue('') in [''] + variables.secrets",
+    "f.?secretRef.?name.orValue('') in [''] + variables.secrets",
+    "(variables.job == '' ? [] : ['edl-' + variables.job + '-token'])",
+]
+CLAUSES = [
+    *((policy, clause) for policy in MAKE_PODS for clause in OF_EVERY_POD),
+    ("edl-data-scientist-pods", "request.?dryRun.orValue(false) && variables.account in [\"edl-job-master\"]"),
+    ("edl-data-scientist-pods", "exists(o, o.kind == 'Job' && o.apiVersion == 'batch/v1')"),
+    ("edl-data-scientist-pods", "object.metadata.name.matches('^edl-data-[0-9a-f]{8}$')"),
+    ("edl-data-scientist-jobs", "variables.job != '' && variables.job == variables.ownJob"),
+    ("edl-data-scientist-jobs", "object.metadata.name == 'edl-' + variables.job + '-master'"),
+    ("edl-data-scientist-jobs", "object.metadata.?labels[?'edl.dev/role'].orValue('') == 'master'"),
+    ("edl-data-scientist-jobs", "object.spec.template.?metadata.?labels[?'edl.dev/role'].orValue('') == 'master'"),
+    ("edl-data-scientist-jobs", "(variables.master && variables.account in [\"edl-job-master\"])"),
+    ("edl-data-scientist-secrets", "variables.secret.?type.orValue('Opaque') == 'Opaque'"),
+    (
+        "edl-data-scientist-secrets",
+        "variables.secret.metadata.name =="
+        " 'edl-' + variables.secret.metadata.?labels[?'edl.dev/job'].orValue('') + '-token'",
+    ),
+    ("edl-data-scientist-exec", "request.name.matches('^edl-data-[0-9a-f]{8}$')"),
+    ("edl-job-master-pods", "object.metadata.?labels[?'edl.dev/job'].orValue('') == variables.job"),
+    ("edl-job-master-pods", "o.name == 'edl-' + variables.job + '-master'"),
+    ("edl-job-master-pods", "variables.account in [\"edl-none\"]"),
+    *(
+        (policy, clause)
+        for policy in ("edl-job-master-pods", "edl-job-master-objects")
+        for clause in (
+            "request.userInfo.?extra[?'authentication.kubernetes.io/pod-name'].orValue([''])[0]",
+            "variables.asker.matches('^edl-[a-z0-9-]+-master-[a-z0-9]{5}$')",
+            "variables.job != ''",
+        )
+    ),
+    ("edl-job-master-objects", "variables.after.metadata.name == 'edl-' + variables.job + '-master'"),
+    ("edl-job-master-objects", "variables.before.metadata.?labels[?'edl.dev/job'].orValue('') == variables.job"),
+    ("edl-job-master-objects", "variables.after.metadata.?labels[?'edl.dev/job'].orValue('') == variables.job"),
+    ("edl-job-master-objects", "!(request.resource.resource in ['services', 'secrets'])"),
+    *(("edl-job-master-objects", f"dyn(object).?{field} == dyn(oldObject).?{field}") for field in
+      ("spec", "type", "data", "immutable")),
+    *(("edl-job-master-objects", f"object.metadata.?{field} == oldObject.metadata.?{field}") for field in
+      ("labels", "annotations", "finalizers")),
+]  # fmt: skip
+VOLUMES = ["configMap", "downwardAPI", "emptyDir", "ephemeral", "hostPath", "image", "nfs", "persistentVolumeClaim"]
+"""Kinds of volumes that are allowed whatever they say."""
+
+
+@pytest.fixture(scope="module")
+def policies() -> dict[str, Manifest]:
+    """The specs of the policies, by name."""
+    found = rendered(CHART)
+    return {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "ValidatingAdmissionPolicy"}
+
+
+def expressions(policy: Manifest) -> list[str]:
+    """All CEL of a policy but its match conditions, each in one line."""
+    parts: list[dict[str, Any]] = [*policy.get("variables", []), *policy["validations"]]
+    return [" ".join(part["expression"].split()) for part in parts]
+
+
+def test_each_policy_is_asked_about_these_requests(policies: dict[str, Manifest]) -> None:
+    def told(rule: Manifest) -> Rule:
+        (group,) = rule["apiGroups"]
+        return group, tuple(rule["resources"]), tuple(rule["operations"])
+
+    assert {
+        name: [told(rule) for rule in spec["matchConstraints"]["resourceRules"]] for name, spec in policies.items()
+    } == RULES
+
+
+@pytest.mark.parametrize(("policy", "clause"), CLAUSES)
+def test_a_clause_is_there(policies: dict[str, Manifest], policy: str, clause: str) -> None:
+    assert any(clause in expression for expression in expressions(policies[policy])), expressions(policies[policy])
+
+
+@pytest.mark.parametrize("policy", MAKE_PODS)
+def test_no_other_volumes_are_allowed(policies: dict[str, Manifest], policy: str) -> None:
+    (volumes,) = (found for found in expressions(policies[policy]) if found.startswith("variables.volumes.all"))
+    allowed = " || ".join(f"has(v.{kind})" for kind in VOLUMES)
+    assert volumes.endswith(f": {allowed})")
