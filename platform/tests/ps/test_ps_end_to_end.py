@@ -119,6 +119,18 @@ def test_a_push_of_another_size_or_of_rows_that_cannot_be_is_refused_and_the_con
     assert worker.push(LEASE, 0, [1] * 5)[0].outcome == pb.Pushed.APPLIED
 
 
+@pytest.mark.parametrize("given", [{"rate": np.nan}, {"rate": np.inf}, {"rate": -np.inf}, {"weight": np.nan}])
+def test_a_push_whose_rate_or_weight_is_not_finite_is_refused_and_changes_nothing(worker, given):
+    before = worker.pull()[1]
+    said = refused(lambda: worker.push(LEASE, 0, [1] * 5, rows=([1], np.ones((1, 4))), **given), "bad")
+    ((what, number),) = given.items()
+    assert f"{what} {number}" in said
+    version, after = worker.pull()
+    assert version == 0
+    np.testing.assert_array_equal(after, before)
+    assert worker.push(LEASE, 0, [1] * 5)[0].outcome == pb.Pushed.APPLIED, "the step has not entered"
+
+
 def test_unknown_tables_and_pins_are_refused(worker):
     head = pb.PullRows(tables=[pb.TableRows(name="unknown", count=0)]).SerializeToString()
     assert "unknown" in refused(lambda: worker.client.request(Kind.PULL_ROWS, head), "bad")

@@ -87,6 +87,17 @@ def test_a_checkpoint_says_which_step_named_each_row_last(stores, tmp_path):
         assert sorted(rows.ids.tolist()) == left
 
 
+def test_rows_of_a_checkpoint_that_does_not_say_it_count_as_named_by_its_last_step(stores):
+    """As after `--resume --set ps.evict_after_steps=3`: nothing is dropped for what happened before."""
+    store = stores(Retention()).make(DECLARED, np.zeros(2, np.float32))
+    store.apply(push(small=[1, 2]), 1)
+    with store.snapshot() as snapshot:
+        restored = stores(Retention(evict_after_steps=3)).restored(snapshot, 8)
+    for step, left in ((9, [1, 2]), (10, [1, 2]), (11, [1, 2]), (12, [])):
+        restored.apply(push(small=[]), step)
+        assert sorted(restored.snapshot().tables["small"].whole().ids.tolist()) == left
+
+
 def test_rows_of_shards_of_which_one_does_not_say_it_count_as_named_at_the_checkpoint(tmp_path):
     cuts = []
     for index, retention in enumerate((Retention(), Retention(evict_after_steps=3))):

@@ -111,6 +111,21 @@ def test_a_push_may_miss_as_many_updates_as_tolerated(serve, tolerance: int, out
     assert worker.push(OTHER, 0, [1, 1, 1], version=1)[0].outcome == outcome
 
 
+@pytest.mark.parametrize("behind_by", [(0, 1), (1, 0)])
+def test_an_update_has_the_learning_rate_of_the_newest_values_in_it(serve, behind_by: tuple[int, int]) -> None:
+    """A push may come a version late, with the rate that its worker's schedule had then."""
+    rates = {0: 0.5, 1: 16.0}
+    ps = serve(tolerance=1)
+    one, two = joined(ps, LEASE, OTHER)
+    version, before = one.pull()
+    versions, (first, second) = [version - late for late in behind_by], (rates[late] for late in behind_by)
+    one.send_push(LEASE, 1, [4, 0, 0], worker=0, next=LEASE, version=versions[0], rate=first)
+    sits(ps)
+    pushed, after = two.push(OTHER, 1, [4, 0, 0], worker=1, next=OTHER, version=versions[1], rate=second)
+    assert one.receive_push()[0].outcome == pushed.outcome == APPLIED
+    np.testing.assert_array_equal(before - after, [2, 0, 0])
+
+
 def test_a_push_from_before_the_server_went_back_is_not_stale(serve) -> None:
     ps = serve(wanted=1)
     assert ps.worker().push(LEASE, 0, [1, 1, 1], version=700)[0].outcome == APPLIED
