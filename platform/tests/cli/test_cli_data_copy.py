@@ -63,6 +63,14 @@ def test_what_is_there_does_not_travel_again(desk: Desk, claim: Path) -> None:
     assert (claim / "data" / "labels").read_bytes() == b"abc"
 
 
+def test_a_file_of_the_same_size_and_other_content_is_fetched(desk: Desk, claim: Path) -> None:
+    desk.edl("data", "cp", "mnist", "files:/data")
+    Path("mnist/labels").write_bytes(b"xyz")
+    assert desk.edl("data", "cp", "files:/data", "mnist", "--json") == 0
+    assert json.loads(desk.out)["travelled"] == 3
+    assert Path("mnist/labels").read_bytes() == b"abc"
+
+
 def test_a_copy_goes_on_where_its_connection_broke(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pods = serve(tmp_path / "claim", monkeypatch, 10**9, 600_000, 300_000)
     assert desk.edl("data", "cp", "mnist/train/0.rec", "files:/", "--json") == 0

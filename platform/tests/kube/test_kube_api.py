@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import urllib3
+from kube.alive import assert_keeps_alive
 from kube.byte_server import STAY, ByteServer, chunked, reply
 
 from edl.core.errors import BadInputError, RefusedError, RetryableError
@@ -480,6 +481,19 @@ def test_a_context_of_another_file_of_the_kubeconfig(kubeconfig: Path, monkeypat
     found = connection.connect("three")
     assert (found.host, found.namespace) == ("http://127.0.0.1:2", "lab")
     assert connection.contexts() == ["one", "two", "three"]
+
+
+def test_command_line_is_patient_with_a_busy_server(place: Place, kubeconfig: Path) -> None:
+    host = place.serve(refusal(503), reply(json.dumps(POD).encode())).host
+    kubeconfig.write_text(KUBECONFIG.replace("http://127.0.0.1:1", host))
+    api = connection.connected()
+    place.pools.append(api.connection.pool)
+    assert api.get(PODS, "w") == POD
+
+
+def test_server_that_vanished_is_noticed_after_25_seconds(kubeconfig: Path) -> None:
+    options = connection.connect().pool.connection_pool_kw["socket_options"]
+    assert_keeps_alive(options)
 
 
 @pytest.mark.parametrize("text", ["", "no yaml: [", "apiVersion: v1\nkind: Config\n", "[1, 2]"])

@@ -143,6 +143,30 @@ def test_a_server_that_is_away_gets_the_newest_pages_when_it_is_back(server: Ser
     assert shown(server) == {"a": "1"}
 
 
+@pytest.mark.parametrize(("took", "rest"), [(0.0, 1.0), (0.25, 0.75)])
+def test_there_is_one_publication_a_second(
+    server: Server, monkeypatch: pytest.MonkeyPatch, took: float, rest: float
+) -> None:
+    """Of a thousand jobs, each: whoever published at once would keep the server busy with nothing else."""
+    now, rests, rested = [0.0], list[float](), threading.Event()
+
+    def resting(_: KubeBoard, again: object, seconds: float) -> bool:
+        rests.append(seconds)
+        rested.set()
+        return True
+
+    def passing(_: str) -> None:
+        now[0] += took
+
+    monkeypatch.setattr(KubeBoard, "_rest", resting)
+    server.before = passing
+    found = KubeBoard(server, JOB, clock=lambda: now[0])  # type: ignore[arg-type]
+    found.publish({"a": "1"})
+    assert rested.wait(30)
+    found.close()
+    assert rests == [rest]
+
+
 def test_a_configmap_that_is_missing_is_not_made(server: Server, kept: KubeBoard) -> None:
     """It goes with its Job: whoever made it anew would leave it behind. And a master has no right to."""
     tried = threading.Event()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import pytest
 from cluster_contract import Watching
-from kube.api_server import Refusal
-from kube.kube_stand import JOB, KubeStand, owner, render
+from kube.api_server import LONGEST_WAIT, Refusal
+from kube.kube_stand import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
 
 from edl.core.cluster import PLAIN, Cause, Phase, PodSeen, Role
 from edl.core.errors import BadInputError, RetryableError
 from edl.kube import names
+from edl.kube.api import Pacing, Unpaced
 from edl.kube.errors import ForbiddenError
 from edl.kube.pace import Backoff, Pace
+from edl.kube.platform.lease import LeaseFence
+from edl.kube.platform.platform import Place, Platform
+from edl.kube.pods.undertaker import KEPT
 from edl.kube.pods.watching import Manners
+from edl.spec.job import JobSpec, Model
 
 
 def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:
@@ -281,6 +286,19 @@ def leaving_cause(stand: KubeStand, watching: Watching, uid: str) -> Cause:
     return last.cause
 
 
+def test_objects_of_ended_pods_are_cleared_though_no_deletion_was_ever_put_off(stand: KubeStand) -> None:
+    watching = Watching(stand.cluster)
+    watching.synced()
+    done = [running(stand, index) for index in range(KEPT + 2)]
+    for uid in done:
+        stand.exit(uid, 0)
+        watching.ended(uid)
+    pods, changed = stand.server.store.pods, stand.server.changed
+    with changed:
+        assert changed.wait_for(lambda: len(pods) <= KEPT, LONGEST_WAIT)
+        assert {pod["metadata"]["uid"] for pod in pods.values()} == set(done[2:])
+
+
 def test_who_asked_for_a_deletion_is_told_apart(stand: KubeStand) -> None:
     watching = Watching(stand.cluster)
     ours, theirs, preempted, both = (running(stand, index) for index in range(4))
@@ -316,28 +334,42 @@ class _Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.asked: list[float] = []
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
 
-def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand) -> None:
-    clock = _Clock()
-    pace = Pace(rate=50, burst=100, now=lambda: clock.now, sleep=clock.sleep)
-    moments: list[float] = []
+class _Counted:
+    """A pace whose requests are written down with their moments; None: requests that nothing holds back."""
 
-    class Counting(Pace):
-        def __call__(self) -> None:
-            pace()
-            moments.append(clock.now)
+    def __init__(self, pace: Pacing | None, clock: _Clock, moments: list[float]) -> None:
+        self._pace, self._clock, self._moments = pace or Unpaced(), clock, moments
 
-    cluster = stand.connect(Counting())
-    lost = [cluster.start(Role.WORKER, index) for index in range(1000)]
-    for uid in lost:
-        stand.kill(uid)
-    moments.clear()
-    again = [cluster.start(Role.WORKER, 1000 + index) for index in range(1000)]
+    def __call__(self) -> None:
+        self._pace()
+        self._moments.append(self._clock.now)
+
+    def hold(self, seconds: float) -> None:
+        self._pace.hold(seconds)
+
+
+def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a master in a pod has it, with the pace that it gives itself."""
+    clock, moments = _Clock(), list[float]()
+    monkeypatch.setattr(Pace.__init__, "__kwdefaults__", {"now": lambda: clock.now, "sleep": clock.sleep})
+    monkeypatch.setattr(LeaseFence, "holds", lambda _: True)
+    place = Place(JOB, JOB_UID, NAMESPACE, "edl-mnist-master-x", "pod-uid", "/runs/1", names.token(JOB))
+    spec = JobSpec(name=JOB, model=Model("m.custom_model"), image="edl:1")
+    master = Platform(spec, place, lambda pace: stand.api(_Counted(pace, clock, moments)))
+    try:
+        lost = [master.cluster.start(Role.WORKER, index) for index in range(1000)]
+        for uid in lost:
+            stand.kill(uid)
+        moments.clear()
+        again = [master.cluster.start(Role.WORKER, 1000 + index) for index in range(1000)]
+    finally:
+        master.cluster.close()
+        master.close()
     assert len(set(again)) == 1000
     assert len(moments) == 1000
     for first in range(len(moments)):

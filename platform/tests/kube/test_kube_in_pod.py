@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import urllib3
+from kube.alive import assert_keeps_alive
 
 from edl.core.errors import BadInputError
 from edl.kube.errors import AwayError
@@ -43,6 +44,12 @@ def test_a_connection_that_is_given_up_delivers_nothing_any_more(account: Path) 
         ours.close()
         with theirs, pytest.raises(ConnectionResetError):
             theirs.recv(1)
+
+
+def test_a_server_that_vanished_is_noticed_by_a_master_too(account: Path) -> None:
+    assert_keeps_alive(
+        connect_in_pod(IN_POD, "team", pool_size=2, account=account).pool.connection_pool_kw["socket_options"]
+    )
 
 
 def test_a_token_that_was_replaced_is_read_again(account: Path) -> None:
