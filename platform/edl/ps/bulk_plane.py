@@ -57,7 +57,9 @@ class BulkPlane:
             raise Refused(f"a parameter server does not take {frame.kind.name} frames", kind="bad")
         try:
             return handler(frame)
-        except (BadInputError, DecodeError) as error:
+        except BadInputError as error:
+            raise Refused(f"{frame.kind.name}: {error.message}", kind="bad", hint=error.hint) from error
+        except DecodeError as error:
             raise Refused(f"{frame.kind.name}: {error}", kind="bad") from error
 
     def parted(self) -> None:

@@ -13,7 +13,7 @@ from edl.ps.stores import Stores
 from edl.ps.table import Table
 from edl.rpc.refusal import Refused
 
-_REMEDY = "Go on with the model and optimizer that this run began with, or start a new run."
+_REMEDY = "give the model and the optimizer back as this run began with them, or start a new run, without --resume"
 
 
 class Contents:

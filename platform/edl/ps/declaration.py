@@ -61,6 +61,11 @@ class RowTable:
             )
         initializer.check(self.initializer)
 
+    @property
+    def described(self) -> str:
+        """Its name and shape, in words."""
+        return f"table '{self.name}' ({self.rows or 'any id'} x {self.dim})"
+
 
 @dataclass(frozen=True)
 class Declaration:

@@ -51,7 +51,7 @@ class NativeTable:
         retention: Retention | None = None,
     ) -> None:
         chosen, starts = kernel(optimizer), list(optimizer.slots.values())
-        self._name = declared.name
+        self._declared = declared
         self._retention = retention or Retention()
         self._tracked = self._retention.evict_after_steps is not None
         self._dropped = 0
@@ -79,7 +79,7 @@ class NativeTable:
     @property
     def bound(self) -> int | None:
         """As the port says."""
-        return self._retention.max_rows
+        return self._retention.share
 
     @property
     def occupied(self) -> int:
@@ -114,9 +114,9 @@ class NativeTable:
     def admit(self, ids: Ids, step: int) -> None:
         """As the port says."""
         self._drop(step)
-        bound = self._retention.max_rows
+        bound = self._retention.share
         if bound is not None and len(self) + len(ids) > bound:
-            self._retention.check(self._name, len(self), self._table.missing(ids))
+            self._retention.check(self._declared, len(self), self._table.missing(ids))
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
         """Sum the gradients of equal ids, in their order, and update those rows, and no others.

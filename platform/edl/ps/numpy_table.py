@@ -61,7 +61,7 @@ class NumpyTable:
     @property
     def bound(self) -> int | None:
         """As the port says."""
-        return self._retention.max_rows
+        return self._retention.share
 
     @property
     def occupied(self) -> int:
@@ -78,7 +78,7 @@ class NumpyTable:
         """As the port says."""
         self._drop(step)
         new = int(np.count_nonzero(self._index[np.unique(ids)] == 0))
-        self._retention.check(self._declared.name, len(self), new)
+        self._retention.check(self._declared, len(self), new)
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""

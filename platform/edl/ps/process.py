@@ -40,7 +40,7 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
         RefusedError: an address cannot be used, or the master refuses this process for good.
         JobFailedError: the master is lost.
     """
-    retention = Retention.share(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
+    retention = Retention(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
     stores = Stores(spec.ps.store, threads(spec.ps, cores(), alone=identity.host is not None), retention)
     chosen = stores.choose()
     log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, stores.threads)

@@ -153,11 +153,7 @@ def _variables(declared: Declaration) -> str:
 
 
 def _of_table(count: int, what: str, table: RowTable) -> str:
-    return f"{count} {what} of {_described(table)}"
-
-
-def _described(table: RowTable) -> str:
-    return f"table '{table.name}' ({table.rows or 'any id'} x {table.dim})"
+    return f"{count} {what} of {table.described}"
 
 
 def _table(declared: Declaration, name: str, seen: Iterable[str]) -> RowTable:
@@ -171,6 +167,6 @@ def _ids(content: Body, table: RowTable, count: int) -> Ids:
     ids = content.ids(count, partial(_of_table, count, "ids (int64)", table))
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
         raise Refused(
-            f"{_described(table)} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
+            f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
         )
     return ids

@@ -141,7 +141,7 @@ class BulkClient:
             refusal = Refusal.FromString(frame.meta)
         except DecodeError as error:
             return BulkRefused(f"The peer refuses without a readable reason: {error}", kind="bad", where=self.address)
-        return BulkRefused(refusal.reason, kind=refusal.kind, where=self.address)
+        return BulkRefused(refusal.reason, kind=refusal.kind, where=self.address, hint=refusal.hint or None)
 
 
 def _connect(address: str, limits: Limits, timeout: float) -> Connection:

@@ -175,8 +175,8 @@ class BulkServer:
 
 def refusal(error: RefusedError) -> Answer:
     """Return the frame that tells a peer why it is refused."""
-    reason = f"{error.message}. {error.hint}" if error.hint else error.message
-    return Answer(Kind.REFUSED, Refusal(reason=reason, kind=kind_of(error)).SerializeToString())
+    told = Refusal(reason=error.message, kind=kind_of(error), hint=error.hint or "")
+    return Answer(Kind.REFUSED, told.SerializeToString())
 
 
 def _join(threads: Iterable[threading.Thread]) -> None:

@@ -570,9 +570,11 @@ class ScannedRows(_message.Message):
     def __init__(self, cursor: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
-    __slots__ = ("reason", "kind")
+    __slots__ = ("reason", "kind", "hint")
     REASON_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
     reason: str
     kind: str
-    def __init__(self, reason: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+    hint: str
+    def __init__(self, reason: _Optional[str] = ..., kind: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...

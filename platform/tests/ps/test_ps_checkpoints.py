@@ -170,7 +170,7 @@ def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start
     with pytest.raises(BulkRefused, match="fingerprint"):
         worker.declare(dict(reversed(values.items())), optimizer="momentum", fingerprint="another")
     wider = {**values, NAMES[3]: np.zeros((2, 7), np.float32)}
-    with pytest.raises(BulkRefused, match=rf"'{NAMES[3]}' is \[2, 7\], this PS holds \[2\]\. Go on with the model"):
+    with pytest.raises(BulkRefused, match=rf"'{NAMES[3]}' is \[2, 7\], this PS holds \[2\]\n  give the model"):
         worker.declare(wider, optimizer="momentum", fingerprint="another")
     more = {**values, "more": np.zeros(1, np.float32)}
     with pytest.raises(BulkRefused, match=r"this PS holds no variable 'more' \[1\]"):

@@ -44,9 +44,22 @@ def push(**ids: list[int]) -> Gradients:
 
 @given(st.integers(1, 10**9), st.integers(1, 100))
 def test_the_shares_of_all_servers_hold_a_table_of_the_bound(bound, servers):
-    share = Retention.share(bound, 7, servers)
-    assert bound <= share.max_rows * servers < bound + servers
-    assert Retention.share(None, None, servers) == Retention()
+    share = Retention(bound, servers=servers).share
+    assert share is not None
+    assert bound <= share * servers < bound + servers
+    assert Retention(None, servers=servers).share is None
+
+
+def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
+    any_id = RowTable("users/embeddings", 0, 8, {"name": "zeros"}, seed=1)
+    with pytest.raises(TableFullError) as refused:
+        Retention(60, 5, servers=2).check(any_id, 24, 10)
+    assert str(refused.value) == (
+        "table 'users/embeddings' (any id x 8) holds 24 rows on this parameter server, 10 more do not fit: it may hold "
+        "30, its part of ps.max_rows 60 on 2 parameter servers\n"
+        "  raise ps.max_rows or ps.count, or lower ps.evict_after_steps (5): no row has gone unused for so long; then "
+        "go on with --resume"
+    )
 
 
 def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
@@ -55,7 +68,7 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     server.declare(DECLARED, np.zeros(2, np.float32))
     held, slab = server.declaration(), np.empty(2, np.float32)
     for _ in range(2):
-        with pytest.raises(TableFullError, match="table 'large' holds 0 rows on this parameter server, 4 more"):
+        with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\) holds 0 rows .*, 4 more do"):
             server.push(Stamp(LEASE, 0, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
         assert server.pull(held, slab) == 0
         np.testing.assert_array_equal(slab, 0)

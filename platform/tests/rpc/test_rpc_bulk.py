@@ -182,7 +182,7 @@ def test_an_answer_above_the_clients_limit_is_refused(start: Start) -> None:
 def test_a_refusal_has_its_kind_and_the_connection_lives_on(start: Start) -> None:
     def handle(frame: Frame) -> Answer:
         if frame.kind is Kind.PUSH:
-            raise Refused("Lease 7 was revoked", kind="revoked")
+            raise Refused("Lease 7 was revoked", kind="revoked", hint="take another")
         if frame.kind is Kind.SCAN_ROWS:
             raise RefusedError("No such table")
         return echo(frame)
@@ -192,9 +192,10 @@ def test_a_refusal_has_its_kind_and_the_connection_lives_on(start: Start) -> Non
         with pytest.raises(BulkRefused, match="Lease 7 was revoked") as refused:
             client.request(Kind.PUSH, b"")
         assert (refused.value.kind, refused.value.where) == ("revoked", server.address)
+        assert (refused.value.message, refused.value.hint) == ("Lease 7 was revoked", "take another")
         with pytest.raises(BulkRefused) as refused:
             client.request(Kind.SCAN_ROWS, b"")
-        assert refused.value.kind == "bad"
+        assert (refused.value.kind, refused.value.hint) == ("bad", None)
         assert client.request(Kind.PULL, b"on").meta == b"on"
 
 
