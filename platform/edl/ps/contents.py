@@ -49,7 +49,7 @@ class Contents:
         """Make the parameters, unless they are there; whether they were made.
 
         Raises:
-            Refused: kind ``bad``, if another model or optimizer is here, or no store may hold this one.
+            Refused: kind ``model``, if another model or optimizer is here, or no store may hold this one.
         """
         if self._store is None:
             self._hold(self._stores.make(declared, dense))
@@ -58,7 +58,7 @@ class Contents:
             with self._store.snapshot() as unordered:
                 self._hold(self._stores.restored(unordered.arranged(declared.dense), self.version))
         if difference := self._store.declaration.difference(declared):
-            raise Refused(difference, kind="bad", hint=_REMEDY)
+            raise Refused(difference, kind="model", hint=_REMEDY)
         return False
 
     def store(self) -> ParameterStore:
@@ -93,7 +93,7 @@ class Contents:
         return Cut(cut, self.store().snapshot(), self.version, leases.applied())
 
     def restore(self, cut: Cut) -> None:
-        """Hold what a cut held, instead of what is here; raises Refused (``bad``) if no store may."""
+        """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may."""
         self._hold(self._stores.restored(cut.snapshot, cut.version), ordered=cut.ordered)
         self.version = cut.version
 

@@ -88,7 +88,7 @@ class Stores:
         """A store with this slab and empty tables.
 
         Raises:
-            Refused: kind ``bad``, if the job insists on native tables and they cannot be had.
+            Refused: kind ``model``, if the job insists on native tables and they cannot be had.
         """
         chosen = self.choose(declaration.optimizer)
         if chosen.value != self.choose().value:
@@ -98,7 +98,7 @@ class Stores:
 
             return NativeStore(declaration, dense, self.retention, threads=self.threads)
         if self.wanted == NATIVE:
-            raise Refused(f"ps.store is native, but {chosen.reason}", kind="bad", hint=self._remedy)
+            raise Refused(f"ps.store is native, but {chosen.reason}", kind="model", hint=self._remedy)
         return NumpyStore(declaration, dense, self.retention)
 
     def restored(self, snapshot: Snapshot, version: int = 0) -> TableStore:

@@ -11,7 +11,7 @@ class Refused(RefusedError):  # noqa: N818 - the name of what the peer did
     Args:
         message: the peer's reason, for people.
         kind: what a program can act on: ``token``, ``version``, ``uninitialized``, ``revoked``, ``incarnation``,
-            ``bad``, ``pin``, ``internal`` (see ``Refusal`` in edl.proto).
+            ``bad``, ``model``, ``pin``, ``internal`` (see ``Refusal`` in edl.proto).
         where: the peer's address.
         hint: what the user can do about it.
     """

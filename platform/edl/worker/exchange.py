@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.core.errors import JobFailedError, RetryableError
+from edl.core.errors import BadInputError, JobFailedError, RetryableError
 from edl.rpc.bulk import BulkClient, BulkRefused, Frame, Kind
 from edl.worker.placement import Placement
 
@@ -21,6 +21,10 @@ _LOG = logging.getLogger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3
 _TRY_AGAIN = frozenset({"uninitialized", "incarnation", "busy"})
+
+
+class OtherModelError(BulkRefused, BadInputError):
+    """A PS cannot hold this model, or holds another one: that of the checkpoint that the run goes on from."""
 
 
 class Directory(Protocol):
@@ -94,7 +98,7 @@ class Exchange:
 
         Raises:
             JobFailedError: a PS did not answer for longer than the patience.
-            RefusedError: a PS refused for good.
+            RefusedError: a PS refused for good; OtherModelError if the model is why.
         """
         answers: dict[int, Frame] = {}
         since, pause = self._clock(), _FIRST_PAUSE
@@ -123,7 +127,8 @@ class Exchange:
                     requests = _without(requests, part)
                     if error.kind not in _TRY_AGAIN:
                         _LOG.warning("ps-%d refuses: %s", part, error)  # with its address, which people have no use for
-                        refusal = BulkRefused(error.message, kind=error.kind, where=f"ps-{part}", hint=error.hint)
+                        told = OtherModelError if error.kind == "model" else BulkRefused
+                        refusal = told(error.message, kind=error.kind, where=f"ps-{part}", hint=error.hint)
                     else:
                         problem = RetryableError(error.message, where=f"ps-{part}")
                         if error.kind == "uninitialized":

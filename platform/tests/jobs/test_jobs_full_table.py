@@ -67,8 +67,8 @@ def test_a_full_table_ends_the_job_with_what_to_do_and_it_goes_on_with_a_higher_
     assert run.errors.strip() == (
         f"ps-0: table 'users/embeddings' (50000 x 4) holds {HELD} rows on this parameter server, {MINIBATCH} more do "
         f"not fit: it may hold {BOUND}, as ps.max_rows says\n"
-        "  raise ps.max_rows or ps.count, or set ps.evict_after_steps, so that rows which are not used any more make room"
-        "; then go on with --resume"
+        "  raise ps.max_rows or ps.count, or set ps.evict_after_steps, so that rows which are not used any more make "
+        "room; then go on with --resume"
     )
     assert sum(line["role"] == "worker" for line in run.events("role_ended")) == 1, "it is not tried again and again"
     summary = run.lines[-1]
@@ -83,11 +83,25 @@ def test_a_full_table_ends_the_job_with_what_to_do_and_it_goes_on_with_a_higher_
     status = json.loads((run.run_dir / "status.json").read_text())
     assert status["parameters"] == summary["parameters"] | {"tables": [expected | {"bytes": _bytes(status)}]}
 
+    is_refused_with_another_model(place)
     with place.run("--resume", "--set", f"ps.max_rows={USERS}") as run:
         summary = run.summary(150)
     assert summary["records_done"] == USERS
     (table,) = summary["parameters"]["tables"]
     assert (table["rows"], table["max_rows"], table["full"]) == (USERS, USERS, 1.0)
+
+
+def is_refused_with_another_model(place: Place) -> None:
+    """The run is as it was: with its own model it goes on afterwards."""
+    write_module(place.folder, "users", MODULE.replace("50_000, 4", "50_000, 8"))
+    with place.run("--resume") as run:
+        assert run.wait(150) == 2
+    assert run.errors.strip() == (
+        "ps-0: the model is another one: table 'users/embeddings' is [50000, 8], this PS holds [50000, 4]\n"
+        "  give the model and the optimizer back as this run began with them, or start a new run, without --resume"
+    )
+    assert sum(line["role"] == "worker" for line in run.events("role_ended")) == 1, "it is not tried again and again"
+    write_module(place.folder, "users", MODULE)
 
 
 def _bytes(status: dict) -> int:

@@ -62,9 +62,9 @@ def test_the_first_declaration_wins_and_another_model_or_optimizer_is_refused_by
     other = {name: value + 1 for name, value in W.items()}
     assert not ps.worker().declare(other).first
     np.testing.assert_array_equal(worker.pull()[1], [1, 2, 3, 4, 10])
-    assert "fingerprint" in refused(lambda: worker.declare(W, fingerprint="another"), "bad")
-    assert "adam" in refused(lambda: worker.declare(W, optimizer="adam"), "bad")
-    assert "extra" in refused(lambda: worker.declare({"extra": W["w"], **W}), "bad")
+    assert "fingerprint" in refused(lambda: worker.declare(W, fingerprint="another"), "model")
+    assert "adam" in refused(lambda: worker.declare(W, optimizer="adam"), "model")
+    assert "extra" in refused(lambda: worker.declare({"extra": W["w"], **W}), "model")
 
 
 def test_a_push_that_is_retried_on_a_new_connection_is_applied_once(ps, worker):

@@ -63,7 +63,7 @@ def test_native_tables_that_cannot_be_had_are_refused_when_they_are_declared_and
     for refused in (lambda: contents.declare(declared(optimizer), NOTHING), lambda: wants.restored(snapshot)):
         with pytest.raises(Refused, match=message) as caught:
             refused()
-        assert caught.value.kind == "bad"
+        assert caught.value.kind == "model"
         assert hint in caught.value.hint
     assert not contents.initialized
 
