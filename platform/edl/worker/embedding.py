@@ -22,6 +22,9 @@ from edl.worker import lookups
 from edl.worker.not_served import not_served, table_bytes
 from edl.worker.row_initializer import row_initializer
 
+_WHOLE = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
+"""Up to where each type has every whole number."""
+
 
 @dataclass(frozen=True)
 class TableSpec:
@@ -57,11 +60,22 @@ class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
             return inputs.with_flat_values(self.call(inputs.flat_values))
         if isinstance(inputs, tf.SparseTensor):  # as Keras: what is not there is id 0
             inputs = tf.sparse.to_dense(inputs)
+        self._check_type(inputs)
         ids = tf.cast(inputs, tf.int64)
         rows = lookups.rows(self, tf.reshape(ids, [-1]))
         shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
         shaped.set_shape([*ids.shape, self.output_dim])
         return tf.cast(shaped, self.compute_dtype)
+
+    def _check_type(self, ids: Any) -> None:
+        kind = getattr(ids.dtype, "name", ids.dtype)
+        whole = _WHOLE.get(kind)
+        if whole is not None and not 0 < self.served_table.rows <= whole + 1:
+            raise not_served(
+                self,
+                f"its ids come as {kind}, which has whole numbers up to {whole:,} only, and larger ids are changed",
+                'declare the input as int64: keras.Input(..., dtype="int64"), and give int64 in feed',
+            )
 
     @property
     def embeddings(self) -> NoReturn:
@@ -89,9 +103,9 @@ def adopt(layer: Any, seed: int) -> None:
     Raises:
         NotServedError: it cannot be served; says why.
     """
-    reason = _why_not(layer)
-    if reason is not None:
-        raise not_served(layer, reason)
+    refused = _why_not(layer)
+    if refused is not None:
+        raise not_served(layer, *refused)
     # A variable of no rows has the name that the table would have.
     variable = layer.add_weight(shape=(0, layer.output_dim), initializer="zeros", name="embeddings")
     layer._untrack_variable(variable)
@@ -148,17 +162,27 @@ def _check_names(tables: list[str], variables: list[str]) -> None:
             )
 
 
-def _why_not(layer: Any) -> str | None:
-    """Why an Embedding cannot be served; None if it can."""
-    for name in ("embeddings_regularizer", "embeddings_constraint", "quantization_config", "lora_rank"):
+def _why_not(layer: Any) -> tuple[str, ...] | None:
+    """Why an Embedding cannot be served, and what to do where a dense table is refused as well; None if it can."""
+    if layer.embeddings_constraint is not None:
+        return (
+            "it has embeddings_constraint, and the parameter servers see the rows of a minibatch only",
+            "leave the constraint out, a dense table cannot have one either; activity_regularizer is a penalty on the "
+            "rows that are looked up",
+        )
+    for name in ("embeddings_regularizer", "quantization_config", "lora_rank"):
         if getattr(layer, name, None) is not None:
-            return f"it has {name}, and the parameter servers see the rows of a minibatch only"
+            return (f"it has {name}, and the parameter servers see the rows of a minibatch only",)
     if layer.quantization_mode:
-        return "it is quantized"
+        return ("it is quantized",)
     if layer.variable_dtype != "float32":
-        return f"its table is {layer.variable_dtype}, not float32"
+        return (
+            f"its table is {layer.variable_dtype}, not float32",
+            "leave its dtype out, a dense table is trained as float32 only, too; for mixed precision use the policy "
+            "mixed_float16 or mixed_bfloat16: its variables stay float32",
+        )
     if row_initializer(layer.embeddings_initializer, (layer.input_dim or 0, layer.output_dim)) is None:
-        return f"its initializer {type(layer.embeddings_initializer).__name__} cannot be computed row by row"
+        return (f"its initializer {type(layer.embeddings_initializer).__name__} cannot be computed row by row",)
     return None
 
 

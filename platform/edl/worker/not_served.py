@@ -15,19 +15,24 @@ class NotServedError(BadInputError):
     """Keras gives an error a text of its own at each layer that it passes, unless it carries this mark."""
 
 
-def not_served(layer: Any, reason: str) -> NotServedError:
+def not_served(layer: Any, reason: str, remedy: str | None = None) -> NotServedError:
     """The error for an Embedding.
 
     Args:
         layer: a ``keras.layers.Embedding``.
         reason: a clause that follows a colon.
+        remedy: what to do, where a dense table is refused or wrong for the same reason.
     """
-    size = table_bytes(layer)
-    remedy = "change that, or keep the table dense in every worker: ps.embedding_threshold above "
     return NotServedError(
         f"the Embedding '{layer.path}' ({described(layer)}) cannot be served by the parameter servers: {reason}",
-        hint=f"{remedy}{size:.0f}" if math.isfinite(size) else None,
+        hint=remedy or _dense(layer),
     )
+
+
+def _dense(layer: Any) -> str | None:
+    size = table_bytes(layer)
+    remedy = "change that, or keep the table dense in every worker: ps.embedding_threshold above "
+    return f"{remedy}{size:.0f}" if math.isfinite(size) else None
 
 
 def table_bytes(layer: Any) -> float:

@@ -18,6 +18,7 @@ import tensorflow as tf  # noqa: E402
 from worker.embedding_stage import check_step, network_of, rows_for  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
+from edl.layers import Embedding as AnyId  # noqa: E402
 from edl.worker.not_served import NotServedError  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -264,10 +265,8 @@ REFUSED = {
         Layers.Embedding(50, 4, embeddings_initializer="orthogonal")
     ),
     "it has embeddings_regularizer": lambda: functional(Layers.Embedding(50, 4, embeddings_regularizer="l2")),
-    "it has embeddings_constraint": lambda: functional(Layers.Embedding(50, 4, embeddings_constraint="non_neg")),
     "it has lora_rank": lambda: functional(Layers.Embedding(50, 4, lora_rank=2)),
     "it is not trainable": lambda: functional(Layers.Embedding(50, 4, trainable=False)),
-    "is float64": lambda: functional(Layers.Embedding(50, 4, dtype="float64")),
     "it is given values": pretrained,
     "given values": lambda: functional(Layers.Embedding(50, 4, weights=np.ones((50, 4)))),
     "uses the table as a whole": Tied,
@@ -286,8 +285,54 @@ def test_what_cannot_be_served_is_refused_by_name_and_can_be_dense(said: str) ->
     with pytest.raises(NotServedError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
         network_of(REFUSED[said], IDS)
     assert "ps.embedding_threshold above 800" in str(caught.value)
-    if "float64" not in said and "constraint" not in said:  # dense ones cannot be trained either
-        assert network_of(REFUSED[said], IDS, threshold=801).tables == ()
+    assert network_of(REFUSED[said], IDS, threshold=801).tables == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "remedy"),
+    [
+        ({"embeddings_constraint": "non_neg"}, "it has embeddings_constraint", "leave the constraint out"),
+        ({"dtype": "float64"}, "its table is float64", "leave its dtype out"),
+        ({"dtype": "float16"}, "its table is float16", "leave its dtype out"),
+    ],
+)
+def test_what_dense_tables_cannot_have_either_is_not_said_to_be_dense(options: Any, said: str, remedy: str) -> None:
+    def model() -> Any:
+        return functional(Layers.Embedding(50, 4, **options))
+
+    with pytest.raises(NotServedError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
+        network_of(model)
+    assert remedy in str(caught.value)
+    assert "embedding_threshold" not in str(caught.value)
+    with pytest.raises(BadInputError, match="embedding"):
+        network_of(model, threshold=801)
+
+
+def looking_up(table: Any, kind: str | None) -> Any:
+    ids = keras.Input([], dtype=kind)
+    return keras.Model(ids, Layers.Dense(1)(table(ids)))
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "whole"),
+    [
+        (lambda: Layers.Embedding(100_000_000, 8), None, "float32, which has whole numbers up to 16,777,216 only"),
+        (lambda: Layers.Embedding((1 << 24) + 2, 8), "float32", "float32"),
+        (lambda: Layers.Embedding(3000, 8), "float16", "float16, which has whole numbers up to 2,048 only"),
+        (lambda: AnyId(8), None, "float32"),
+    ],
+)
+def test_ids_that_the_input_would_change_are_refused(table: Any, kind: str | None, whole: str) -> None:
+    with pytest.raises(NotServedError, match=rf"the Embedding '.*embedding' .*its ids come as {whole}") as caught:
+        network_of(lambda: looking_up(table(), kind))
+    assert 'declare the input as int64: keras.Input(..., dtype="int64")' in str(caught.value)
+
+
+@pytest.mark.parametrize(("rows", "kind"), [((1 << 24) + 1, None), (100_000_000, "int64"), (100_000_000, "float64")])
+def test_ids_that_the_input_can_hold_are_looked_up(rows: int, kind: str | None) -> None:
+    network = network_of(lambda: looking_up(Layers.Embedding(rows, 8), kind))
+    (name,) = (table.name for table in network.tables)
+    np.testing.assert_array_equal(network.ids(np.array([rows - 1]))[name], [rows - 1])
 
 
 def test_a_table_that_the_model_does_not_track_is_refused() -> None:
