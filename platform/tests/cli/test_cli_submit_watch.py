@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.cli.cluster.following import DELETED, NEVER_SAID, Following, Watched, fresh
+from edl.cli.cluster.submission import Options
 from edl.cli.faces.lines import Lines
 from edl.kube.inspection.jobs import JobSeen
 from edl.kube.kinds import JOBS, Manifest
@@ -131,3 +132,10 @@ def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
         "Go on when the cause is gone with: edl submit job.yaml --resume",
         "Its objects stay until: edl delete mnist",
     ]
+
+
+def test_the_command_that_goes_on_with_a_run_has_the_settings_of_the_one_that_began_it() -> None:
+    options = Options(Path("my job.yaml"), ["train.epochs=3", "image=a/b:1"], context="lab", namespace="team")
+    assert options.again() == (
+        "edl submit 'my job.yaml' --set train.epochs=3 --set image=a/b:1 --context lab -n team --resume"
+    )
