@@ -1,0 +1,154 @@
+"""Records and models that a table on the parameter servers cannot take: said once, with what to do.
+
+All these jobs are short and independent: they run side by side, and each test looks at what one of them said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.places import Place, write_examples, write_module
+
+from edl.testing.jobs import Line
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
+
+AT_ONCE = 3
+ROWS, RECORDS, MINIBATCH, BAD = 3000, 96, 8, 37
+"""``BAD`` is the one record that is not as the others."""
+WHERE = f"records {BAD // MINIBATCH * MINIBATCH} to {BAD // MINIBATCH * MINIBATCH + MINIBATCH - 1}"
+
+MODULE = """
+import keras
+import tensorflow as tf
+
+FEATURES = {"id": tf.io.FixedLenFeature([], tf.int64), "x": tf.io.FixedLenFeature([2], tf.float32)}
+
+
+def model(dtype=None):
+    chosen, x = keras.Input([], dtype="int64", name="id"), keras.Input([2], name="x")
+    rows = keras.layers.Embedding(3000, 8, name="rows", dtype=dtype)(chosen)
+    centered = keras.layers.LayerNormalization(scale=False, center=False)(x)
+    joined = keras.layers.Concatenate(dtype="float32")([rows, centered])
+    out = keras.layers.Dense(1, kernel_initializer="ones", trainable=False)(joined)
+    return keras.Model({"id": chosen, "x": x}, out)
+
+
+def half():
+    return model("float16")
+
+
+def mixed():
+    return model("mixed_float16")
+
+
+def loss(labels, predictions):
+    return tf.reduce_mean(tf.sqrt(tf.abs(labels * predictions)))
+
+
+def optimizer():
+    return keras.optimizers.Adagrad(0.01)
+
+
+def eval_metrics_fn():
+    return {"error": keras.metrics.MeanAbsoluteError()}
+
+
+def feed(dataset, mode, metadata):
+    def parsed(record):
+        found = tf.io.parse_single_example(record, FEATURES | {"y": tf.io.FixedLenFeature([1], tf.float32)})
+        return {"id": found["id"], "x": found["x"]}, found["y"]
+
+    return dataset.map(parsed)
+"""
+OUTSIDE = f"""\
+FOLDER/NAME.recordio, {WHERE}: id ID is outside of the embedding 'rows/embeddings' (3000 x 8), whose ids are 0 to 2999
+  raise the Embedding's input_dim, or map ids into that range: in feed, or by a layer such as Hashing"""
+NOT_FINITE = "look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out"
+SAID = {
+    "beyond": (2, OUTSIDE.replace("NAME", "beyond").replace("ID", "3000")),
+    "negative": (2, OUTSIDE.replace("NAME", "negative").replace("ID", "-1")),
+    "infinite": (1, f"FOLDER/infinite.recordio: loss nan from {WHERE}\n  {NOT_FINITE}"),
+    "gradient": (
+        1,
+        "FOLDER/gradient.recordio: the gradient of rows of 'rows/embeddings' (3000 x 8) is not finite, loss 0.…, from "
+        f"{WHERE}\n  {NOT_FINITE}",
+    ),
+}
+"""Exit code, and all that standard error has to say."""
+ODD: dict[str, dict[str, Any]] = {
+    "beyond": {"id": [ROWS]},
+    "negative": {"id": [-1]},
+    "infinite": {"x": [float("inf"), 0.0]},
+    "gradient": {"y": [0.0]},
+}
+"""What the bad record has; the gradient of a root is infinite at zero."""
+
+
+def record(index: int, **odd: Any) -> dict[str, Any]:
+    return {"id": [31 * index % ROWS], "x": [index / RECORDS, 1.0], "y": [1.0], **odd}
+
+
+def places(folder: Path) -> Iterator[Place]:
+    zoo = write_module(folder, "rows", MODULE)
+    for name in [*SAID, "half", "mixed"]:
+        odd = ODD.get(name, {})
+        records = (record(n, **odd) if n == BAD else record(n) for n in range(RECORDS))
+        yield Place.make(
+            folder,
+            name,
+            f"rows.{name if name in ('half', 'mixed') else 'model'}",
+            zoo=zoo,
+            data={"training": str(write_examples(folder / f"{name}.recordio", records))},
+            train={"minibatch_size": MINIBATCH, "minibatches_per_task": 4},
+            ps={"count": 1, "embedding_threshold": "16Ki"},
+        )
+
+
+def run(place: Place) -> tuple[int, str, list[Line]]:
+    with place.run() as process:
+        code = process.wait(150)
+        said = process.errors.strip().replace(str(place.folder), "FOLDER")
+        return code, re.sub(r"loss 0\.\d+", "loss 0.…", said), process.lines
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, list[Line]]]:
+    found = list(places(tmp_path_factory.mktemp("rows")))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(zip([place.name for place in found], pool.map(run, found), strict=True))
+
+
+def workers_ended(lines: list[Line]) -> int:
+    return sum(line["event"] == "role_ended" and line["role"] == "worker" for line in lines)
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_table_cannot_take_ends_the_job_with_one_message(told: dict[str, Any], name: str) -> None:
+    code, errors, lines = told[name]
+    assert (code, errors) == SAID[name]
+    assert workers_ended(lines) <= 1, "it is not tried again and again"
+
+
+def test_a_table_of_another_type_is_refused_before_the_first_step(told: dict[str, Any]) -> None:
+    code, errors, lines = told["half"]
+    what, remedy = errors.splitlines()
+    assert what == (
+        "the Embedding 'rows' (3000 x 8) cannot be served by the parameter servers: its table is float16, not float32"
+    )
+    assert remedy.startswith("  ")
+    assert (code, lines[-1]["records_done"]) == (2, 0)
+    assert workers_ended(lines) <= 1
+
+
+def test_a_layer_of_mixed_precision_is_served(told: dict[str, Any]) -> None:
+    code, errors, lines = told["mixed"]
+    assert code == 0, errors
+    assert lines[-1]["records_done"] == RECORDS
+    (table,) = lines[-1]["parameters"]["tables"]
+    assert (table["name"], table["rows"]) == ("rows/embeddings", RECORDS)
