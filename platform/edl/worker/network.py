@@ -352,7 +352,8 @@ class _Given(ExitStack):
 
 
 def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
-    if table.rows and ids.size and (ids.min() < 0 or ids.max() >= table.rows):
+    # As unsigned numbers negative ids are the largest of all
+    if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise BadInputError(
             f"id {wrong} is outside of the embedding '{table.name}' ({table.rows} x {table.dim}), whose ids are 0 to "
