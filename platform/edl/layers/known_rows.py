@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 
 class Known(NamedTuple):
-    """What is known of one table: ids ``[n]`` int64, ascending; rows ``[n + 1, dim]``, the last for every other id."""
+    """What is known of one table: ids ``[n]`` int64, ascending; rows ``[1 + n, dim]``, the first for every other id."""
 
     ids: NDArray[np.int64]
     rows: NDArray[np.float32]
 
+
+ALIGNMENT = 64
+"""Bytes: of TensorFlow's own tensors."""
 
 _KNOWN: ContextVar[Mapping[str, Known] | None] = ContextVar("known", default=None)
 
@@ -41,18 +44,24 @@ def held_rows(path: str, count: int | None, dim: int) -> Known | None:
     given = (_KNOWN.get() or {}).get(path)
     if given is not None or count is None:
         return given
-    return Known(np.zeros(count, np.int64), np.zeros((count + 1, dim), np.float32))
+    return Known(np.zeros(count, np.int64), np.zeros((1 + count, dim), np.float32))
 
 
 def constant(values: NDArray[Any]) -> Callable[..., Any]:
-    """An initializer: these values."""
-    return lambda shape, dtype=None: tf.constant(values, dtype, shape)
+    """An initializer: these values, of its type and shape.
+
+    Args:
+        values: where they begin at a multiple of :data:`ALIGNMENT`, the variable has them without a copy: they are
+            not to be written to.
+    """
+    if values.ctypes.data % ALIGNMENT:
+        return lambda shape, dtype=None: tf.constant(values, dtype, shape)
+    return lambda shape, dtype=None: tf.experimental.dlpack.from_dlpack(values.__dlpack__())
 
 
 def positions(known: Any, ids: Any) -> Any:
-    """Which row of a table belongs to each id: the last one to those that are not among the ascending ``known``."""
+    """Which row of a table belongs to each id: the first one to those that are not among the ascending ``known``."""
     known, ids = tf.convert_to_tensor(known), tf.cast(ids, tf.int64)
     found = tf.reshape(tf.searchsorted(known, tf.reshape(ids, [-1])), tf.shape(ids))
-    count = tf.size(known)
-    there = tf.equal(tf.gather(tf.concat([known, [0]], 0), found), ids) & (found < count)
-    return tf.where(there, found, count)
+    there = tf.equal(tf.gather(tf.concat([known, [0]], 0), found), ids) & (found < tf.size(known))
+    return tf.where(there, 1 + found, 0)

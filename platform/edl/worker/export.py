@@ -10,34 +10,29 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
-from edl.layers.known_rows import Known, known_rows
-from edl.spec.initializer import initial_rows
+from edl.layers.known_rows import known_rows
 from edl.store.durable import storage_error, sync_directory, sync_file
-from edl.worker.embedding import TableSpec
 from edl.worker.features import feature_spec
 from edl.worker.fresh_model import new_model
+from edl.worker.full_tables import Chunks, built_with, full_table, known, saved_as_views
 from edl.worker.network import Network
 from edl.worker.plain_layers import needs_edl, of_keras
-from edl.worker.row_initializer import mean_value
-from edl.worker.slab import Floats, Ids
+from edl.worker.slab import Floats
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables
 
 _LOG = logging.getLogger(__name__)
 
-_CHUNK_ROWS = 1 << 16
-
-StoredRows = Mapping[str, Iterable[tuple[Ids, Floats]]]
+StoredRows = Mapping[str, Chunks]
 """By served table: chunks of ids and their rows; rows that are missing have their initial values."""
 
 
@@ -68,7 +63,7 @@ def save(
         _write_saved_model(model, features, beside)
     if described:
         with _writing(keras_path) as beside:
-            _loadable(model, features, network.sample).save(beside)
+            _write_keras(_loadable(model, features, network.sample), beside)
     return {"keras": str(keras_path) if described else None, "saved_model": str(saved_model_path)}
 
 
@@ -77,39 +72,16 @@ def plain_model(network: Network, slab: Floats, tables: StoredRows) -> Any:
     unbound = {
         table.name.rpartition("/")[0]: known(table, tables[table.name]) for table in network.tables if not table.rows
     }
-    with known_rows(unbound):
+    full = {table.name: full_table(table, tables[table.name]) for table in network.tables if table.rows}
+    with known_rows(unbound), built_with(full):
         model = new_model(network.module, seed=0, sample=network.sample)
     places = zip(network.variables, network.offsets, strict=True)
-    values = {spec.name: slab[place].reshape(spec.shape) for spec, place in places}
-    served = {table.name: table for table in network.tables if table.rows}
+    values = full | {spec.name: slab[place].reshape(spec.shape) for spec, place in places}
     plain = Variables.of(model, lambda name: 0, 1)
     for spec, weight in zip(plain.specs, plain.weights, strict=True):
         if spec.name in values:
             weight.assign(values[spec.name])
-        elif spec.name in served:
-            weight.assign(full_table(served[spec.name], tables[spec.name]))
     return model
-
-
-def full_table(table: TableSpec, stored: Iterable[tuple[Ids, Floats]]) -> NDArray[np.float32]:
-    """All rows of a served table: as stored, else as they would be initialized."""
-    full = np.empty((table.rows, table.dim), np.float32)
-    for start in range(0, table.rows, _CHUNK_ROWS):
-        ids = np.arange(start, min(table.rows, start + _CHUNK_ROWS), dtype=np.int64)
-        full[ids] = initial_rows(table.initializer, table.seed, ids, table.dim)
-    for ids, values in stored:
-        full[ids] = values
-    return full
-
-
-def known(table: TableSpec, stored: Iterable[tuple[Ids, Floats]]) -> Known:
-    """The stored rows of a table without a bound, and one for all other ids: the mean of its initial values."""
-    chunks = list(stored)
-    ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
-    other = np.full((1, table.dim), mean_value(table.initializer), np.float32)
-    order = np.argsort(ids)
-    values = np.concatenate([np.empty((0, table.dim), np.float32), *(values for _, values in chunks)])
-    return Known(ids[order], np.concatenate([values[order], other]))
 
 
 def _describable(model: Any) -> bool:
@@ -130,6 +102,21 @@ def _loadable(model: Any, features: Any, sample: Any) -> Any:
     if needs_edl(model):
         _LOG.info("the .keras file has layers of edl.layers: `import edl.layers` before loading it")
     return model
+
+
+def _write_keras(model: Any, path: Path) -> None:
+    """As ``model.save(path)``, which would hold the file in memory where psutil is installed."""
+    parts = path.absolute().with_name(f"{path.name}.parts")  # Keras loses the assets of a relative one
+    _remove(parts)
+    try:
+        with saved_as_views():
+            model.save(parts, zipped=False)
+        with zipfile.ZipFile(path, "w") as archive:
+            for part in sorted(parts.rglob("*")):
+                if part.is_file():
+                    archive.write(part, part.relative_to(parts))
+    finally:
+        _remove(parts)
 
 
 def _write_saved_model(model: Any, features: Any, path: Path) -> None:

@@ -91,13 +91,10 @@ def _only_dense_ids(layers: Sequence[Any], predict: Any) -> bool:
 
 def _exchanged(layer: Any) -> Any:
     if layer.input_dim is not None and layer.combiner is None:
-        return _table(layer, np.asarray(layer.embeddings), name=layer.name, mask_zero=layer.mask_zero)
+        return _table(layer, name=layer.name, mask_zero=layer.mask_zero)
     ids = keras.Input(_columns(layer), dtype="int64")
-    if layer.input_dim is None:
-        known, rows = np.asarray(layer.ids), np.asarray(layer.embeddings)
-        found = _table(layer, np.concatenate([rows[-1:], rows[:-1]]))(_lookup(known)(ids))
-    else:
-        found = _table(layer, np.asarray(layer.embeddings))(ids)
+    rows = ids if layer.input_dim is not None else _lookup(np.asarray(layer.ids))(ids)
+    found = _table(layer)(rows)
     return keras.Model(ids, _combined(layer, ids, found) if layer.combiner else found, name=layer.name)
 
 
@@ -107,15 +104,20 @@ def _columns(layer: Any) -> tuple[int | None, ...]:
     return tuple(lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True))
 
 
-def _table(layer: Any, rows: Any, **options: Any) -> Any:
-    return keras.layers.Embedding(*rows.shape, weights=[rows], dtype=layer.dtype_policy, **options)
+def _table(layer: Any, **options: Any) -> Any:
+    """Keras' Embedding with the layer's own variable: a table may be most of the memory."""
+    table = keras.layers.Embedding(*layer.embeddings.shape, dtype=layer.dtype_policy, **options)
+    table.add_weight = lambda **_: layer._embeddings
+    table.build()
+    del table.add_weight
+    return table
 
 
 def _lookup(known: Any) -> Any:
-    """1 and more for the known ids in their order, 0 for others."""
-    taken = set(known.tolist())
-    unknown = next(number for number in range(len(known) + 1) if number not in taken)
-    lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=unknown)
+    """1 and more for the known ids in their ascending order, 0 for others."""
+    counted = known[known >= 0]
+    gaps = np.flatnonzero(counted != np.arange(len(counted)))
+    lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=int(gaps[0]) if len(gaps) else len(counted))
     lookup.set_vocabulary(known)
     return lookup
 

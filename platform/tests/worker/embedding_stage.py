@@ -93,7 +93,7 @@ def gradients(network: Network, step: Any, rows: Mapping[str, Rows]) -> dict[str
     }
     for table in network.tables:
         ids = np.asarray(rows[table.name].ids)
-        places = ids if table.rows else np.searchsorted(np.sort(ids), ids)
+        places = ids if table.rows else 1 + np.searchsorted(np.sort(ids), ids)
         whole[table.name] = np.zeros((table.rows or len(ids) + 1, table.dim), np.float32)
         np.add.at(whole[table.name], places, step.rows[table.name])
     return whole

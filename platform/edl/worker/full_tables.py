@@ -1,0 +1,115 @@
+"""Whole tables for an export, each held once: they may be most of a worker's memory.
+
+Keras would draw initial values for a table (three times its size), be assigned others (twice), and copy them twice to
+write them. Here the values are computed where the variable then has them, and Keras is shown them, not a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from edl.layers.known_rows import ALIGNMENT, Known, constant
+from edl.spec.initializer import initial_rows
+from edl.worker.embedding import TableSpec
+from edl.worker.row_initializer import mean_value
+from edl.worker.slab import Floats, Ids
+from edl.worker.traced import array
+
+_CHUNK_ROWS = 1 << 16
+
+Chunks = Iterable[tuple[Ids, Floats]]
+
+
+def full_table(table: TableSpec, stored: Chunks) -> Floats:
+    """All rows of a served table: as stored, else as they would be initialized."""
+    full = _aligned(table.rows, table.dim)
+    for start in range(0, table.rows, _CHUNK_ROWS):
+        ids = np.arange(start, min(table.rows, start + _CHUNK_ROWS), dtype=np.int64)
+        full[start : start + len(ids)] = initial_rows(table.initializer, table.seed, ids, table.dim)
+    for ids, values in stored:
+        full[ids] = values
+    return full
+
+
+def known(table: TableSpec, stored: Chunks) -> Known:
+    """The stored rows of a table without a bound, and one for all other ids: the mean of its initial values."""
+    chunks = list(stored)
+    ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
+    ids.sort()
+    rows = _aligned(1 + len(ids), table.dim)
+    rows[0] = mean_value(table.initializer)
+    while chunks:  # each is freed before the next
+        some, values = chunks.pop()
+        rows[1 + np.searchsorted(ids, some)] = values
+    return Known(ids, rows)
+
+
+def _aligned(rows: int, dim: int) -> Floats:
+    """An array that TensorFlow takes as it is, see :func:`edl.layers.known_rows.constant`."""
+    size = 4 * rows * dim
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(np.float32).reshape(rows, dim)
+
+
+@contextmanager
+def built_with(tables: MutableMapping[str, Floats]) -> Iterator[None]:
+    """Embeddings that are built in here have these values from the start.
+
+    Args:
+        tables: by name of the variable. Those that an Embedding takes are removed, and are not to be written to.
+    """
+    build = keras.layers.Embedding.build
+
+    @functools.wraps(build)
+    def build_filled(layer: Any, input_shape: Any = None) -> None:
+        values = tables.pop(f"{layer.path}/embeddings", None)
+        if values is None:
+            build(layer, input_shape)
+            return
+        own = layer.embeddings_initializer
+        layer.embeddings_initializer = constant(values)
+        try:
+            build(layer, input_shape)
+        finally:
+            layer.embeddings_initializer = own
+
+    keras.layers.Embedding.build = build_filled
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.build = build
+
+
+@contextmanager
+def saved_as_views() -> Iterator[None]:
+    """Embeddings that are saved in here are copied once, by Keras, where a variable would be twice."""
+    save = keras.layers.Embedding.save_own_variables
+
+    @functools.wraps(save)
+    def save_views(layer: Any, store: Any) -> None:
+        save(layer, _Views(store))
+
+    keras.layers.Embedding.save_own_variables = save_views
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.save_own_variables = save
+
+
+class _Views:
+    """A store of Keras that is given the memory of float32 variables."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(value, keras.Variable) and value.dtype == "float32":
+            value = array(value.value.read_value())
+        self._store[key] = value

@@ -1,0 +1,57 @@
+"""An export takes the memory of its tables twice: once to have them, and once for Keras to write them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+ROWS, DIM = 2_000_000, 16
+TABLE = 4 * ROWS * DIM
+ALLOWED = 2.5  # times the table
+
+LAYERS = {
+    "of Keras": "keras.layers.Embedding(ROWS, DIM)",
+    "with a combiner": "Embedding(DIM, ROWS, combiner='sum')",
+}
+PROGRAM = """
+    import resource, sys
+    from pathlib import Path
+    import keras, numpy as np, tensorflow as tf
+    from worker.embedding_stage import network_of
+    from edl.layers import Embedding
+    from edl.worker import export
+
+    def written(ROWS, DIM):
+        def model():
+            ids = keras.Input([3], dtype="int64")
+            return keras.Model(ids, keras.layers.Dense(1)(LAYER(ids)))
+
+        network = network_of(model, np.array([[1, 2, 3]]))
+        (table,) = network.tables
+        stored = ((np.arange(at, at + CHUNK), np.full((CHUNK, DIM), at, np.float32)) for at in range(0, ROWS, CHUNK))
+        folder = Path(sys.argv[3], str(ROWS))
+        export.save(network, network.initial(), {table.name: stored}, folder / "m.keras", folder / "saved_model")
+
+    CHUNK = 1000
+    written(CHUNK, int(sys.argv[2]))  # all that TensorFlow and HDF5 need, whatever the size
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    written(int(sys.argv[1]), int(sys.argv[2]))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_an_export_holds_a_table_once_and_once_more_to_write_it(kind: str, tmp_path: Path) -> None:
+    program = dedent(PROGRAM).replace("LAYER", LAYERS[kind])
+    command = [sys.executable, "-c", program, str(ROWS), str(DIM), str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[1], timeout=170, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 1024 * int(done.stdout) < ALLOWED * TABLE
