@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import ClassVar
 
 import typer
@@ -18,10 +19,11 @@ class ResumeMayStandAlone(TyperCommand):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Give a ``--resume`` that stands alone its value."""
-        followers = [*args[1:], ""]
-        alone = [arg == "--resume" and not self.names_run(after) for arg, after in zip(args, followers, strict=True)]
-        whole = [f"--resume={self.newest}" if bare else arg for arg, bare in zip(args, alone, strict=True)]
-        return super().parse_args(ctx, whole)
+        return super().parse_args(ctx, [self._whole(arg, after) for arg, after in pairwise([*args, ""])])
+
+    def _whole(self, arg: str, after: str) -> str:
+        """An argument, with its value if it is a ``--resume`` that stands alone."""
+        return f"--resume={self.newest}" if arg == "--resume" and not self.names_run(after) else arg
 
     def names_run(self, word: str) -> bool:
         """Whether the word after ``--resume`` is the run that is meant."""

@@ -165,3 +165,11 @@ def test_nothing_heavy_is_imported(stage: Stage) -> None:
     )
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert not set(HEAVY) & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("command_name", ["run", "submit"])
+def test_a_command_without_a_job_file_asks_for_one(
+    stage: Stage, capsys: pytest.CaptureFixture[str], command_name: str
+) -> None:
+    assert stage.edl(command_name) == 2
+    assert "Missing argument 'JOB.yaml'" in capsys.readouterr().err
