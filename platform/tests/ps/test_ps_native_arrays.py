@@ -139,6 +139,26 @@ def test_a_table_that_cannot_be_is_refused(settings_: dict[str, Any]) -> None:
         NativeTable(declared(dim=DIM), OptimizerSpec("adagrad"), **settings_)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"dim": 0}, "dim is 1 to 65536"),
+        ({"dim": 65537}, "dim is 1 to 65536"),
+        ({"dim": 2**63}, "dim is 1 to 65536"),
+        ({"threads": 0}, "threads are 1 to 1024"),
+        ({"threads": 2**40}, "threads are 1 to 1024"),
+        ({"slots": []}, "1 slot variables, and 0 were given"),
+        ({"slots": [0.1, 0.1]}, "1 slot variables, and 2 were given"),
+    ],
+    ids=str,
+)
+def test_a_table_of_a_shape_that_its_kernel_cannot_move_is_refused(wrong: dict[str, Any], says: str) -> None:
+    initializer = _native.Initializer(_native.Distribution.constant, 0.0, 0.0, 1)
+    right = {"dim": DIM, "slots": [0.1], "threads": 1, "isa": "", "evict_after": 0}
+    with pytest.raises(ValueError, match=says):
+        _native.Table(initializer=initializer, optimizer=_native.Optimizer.adagrad, **(right | wrong))
+
+
 @MANY
 @given(*[right_arrays((COUNT,), np.float32)] * 3, st.integers(0, 4))
 def test_a_slab_takes_arrays_that_fit_and_refuses_others(values: Any, slot: Any, gradient: Any, slots_: int) -> None:

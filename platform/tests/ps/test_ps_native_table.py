@@ -70,6 +70,21 @@ def test_it_grows_through_many_splits(threads):
     np.testing.assert_array_equal(table.read(missing), initial(declared(dim=1), missing))
 
 
+@pytest.mark.parametrize("count", [0, 1, 23, 24, 25, 1023, 1024, 1025, 1048, 1049, 2048, 5000])
+def test_batches_of_any_length_find_what_is_stored_and_nothing_else(count):
+    """Lengths about those of the passes of a search; a third of the ids is stored, in a table full enough for doubt."""
+    random = np.random.default_rng(count)
+    table = NativeTable(declared(dim=1), OPTIMIZERS[0])
+    stored = np.arange(0, 60_000, 3)
+    table.apply(stored, np.ones((len(stored), 1), np.float32), 1.0, 1)
+    ids = random.integers(0, 60_000, count)
+    expected = initial(declared(dim=1), ids) - np.float32(1) * (ids % 3 == 0)[:, None]
+    np.testing.assert_array_equal(table.read(ids), expected)
+    table.apply(ids, np.zeros((count, 1), np.float32), 1.0, 2)
+    np.testing.assert_array_equal(table.read(ids), expected)
+    assert len(table) == len(np.union1d(ids, stored))
+
+
 def test_rows_of_a_server_do_not_crowd():
     """What one of 256 servers holds: ids whose hashes end alike."""
     from edl.core.partition import slot_of_row

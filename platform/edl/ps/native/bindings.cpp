@@ -33,6 +33,9 @@ using NewRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using FloatArray = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+constexpr std::size_t kMostDim = std::size_t{1} << 16;  // as edl.ps.declaration has it
+constexpr std::size_t kMostThreads = 1024;
+
 Ids span(const IdArray& ids) { return {ids.data(), ids.shape(0)}; }
 
 template <typename Rows>
@@ -44,6 +47,16 @@ template <typename Rows>
 void check_slots(const Table& table, std::size_t count, const std::vector<Rows>& slots) {
   if (slots.size() != table.slots()) throw std::invalid_argument("every slot variable must be given");
   for (const Rows& slot : slots) check(table, count, slot);
+}
+
+// What a table could not be made of, or would write past its rows with.
+void check_table(std::size_t dim, std::size_t slots, std::size_t slots_of_rule, std::size_t threads) {
+  if (dim == 0 || dim > kMostDim) throw std::invalid_argument("dim is 1 to " + std::to_string(kMostDim));
+  if (threads == 0 || threads > kMostThreads) throw std::invalid_argument("threads are 1 to " + std::to_string(kMostThreads));
+  if (slots != slots_of_rule) {
+    throw std::invalid_argument("this optimizer has " + std::to_string(slots_of_rule) + " slot variables, and " +
+                                std::to_string(slots) + " were given");
+  }
 }
 
 void read(const Table& table, const IdArray& ids, const NewRows& out) {
@@ -216,7 +229,7 @@ NB_MODULE(_native, module) {
       .def("__init__",
            [](Table* self, std::size_t dim, std::vector<float> slots, const Initializer& initializer,
               Optimizer optimizer, std::size_t threads, const std::string& isa, std::uint32_t evict_after) {
-             if (dim == 0 || threads == 0) throw std::invalid_argument("dim and threads are at least 1");
+             check_table(dim, slots.size(), kernels(isa.c_str()).rule(optimizer, 1).slots, threads);
              new (self) Table(Shape{dim, std::move(slots), evict_after}, initializer, optimizer, threads, isa);
            },
            nb::arg("dim"), nb::arg("slots"), nb::arg("initializer"), nb::arg("optimizer"), nb::arg("threads"),

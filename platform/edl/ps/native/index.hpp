@@ -27,17 +27,24 @@ class Index {
     const Segment& segment = segments_[number(hash)];
     return bucket(segment, home_in(segment, hash));
   }
-  // The rows that may be the one, for whoever looks at ids later: `see` is called with those in the first bucket that has
-  // any. Returns the most likely one, kNowhere if the row is not stored.
+  // What the first bucket tells: where the row is if it is stored at all, kNowhere if it is not. In doubt, several rows may be
+  // the one, or it may lie behind.
+  struct Glance {
+    std::uint32_t position;
+    bool is_doubtful;
+  };
+  Glance glance(const Bucket& home, std::uint64_t hash) const {
+    const std::uint32_t found = home.matching(tag(hash));
+    if (found == 0) return {kNowhere, home.passed != 0};
+    return {home.positions[__builtin_ctz(found)], (found & (found - 1)) != 0};
+  }
+  // Calls see(position) for the rows that may be the one, in the first bucket that has any.
   template <typename See>
-  std::uint32_t guess(const Bucket& home, std::uint64_t hash, const See& see) const {
+  void candidates(const Bucket& home, std::uint64_t hash, const See& see) const {
     const Bucket* here = &home;
     std::uint32_t found = home.matching(tag(hash));
-    if (found == 0 && home.passed != 0) found = behind(hash, &here);
-    if (found == 0) return kNowhere;
-    const std::uint32_t first = here->positions[__builtin_ctz(found)];
+    if (found == 0) found = behind(hash, &here);
     for (; found != 0; found &= found - 1) see(here->positions[__builtin_ctz(found)]);
-    return first;
   }
   // The position of a row, kNowhere if it is not stored.
   std::uint32_t find(std::uint64_t id, std::uint64_t hash) const;

@@ -68,24 +68,29 @@ void update_ftrl(const Step& step, float* row, const float* gradient, Size dim) 
   if (step.group > 0.0F) shrink(step, row, dim);
 }
 
-Update choose(Optimizer optimizer, Size dim) {
+template <auto kRule>
+Rule rule(Size dim) {
+  return {for_dim<kRule>(dim), count_slots(kRule)};
+}
+
+Rule choose(Optimizer optimizer, Size dim) {
   switch (optimizer) {
-    case Optimizer::sgd: return for_dim<sgd>(dim);
-    case Optimizer::momentum: return for_dim<momentum>(dim);
-    case Optimizer::nesterov: return for_dim<nesterov>(dim);
-    case Optimizer::adagrad: return for_dim<adagrad>(dim);
-    case Optimizer::adam: return for_dim<adam>(dim);
-    case Optimizer::amsgrad: return for_dim<amsgrad>(dim);
-    case Optimizer::adamax: return for_dim<adamax>(dim);
-    case Optimizer::nadam: return for_dim<nadam>(dim);
-    case Optimizer::rmsprop: return for_dim<rmsprop>(dim);
-    case Optimizer::rmsprop_momentum: return for_dim<rmsprop_momentum>(dim);
-    case Optimizer::centered: return for_dim<centered>(dim);
-    case Optimizer::centered_momentum: return for_dim<centered_momentum>(dim);
-    case Optimizer::adadelta: return for_dim<adadelta>(dim);
-    case Optimizer::lion: return for_dim<lion>(dim);
-    case Optimizer::ftrl: return update_ftrl<ftrl<by_root>>;
-    default: return update_ftrl<ftrl<by_power>>;
+    case Optimizer::sgd: return rule<sgd>(dim);
+    case Optimizer::momentum: return rule<momentum>(dim);
+    case Optimizer::nesterov: return rule<nesterov>(dim);
+    case Optimizer::adagrad: return rule<adagrad>(dim);
+    case Optimizer::adam: return rule<adam>(dim);
+    case Optimizer::amsgrad: return rule<amsgrad>(dim);
+    case Optimizer::adamax: return rule<adamax>(dim);
+    case Optimizer::nadam: return rule<nadam>(dim);
+    case Optimizer::rmsprop: return rule<rmsprop>(dim);
+    case Optimizer::rmsprop_momentum: return rule<rmsprop_momentum>(dim);
+    case Optimizer::centered: return rule<centered>(dim);
+    case Optimizer::centered_momentum: return rule<centered_momentum>(dim);
+    case Optimizer::adadelta: return rule<adadelta>(dim);
+    case Optimizer::lion: return rule<lion>(dim);
+    case Optimizer::ftrl: return {update_ftrl<ftrl<by_root>>, count_slots(ftrl<by_root>)};
+    default: return {update_ftrl<ftrl<by_power>>, count_slots(ftrl<by_power>)};
   }
 }
 

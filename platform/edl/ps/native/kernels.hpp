@@ -46,9 +46,15 @@ struct Initializer {
 // `row` points to `dim` values, and behind them to the slot variables in the optimizer's order.
 using Update = void (*)(const Step&, float* row, const float* gradient, std::size_t dim);
 
+// What an optimizer does to a row, and how many slot variables the row must have for it.
+struct Rule {
+  Update update;
+  std::size_t slots;
+};
+
 struct Kernels {
   const char* isa;
-  Update (*update)(Optimizer, std::size_t dim);
+  Rule (*rule)(Optimizer, std::size_t dim);
   void (*initialize)(const Initializer&, std::uint64_t id, float* values, std::size_t dim);
   void (*add)(float* sum, const float* term, std::size_t dim);
   void (*copy)(float* to, const float* from, std::size_t dim);

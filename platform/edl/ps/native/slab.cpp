@@ -17,7 +17,7 @@ void move(const Kernels& kernels, Optimizer optimizer, const Step& step, float* 
           std::span<const float> gradient) {
   assert(slots.size() <= kMostSlots);
   alignas(64) std::array<float, kPart*(1 + kMostSlots)> row;
-  const Update update = kernels.update(optimizer, kPart);
+  const Update update = kernels.rule(optimizer, kPart).update;
   for (std::size_t begin = 0; begin < gradient.size(); begin += kPart) {
     const std::size_t count = std::min(kPart, gradient.size() - begin);
     const auto part_of_row = [&](std::size_t part) { return row.data() + part * count; };

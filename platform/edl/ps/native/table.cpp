@@ -1,26 +1,20 @@
 #include "table.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <mutex>
 #include <shared_mutex>
 #include <stdexcept>
 #include <utility>
 
+#include "search.hpp"
+
 namespace edl {
 namespace {
 
 constexpr std::size_t kPart = 2048;  // ids that are worth a thread
-constexpr std::size_t kAhead = 16;   // a row's bucket is fetched this long before the row, and the row before its use
-constexpr std::size_t kRing = 64;    // at least 2 * kAhead + 1, a power of two
+constexpr std::size_t kAhead = 16;   // a row's bucket is fetched this long before the row is entered
 constexpr std::size_t kPartBytes = std::size_t{1} << 19;  // copied in about 0.1 ms
-
-struct Probe {
-  std::uint64_t hash;
-  const Bucket* home;
-  std::uint32_t guess;
-};
 
 void check(const Snapshot& snapshot) {
   if (snapshot.is_released()) throw Released();
@@ -32,7 +26,7 @@ Table::Table(Shape shape, Initializer initializer, Optimizer optimizer, std::siz
     : shape_(std::move(shape)),
       initializer_(initializer),
       kernels_(kernels(isa.c_str())),
-      update_(kernels_.update(optimizer, shape_.dim)),
+      update_(kernels_.rule(optimizer, shape_.dim).update),
       rows_(shape_.dim * (1 + shape_.slots.size()), shape_.evict_after != 0),
       expiry_(rows_, shape_.evict_after),
       gradients_(kernels_, shape_.dim),
@@ -50,29 +44,11 @@ std::size_t Table::extent() const {
 
 template <typename Use>
 void Table::locate(Ids ids, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const {
-  std::array<Probe, kRing> ring;
-  const auto at = [&ring](std::size_t i) -> Probe& { return ring[i % kRing]; };
-  const auto look_into_index = [&](std::size_t i) {
-    Probe& probe = at(i);
-    probe.hash = place(static_cast<std::uint64_t>(ids[i]));
-    probe.home = &index_.home(probe.hash);
-    prefetch(probe.home);
-  };
-  const auto look_for_row = [&](std::size_t i) {
-    Probe& probe = at(i);
-    probe.guess = index_.guess(*probe.home, probe.hash,
-                               [&](std::uint32_t position) { prefetch(rows_.start(position), bytes); });
-  };
-  const auto found = [&](std::size_t i) {
-    const Probe& probe = at(i);
-    const auto id = static_cast<std::uint64_t>(ids[i]);
-    if (probe.guess == Index::kNowhere || rows_.id(probe.guess) == id) return probe.guess;
-    return index_.find(id, probe.hash);
-  };
-  for (std::size_t i = begin; i < end + 2 * kAhead; ++i) {
-    if (i < end) look_into_index(i);
-    if (i >= begin + kAhead && i - kAhead < end) look_for_row(i - kAhead);
-    if (i >= begin + 2 * kAhead) use(i - 2 * kAhead, found(i - 2 * kAhead));
+  Search search(index_, rows_, bytes);
+  for (std::size_t start = begin; start < end; start += Search::kMostIds) {
+    const std::size_t count = std::min(Search::kMostIds, end - start);
+    search.look_for(ids.subspan(start, count));
+    for (std::size_t i = 0; i < count; ++i) use(start + i, search.position(i));
   }
 }
 
