@@ -145,7 +145,8 @@ class Strategy:
         int,
         Option(
             _POSITIVE,
-            "Steps of a worker from one pull of the dense values to the next; between, it moves a copy of its own.",
+            "Steps of a worker from one pull of the dense values to the next; between, it moves a copy of its own "
+            "(refused with Ftrl).",
             "steps",
         ),
     ] = 1
