@@ -112,6 +112,25 @@ class StoreContract:
             for slot, values in now.slots.items():
                 np.testing.assert_array_equal(values, old.slots[slot])
 
+    def test_room_that_was_made_before_is_used_once(self, make: Make):
+        """The copy in it is of the moment in which it is taken, and the next one has memory of its own."""
+        declared = Declaration(DENSE, (), OptimizerSpec("adam"), "model")
+        random = np.random.default_rng(3)
+        held = make(declared, np.ones(4, np.float32))
+        held.make_room()
+        held.apply(drawn(declared, random), 1)
+        dense = np.empty(4, np.float32)
+        held.read_dense(dense)
+        first = held.snapshot()
+        np.testing.assert_array_equal(first.dense, dense)
+        second = held.snapshot()
+        for one, other in (
+            (first.dense, second.dense),
+            *((first.slots[name], second.slots[name]) for name in first.slots),
+        ):
+            np.testing.assert_array_equal(one, other)
+            assert not np.shares_memory(one, other)
+
     @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adam")], ids=lambda optimizer: optimizer.name)
     def test_what_a_snapshot_is_loaded_into_goes_on_alike(self, make: Make, optimizer):
         declared = Declaration(DENSE, (TABLE, WIDE), optimizer, "model")

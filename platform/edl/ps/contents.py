@@ -88,6 +88,11 @@ class Contents:
             self.store().apply(gradients, self.version + 1)
         self.version += 1
 
+    def make_room(self) -> None:
+        """Prepare memory for the next copy; without the server's lock, because that takes a while."""
+        if self._store is not None:
+            self._store.make_room()
+
     def copy(self, cut: int, leases: Leases) -> Cut:
         """The state at a cut; who takes it releases its snapshot."""
         return Cut(cut, self.store().snapshot(), self.version, leases.applied())

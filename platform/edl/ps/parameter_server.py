@@ -196,7 +196,8 @@ class ParameterServer:
             return through
 
     def announce(self, incarnation: int, cut: int) -> None:
-        """Tell workers of a cut with every answer from now on."""
+        """Tell workers of a cut with every answer from now on; before, while pushes go on, make room for the copy."""
+        self._contents.make_room()
         with self._changed:
             self._leases.check(incarnation)
             self._cuts.announce(cut)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,14 @@ from edl.ps.store import Gradients
 from edl.spec.optimizer import OptimizerSpec
 
 Rules = Callable[[OptimizerSpec, float], Rule]
+
+
+@dataclass(frozen=True, slots=True)
+class SlabCopy:
+    """Values and slot variables, by name, of a slab at one moment."""
+
+    values: Floats
+    slots: dict[str, Floats]
 
 
 class Slab:
@@ -33,6 +42,7 @@ class Slab:
         self._trained, self._statistics = self.values[:trained], self.values[trained:]
         self._blocks = tuple((block, rule(optimizer, block.decay)) for block in blocks(optimizer, declaration.places()))
         self._scratch = Scratch.like(self._trained)
+        self._room: SlabCopy | None = None
 
     def apply(self, gradients: Gradients, step: int) -> None:
         """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
@@ -42,3 +52,24 @@ class Slab:
             block.apply(block_rule, self._trained, self.slots.values(), update, self._scratch)
         if len(self._statistics):
             self._statistics += gradients.slab[trained:] * np.float32(gradients.weight)
+
+    def make_room(self) -> None:
+        """Touch the memory that the next copy goes to: new pages cost ten times what copying costs.
+
+        May run beside anything else that is done with the slab.
+        """
+        room = self._unused_room()
+        for array in (room.values, *room.slots.values()):
+            array.fill(0)
+        self._room = room
+
+    def copy(self) -> SlabCopy:
+        """As it is now; quick if room was made before."""
+        room, self._room = self._room or self._unused_room(), None
+        np.copyto(room.values, self.values)
+        for name, slot in self.slots.items():
+            np.copyto(room.slots[name], slot)
+        return room
+
+    def _unused_room(self) -> SlabCopy:
+        return SlabCopy(np.empty_like(self.values), {name: np.empty_like(slot) for name, slot in self.slots.items()})

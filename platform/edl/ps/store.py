@@ -75,5 +75,8 @@ class ParameterStore(Protocol):
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
         """The stored rows at positions ``start`` to ``start + limit``; see :meth:`edl.ps.table.Table.scan`."""
 
+    def make_room(self) -> None:
+        """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time."""
+
     def snapshot(self) -> Snapshot:
         """Everything as it is now: the slab and its slots are copied, tables as they can (:mod:`edl.ps.snapshot`)."""

@@ -95,6 +95,10 @@ class TableStore(ABC):
 
     def snapshot(self) -> Snapshot:
         """As the port says."""
-        slots = {name: slot.copy() for name, slot in self._slab.slots.items()}
+        slab = self._slab.copy()
         tables = {name: table.snapshot() for name, table in self._tables.items()}
-        return Snapshot(self._declaration, self._slab.values.copy(), slots, tables)
+        return Snapshot(self._declaration, slab.values, slab.slots, tables)
+
+    def make_room(self) -> None:
+        """As the port says."""
+        self._slab.make_room()

@@ -11,6 +11,7 @@ import pytest
 from edl.core.errors import StorageError
 from edl.ps.cuts import CutError, Cuts, PinError
 from edl.ps.shard_writer import ShardWriter
+from edl.ps.table_store import TableStore
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkRefused
 from edl.rpc.refusal import Refused
@@ -54,6 +55,17 @@ def test_pins_are_kept_until_they_are_released():
 
 
 # ------------------------------------------------------------ real sockets
+
+
+def test_room_for_the_copy_is_made_before_workers_are_told_of_the_cut(start, monkeypatch: pytest.MonkeyPatch):
+    """Their next pushes wait for the copy: until then none does."""
+    server, order = start(0), []
+    server.attach()
+    server.worker().declare(W)
+    monkeypatch.setattr(TableStore, "make_room", lambda self: order.append("room"))
+    monkeypatch.setattr(Cuts, "announce", lambda self, cut: order.append(f"cut {cut}"))
+    server.announce(1)
+    assert order == ["room", "cut 1"]
 
 
 @pytest.fixture
