@@ -9,12 +9,11 @@ from typing import Annotated
 import typer
 
 from edl.cli.local.checks import check
-from edl.cli.local.plan import Plan
-from edl.cli.local.resumption import PREDICT_FILE, training_runs
+from edl.cli.local.plan import Order, Plan
+from edl.cli.local.resumption import PREDICT_FILE, newest_checkpoint, training_runs
 from edl.cli.local.start import folder_of, supervised
 from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
 from edl.core.errors import BadInputError
-from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
 from edl.store.rundir import JobLock, RunDir, create, resolve, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -45,7 +44,9 @@ def predict(
         weights = weights_of(folder, source)
         directory = create(folder)
         lock.describe(directory.run_id)
-        plan = Plan(spec, job, counts, directory, weights=weights, output=str(output.absolute()))
+        plan = Plan(
+            spec, Order(job, settings or (), workers), counts, directory, weights=weights, output=str(output.absolute())
+        )
         write_json(directory.path / PREDICT_FILE, {"from": str(weights), "output": plan.output})
         code = supervised(plan, as_json=as_json)
     raise typer.Exit(code)
@@ -65,7 +66,8 @@ def weights_of(folder: Path, source: str | None) -> Path:
         return _keras_file(source)
     candidates = training_runs(folder) if source is None else [resolve(folder, source)]
     for run in reversed(candidates):
-        found = _newest_checkpoint(run) or _exported(run)
+        checkpoint = newest_checkpoint(run)
+        found = checkpoint.directory if checkpoint else _exported(run)
         if found is not None:
             return found
     where = f"run {source}" if source else f"the runs of this job, {folder},"
@@ -80,14 +82,6 @@ def _keras_file(source: str) -> Path:
     if not zipfile.is_zipfile(file):
         raise BadInputError("is not a .keras file, or not a complete one", where=source, hint="Export the model again.")
     return file
-
-
-def _newest_checkpoint(run: RunDir) -> Path | None:
-    for cut in reversed(cuts_in(run.checkpoints)):
-        directory = cut_directory(run.checkpoints, cut)
-        if isinstance(load_manifest(directory), Manifest):
-            return directory
-    return None
 
 
 def _exported(run: RunDir) -> Path | None:

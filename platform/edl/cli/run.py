@@ -10,7 +10,7 @@ import typer
 
 from edl.cli.local import resumption
 from edl.cli.local.checks import check
-from edl.cli.local.plan import Plan
+from edl.cli.local.plan import Order, Plan
 from edl.cli.local.start import folder_of, in_this_terminal, supervised
 from edl.cli.resume_option import ResumeMayStandAlone
 from edl.core.errors import BadInputError
@@ -54,7 +54,8 @@ def run(
     with JobLock(folder) as lock:
         directory, changes = _run_directory(folder, resume, spec)
         lock.describe(directory.run_id)
-        plan = Plan(spec, job, counts, directory, resumed=resume is not None, changes=changes)
+        order = Order(job, settings or (), workers, ps)
+        plan = Plan(spec, order, counts, directory, resumed=resume is not None, changes=changes)
         if spec.strategy.name == "Local":
             in_this_terminal(plan, as_json=as_json)
         code = supervised(plan, as_json=as_json)

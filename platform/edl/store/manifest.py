@@ -62,6 +62,12 @@ class Manifest:
         plain = json.loads(json.dumps(body))  # what a reader will see: keys are strings, tuples are lists
         return {**plain, "crc32": _checksum(plain)}
 
+    @property
+    def step(self) -> int:
+        """Steps that are done in it."""
+        own = self.ledger.get("done_steps") if isinstance(self.ledger, dict) else None
+        return own if isinstance(own, int) else self.version
+
     def shard(self, ps_index: int) -> Path | None:
         """The file of a parameter server in a manifest that was read; None when the cut has none for it."""
         name = f"ps-{ps_index}.safetensors"

@@ -5,6 +5,7 @@ Loads specs and, for a run that ended, the journal; no arrays.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -67,7 +68,24 @@ def allowed(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Change]:
 def said(change: Change) -> str:
     """A change in words."""
     path, old, new = change
-    return f"{path} was {old}, is {new}"
+    return f"{path} was {_written(old)}, is {_written(new)}"
+
+
+def nothing_left(status: Status, spec: JobSpec) -> str | None:
+    """That a run is further already than ``spec`` lets it come, so that it ends at once; None: there is work.
+
+    Args:
+        status: the run's newest; its newest checkpoint may be of a time before.
+        spec: that the run is to go on with.
+    """
+    train = spec.train
+    if status.epoch > train.epochs:
+        asked, was = f"train.epochs is {train.epochs:,}", f"in epoch {status.epoch:,}"
+    elif train.max_steps is not None and status.step >= train.max_steps:
+        asked, was = f"train.max_steps is {train.max_steps:,}", f"at step {status.step:,}"
+    else:
+        return None
+    return f"{asked}, and run {status.run} was {was} already: it ends as soon as it is there again"
 
 
 def begun(run: RunDir) -> bool:
@@ -79,9 +97,15 @@ def begun(run: RunDir) -> bool:
     return bool(segments_in(run.journal))
 
 
+def status_of(run: RunDir) -> Status | None:
+    """The run's newest status; None when it never wrote one."""
+    return Status.from_json(read_json(run.status), str(run.status)) if run.status.exists() else None
+
+
 def phase_of(run: RunDir) -> str | None:
     """The phase in the run's status; None when it never wrote one."""
-    return Status.from_json(read_json(run.status), str(run.status)).phase if run.status.exists() else None
+    status = status_of(run)
+    return status.phase if status else None
 
 
 def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
@@ -103,3 +127,8 @@ def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
     with translated(run.path, "remove what told of the end"):
         for name in ("failure.txt", "failure.json", "summary.json"):
             (run.path / name).unlink(missing_ok=True)
+
+
+def _written(value: Json) -> str:
+    """A value as a job file has it."""
+    return value if isinstance(value, str) else json.dumps(value)

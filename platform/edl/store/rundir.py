@@ -188,7 +188,10 @@ def resolve(job_dir: Path, run_id: str | None) -> RunDir:
     existing = runs(job_dir)
     if not existing:
         raise BadInputError(
-            "this job has no run yet", where=str(job_dir), hint="Start one with edl run, without --resume."
+            "this job has no run yet",
+            where=str(job_dir),
+            hint="Start one with edl run, without --resume. If there is one, call this in the folder where it was "
+            "started: runs are kept there, in .edl, unless storage.path says where.",
         )
     found = [run for run in existing if run_id in (None, run.run_id)]
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from edl.cli.local import resumption
 from edl.core.errors import BadInputError
 from edl.spec.load import dump, load
 from edl.store.journal import Journal
+from edl.store.manifest import MANIFEST, Manifest, cut_directory
 from edl.store.rundir import RunDir, create, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
@@ -58,10 +60,69 @@ def test_a_run_that_is_done_does_not_go_on(stage: Stage, capsys: pytest.CaptureF
     assert "run r1 is done" in capsys.readouterr().err
 
 
+def test_runs_of_another_folder_are_not_found_and_the_hint_says_where_they_are(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(stage)
+    elsewhere = stage.folder / "elsewhere"
+    elsewhere.mkdir()
+    stage.monkeypatch.chdir(elsewhere)
+    assert stage.edl("run", "../job.yaml", "--resume") == 2
+    assert "call this in the folder where it was started" in capsys.readouterr().err
+
+
 def test_an_unknown_run_is_refused_with_those_there_are(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     fail(stage)
     assert stage.edl("run", "job.yaml", "--resume", "r7") == 2
     assert "Its runs are: r1." in capsys.readouterr().err
+
+
+def test_the_command_that_goes_on_has_the_options_of_this_one(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    stage.script(["event", FAILED], ["status", FAILED_STATUS])
+    given = ["--set", "train.epochs=9", "--set", "model.params.note=good day", "--workers", "1", "--ps", "2"]
+    assert stage.edl("run", "job.yaml", *given) == 1
+    again = capsys.readouterr().out.splitlines()[-1].partition("with: edl ")[2]
+    assert shlex.split(again) == ["run", "job.yaml", *given, "--resume", "r1"]
+    stage.script(*DONE)
+    assert stage.edl(*shlex.split(again)) == 0
+    said = capsys.readouterr().out
+    assert "changed" not in said
+    offered = said.splitlines()[-1].partition("with: edl ")[2]
+    assert shlex.split(offered) == ["predict", "job.yaml", *given[:-2], "--from", "r1", "--output", "predictions"]
+
+
+def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    fail(stage)
+    assert "There is no checkpoint: it would begin again.\nGo on when" in capsys.readouterr().out
+    for cut, step in (1, 0), (2, 1000):
+        manifest = Manifest(cut, step, "", (), {"done_steps": step})
+        folder = cut_directory(stage.run_dir() / "checkpoints", cut)
+        folder.mkdir()
+        write_json(folder / MANIFEST, manifest.to_json())
+    cut_directory(stage.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
+    stage.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert stage.edl("run", "job.yaml", "--resume") == 1
+    said = capsys.readouterr().out
+    assert f"goes on with r1 in {stage.run_dir()}\n  from checkpoint 2 at step 1,000\n" in said
+    assert "It goes on from checkpoint 2 at step 1,000; what was done since is done again.\nGo on when" in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("train.epochs=2", "train.epochs is 2, and run r1 was in epoch 3 already"),
+        ("train.max_steps=8", "train.max_steps is 8, and run r1 was at step 8 already"),
+    ],
+)
+def test_a_change_that_ends_a_run_at_once_is_told_as_such(
+    stage: Stage, capsys: pytest.CaptureFixture[str], setting: str, told: str
+) -> None:
+    stage.script(["event", FAILED], ["status", FAILED_STATUS | {"epoch": 3, "epochs": 3, "step": 8}])
+    assert stage.edl("run", "job.yaml") == 1
+    assert stage.edl("run", "job.yaml", "--resume") == 1
+    assert "already" not in capsys.readouterr().out
+    assert stage.edl("run", "job.yaml", "--resume", "--set", setting) == 1
+    assert f"  warning: {told}: it ends as soon as it is there again\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -69,8 +130,8 @@ def test_an_unknown_run_is_refused_with_those_there_are(stage: Stage, capsys: py
     [
         ("train.minibatch_size=5", "train.minibatch_size was 4, is 5"),
         ("train.seed=9", "train.seed was 0, is 9"),
-        ("data.reader.format=csv", "data.reader.format was None, is csv"),
-        ("model.params.width=3", "model.params.width was None, is 3"),
+        ("data.reader.format=csv", "data.reader.format was null, is csv"),
+        ("model.params.width=3", "model.params.width was null, is 3"),
         ("data.training=test.csv", "data.training was"),
     ],
 )

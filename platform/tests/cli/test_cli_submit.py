@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -346,10 +347,10 @@ TOLD = Status(
 )  # fmt: skip
 
 
-def ended(desk: Desk, phase: str) -> None:
-    """Have the run RUN, which has ended."""
-    desk.cluster.published = Publication(replace(TOLD, phase=phase)).to_pages()
-    assert desk.submit("--yes") == 0
+def ended(desk: Desk, phase: str, given: Sequence[str] = (), **told: int) -> None:
+    """Have the run RUN of a job submitted with the options ``given``, which has ended."""
+    desk.cluster.published = Publication(replace(TOLD, phase=phase, **told)).to_pages()  # type: ignore[arg-type]
+    assert desk.submit("--yes", *given) == 0
     (old,) = desk.cluster.of(JOBS)
     old["status"] = {"conditions": [{"type": "Complete" if phase == "Done" else "Failed", "status": "True"}]}
 
@@ -362,6 +363,31 @@ def test_what_the_new_master_would_refuse_is_refused_before_anything_is_removed(
     assert f"run {RUN} cannot go on with this job file" in desk.err
     assert "train.minibatch_size was 64, is 7" in desk.err
     assert desk.cluster.objects == before
+
+
+def test_what_changes_about_a_run_is_in_the_plan_before_the_question(desk: Desk) -> None:
+    ended(desk, "Interrupted")
+    given = ("--resume", "--set", "train.epochs=5", "--set", "workers.max=3")
+    assert desk.submit("--dry-run=server", *given) == 0
+    assert "  changed   train.epochs was 1, is 5\n  changed   workers.max was 4, is 3\n" in desk.out
+    assert desk.submit("--dry-run=server", "--json", *given) == 0
+    assert desk.events()[0]["changes"] == ["train.epochs was 1, is 5", "workers.max was 4, is 3"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("train.epochs=5", "train.epochs is 5, and run {run} was in epoch 7 already"),
+        ("train.max_steps=30", "train.max_steps is 30, and run {run} was at step 30 already"),
+    ],
+)
+def test_a_change_that_ends_a_run_at_once_is_told_as_such(desk: Desk, setting: str, told: str) -> None:
+    ended(desk, "Interrupted", epoch=7, epochs=9, step=30, given=["--set", "train.epochs=9"])
+    assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9") == 0
+    assert "already" not in desk.out
+    assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9", "--set", setting) == 0
+    whole = f"warning: {told.format(run=RUN)}: it ends as soon as it is there again"
+    assert whole in " ".join(desk.out.split())
 
 
 def test_a_run_that_is_done_is_not_removed_for_nothing(desk: Desk) -> None:

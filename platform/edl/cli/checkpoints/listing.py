@@ -56,8 +56,7 @@ class Listed:
     @property
     def step(self) -> int | None:
         """Steps that are done in it."""
-        own = self.position("done_steps")
-        return self.manifest.version if own is None and self.manifest else own
+        return self.manifest.step if self.manifest else None
 
     @property
     def records(self) -> int | None:

@@ -37,6 +37,7 @@ class KubePlan:
         quotas: name, what is left and what is allowed, of each; None when they may not be listed.
         replaced: the ended job of that name, which is removed first.
         run: the run that is gone on with.
+        changes: what differs from the job file that it had, in words.
         warnings: sentences.
         asked: whether a cluster was asked at all.
     """
@@ -50,6 +51,7 @@ class KubePlan:
     quotas: Sequence[tuple[str, Resources, Resources]] | None = None
     replaced: JobSeen | None = None
     run: str | None = None
+    changes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     asked: bool = True
 
@@ -79,6 +81,7 @@ class KubePlan:
             "image": self.spec.image,
             "creates": [{"kind": one["kind"], "name": one["metadata"]["name"]} for one in self.manifests],
             "resumes": self.run,
+            "changes": [*self.changes],
             "replaces": self.replaced.uid if self.replaced else None,
             "pods": [fit_json(fit) for fit in self.forecast.fits],
             "requested": numbers(self.forecast.requested),
@@ -100,6 +103,7 @@ class KubePlan:
         yield "creates", _created(self.manifests)
         if self.run:
             yield "goes on", "with the newest run" if self.run == "latest" else f"with run {self.run}"
+        yield from (("changed", change) for change in self.changes)
         claims = [volume.claim for volume in self.spec.volumes if volume.claim]
         on = f" on claim {self.spec.storage.claim or claims[0]}" if self.spec.storage.claim or claims else ""
         yield "storage", pod_storage(self.spec) + on if is_shared(self.spec) else "none: gone with the master's pod"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edl.core.errors import BadInputError
@@ -15,7 +17,20 @@ if TYPE_CHECKING:
     from edl.kube.removal import Remains
 
 
-def check_resumable(there: Remains, spec: JobSpec, run: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What is known of a resumption beforehand, in words.
+
+    Attributes:
+        changes: fields of the job file that are not as at the start before.
+        warnings: what the user may not have meant.
+    """
+
+    changes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def check_resumable(there: Remains, spec: JobSpec, run: str) -> Foreseen:
     """Refuse what the new master would refuse, as far as the job that is to be replaced tells it.
 
     Args:
@@ -27,17 +42,18 @@ def check_resumable(there: Remains, spec: JobSpec, run: str) -> None:
         BadInputError: the run is done, or ``spec`` is about other work.
     """
     from edl.kube.submission.existing import existing, spec_of
-    from edl.store.resumption import allowed
+    from edl.store.resumption import allowed, nothing_left, said
 
     job = existing(there)
     if job is None or job.status is None or run not in (LATEST, job.status.run):
-        return
+        return Foreseen()
     if job.phase == "Done":
         hint = f"edl submit without --resume starts anew, after: edl delete {job.name}"
         raise BadInputError(f"run {job.status.run} is done; nothing was removed", where=job.name, hint=hint)
     before = spec_of(there, job.name)
-    if before is not None:
-        allowed(job.status.run, before, spec)
+    changes = () if before is None else allowed(job.status.run, before, spec)
+    end = nothing_left(job.status, spec)
+    return Foreseen(tuple(map(said, changes)), (end,) if end else ())
 
 
 def tell_resumed(api: Api, job: str, voice: Voice) -> str | None:

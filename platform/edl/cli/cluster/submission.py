@@ -14,7 +14,7 @@ from edl.cli.cluster.leftovers import remove
 from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import agreed, api_of
 from edl.cli.cluster.plan import KubePlan
-from edl.cli.cluster.resumption import check_resumable, tell_resumed
+from edl.cli.cluster.resumption import Foreseen, check_resumable, tell_resumed
 from edl.cli.cluster.ticker import Ticker
 from edl.cli.cluster.voice import Voice
 from edl.core.errors import BadInputError, EdlError, JobFailedError
@@ -125,8 +125,9 @@ def planned(api: Api, spec: JobSpec, options: Options, request: Request) -> Kube
     with Ticker() as ticker:
         ticker.say(f"asking {api.host} …", lasting=False)
         answers = survey(api, request)
+    foreseen = Foreseen()
     if options.resume is not None:
-        check_resumable(answers.there, spec, options.resume)
+        foreseen = check_resumable(answers.there, spec, options.resume)
     quotas = Quotas(answers.quotas or ())
     left = None if answers.quotas is None else quotas.left()
     return KubePlan(
@@ -139,7 +140,8 @@ def planned(api: Api, spec: JobSpec, options: Options, request: Request) -> Kube
         left,
         existing(answers.there),
         options.resume,
-        (*notes(spec), *answers.remarks),
+        foreseen.changes,
+        (*foreseen.warnings, *notes(spec), *answers.remarks),
     )
 
 

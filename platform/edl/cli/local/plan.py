@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.cli.cluster.next_step import called
 from edl.cli.faces.outcome import Outcome
+from edl.cli.local.resumption import newest_checkpoint, nothing_left, status_of
 from edl.spec.job import JobSpec
+from edl.store.manifest import Manifest
 from edl.store.resumption import Change, said
 from edl.store.rundir import RunDir
 
@@ -22,12 +25,28 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Order:
+    """A job file as the user named it, and what the command line says over it."""
+
+    job_file: Path
+    settings: Sequence[str] = ()
+    workers: int | None = None
+    ps: int | None = None
+
+    def command(self, verb: str, *more: str) -> str:
+        """Another command about the same work, to be copied into a shell."""
+        numbers = [("--workers", self.workers), ("--ps", None if verb == "predict" else self.ps)]
+        given = [word for name, number in numbers if number is not None for word in (name, str(number))]
+        return " ".join(["edl", verb, called(str(self.job_file), None, None, self.settings), *given, *more])
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One start of a run.
 
     Attributes:
         spec: the job, with the paths of this machine.
-        job_file: as the user named it.
+        order: what the user typed.
         counts: how many records there are.
         run: where it happens.
         resumed: whether the run goes on; then ``changes`` says what differs from its last start.
@@ -36,7 +55,7 @@ class Plan:
     """
 
     spec: JobSpec
-    job_file: Path
+    order: Order
     counts: Counts
     run: RunDir
     resumed: bool = False
@@ -63,7 +82,7 @@ class Plan:
         """The plan, for people."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
         work = self._prediction() if self.output else self._training()
-        return [title, *(f"  {line}" for line in [*work, self._roles(), self._where(), *map(_change, self.changes)])]
+        return [title, *(f"  {line}" for line in [*work, self._roles(), self._where(), *self._resumed()])]
 
     def next_steps(self, outcome: Outcome) -> list[str]:
         """What people may do after the end."""
@@ -71,11 +90,14 @@ class Plan:
             return []
         if outcome.phase != "Done":
             if outcome.phase == "Failed" and not self.resumed and not outcome.summary.records_done:
-                return [f"Start again with: edl run {self.job_file}"]  # with the cause its fields may have to change
+                # with the cause its fields may have to change
+                return [f"Start again with: {self.order.command('run')}"]
             what = "Go on" if outcome.phase == "Interrupted" else "Go on when the cause is gone"
-            return [f"{what} with: edl run {self.job_file} --resume {self.run_id}"]
+            again = f"{what} with: {self.order.command('run', '--resume', self.run_id)}"
+            return [f"{said_since(newest_checkpoint(self.run))}.", again]
         if self.spec.data.prediction:
-            return [f"Predict with: edl predict {self.job_file} --from {self.run_id} --output predictions"]
+            more = ("--from", self.run_id, "--output", "predictions")
+            return [f"Predict with: {self.order.command('predict', *more)}"]
         return []
 
     def _training(self) -> list[str]:
@@ -102,6 +124,29 @@ class Plan:
     def _where(self) -> str:
         return f"{'goes on with' if self.resumed else 'run'} {self.run.run_id} in {self.run.path}"
 
+    def _resumed(self) -> Iterator[str]:
+        """What people must know of a run that goes on: from where, with what else, and whether that is its end."""
+        if not self.resumed:
+            return
+        found = newest_checkpoint(self.run)
+        yield f"from {checkpoint_named(found)}" if found else "from its start: it has no checkpoint"
+        yield from (f"changed: {said(change)}" for change in self.changes)
+        status = status_of(self.run)
+        if status and (end := nothing_left(status, self.spec)):
+            yield f"warning: {end}"
+
+
+def checkpoint_named(found: Manifest) -> str:
+    """A checkpoint, for people."""
+    return f"checkpoint {found.cut} at step {found.step:,}"
+
+
+def said_since(found: Manifest | None) -> str:
+    """From where a run that ended goes on."""
+    if found is None:
+        return "There is no checkpoint: it would begin again"
+    return f"It goes on from {checkpoint_named(found)}; what was done since is done again"
+
 
 def steps_of(spec: JobSpec, counts: Sequence[int] | None) -> int | None:
     """Steps of the whole job: a minibatch never spans two sources. None when that is not known yet."""
@@ -117,10 +162,6 @@ def _records(counts: Sequence[int] | None, paths: Sequence[str]) -> str:
         return f"{places} (the model module's reader counts the records)"
     sources = f" of {len(counts):,} sources" if len(counts) > 1 else ""
     return f"{_times(sum(counts), 'record')}{sources} in {places}"
-
-
-def _change(change: Change) -> str:
-    return f"changed: {said(change)}"
 
 
 def _times(count: int, noun: str) -> str:

@@ -7,10 +7,23 @@ from pathlib import Path
 
 from edl.core.errors import BadInputError
 from edl.store import resumption
-from edl.store.resumption import FIXED, differences, is_fixed, phase_of
+from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
+from edl.store.resumption import FIXED, differences, is_fixed, nothing_left, phase_of, status_of
 from edl.store.rundir import RunDir, resolve, runs
 
-__all__ = ["FIXED", "PREDICT_FILE", "differences", "find", "is_fixed", "phase_of", "reopen", "training_runs"]
+__all__ = [
+    "FIXED",
+    "PREDICT_FILE",
+    "differences",
+    "find",
+    "is_fixed",
+    "newest_checkpoint",
+    "nothing_left",
+    "phase_of",
+    "reopen",
+    "status_of",
+    "training_runs",
+]
 
 PREDICT_FILE = "predict.json"
 """Marks a run that predicts: it is started anew instead of resumed."""
@@ -36,6 +49,15 @@ def find(job_dir: Path, run_id: str | None) -> RunDir:
             f"run {run.run_id} is done", where=str(run.path), hint="edl run without --resume starts anew."
         )
     return run
+
+
+def newest_checkpoint(run: RunDir) -> Manifest | None:
+    """The newest that is complete, as far as its manifest says; None: the run has none."""
+    for cut in reversed(cuts_in(run.checkpoints)):
+        found = load_manifest(cut_directory(run.checkpoints, cut))
+        if isinstance(found, Manifest):
+            return found
+    return None
 
 
 def reopen(run: RunDir) -> None:
