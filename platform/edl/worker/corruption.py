@@ -12,10 +12,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class Window(NamedTuple):
-    """The records of one step, less ``skipped`` corrupt ones."""
+    """The records of one step, less ``skipped`` corrupt ones; they are ``[start, …)`` of ``source``."""
 
     records: Sequence[Record]
     skipped: int = 0
+    source: str = ""
+    start: int = 0
+
+    def place(self, index: int | None = None) -> str:
+        """Where the records are from, for people.
+
+        Args:
+            index: of one of them; None stands for all.
+        """
+        if index is not None and not self.skipped:  # else nobody knows which of them are gone
+            return f"record {self.start + index} of {self.source}"
+        last = self.start + len(self.records) + self.skipped - 1
+        return f"records {self.start} to {last} of {self.source}"
 
 
 class CorruptRecords:
@@ -38,7 +51,7 @@ class CorruptRecords:
             CorruptRecordError: there are more corrupt records than allowed.
         """
         if not self._limit:
-            return Window(reader.read(source, start, end))
+            return Window(reader.read(source, start, end), 0, source, start)
         skipped = 0
 
         def skip(corrupt: CorruptRange) -> None:
@@ -47,7 +60,7 @@ class CorruptRecords:
             self._count(corrupt)
 
         records = reader.read(source, start, end, skip)
-        return Window(records, skipped)
+        return Window(records, skipped, source, start)
 
     def _count(self, corrupt: CorruptRange) -> None:
         new = {(corrupt.source, index) for index in range(corrupt.start, corrupt.end)} - self._seen

@@ -23,7 +23,7 @@ from edl.store import checkpoint
 from edl.store.rundir import RunDir
 from edl.worker import export
 from edl.worker.callbacks import KerasCallbacks, NoCallbacks
-from edl.worker.corruption import CorruptRecords
+from edl.worker.corruption import CorruptRecords, Window
 from edl.worker.leases import Leased
 from edl.worker.local_model import LocalModel
 from edl.worker.local_report import LocalReport
@@ -152,14 +152,14 @@ class LocalTraining:
                 self._stopped = True
                 break
 
-    def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, Any]]:
+    def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, Window]]:
         """Runs ahead, on the feeding thread."""
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
             start, end = plan.task.window(plan.step)
             window = self._corrupt.read(reader, plan.task.source, start, end)
             self._windows[tag] = (end - start, window.skipped)
-            yield tag, window.records
+            yield tag, window
 
     def _train_step(self, plan: Planned, minibatch: Any) -> None:
         loss = None
@@ -201,12 +201,12 @@ class LocalTraining:
         self._report.event(EvaluationEnded(time.time(), self._step, values))
         self._report.changed(metrics=values)
 
-    def _validation(self) -> Iterator[tuple[int, Any]]:
+    def _validation(self) -> Iterator[tuple[int, Window]]:
         reader, size = self._readers("validation"), self._spec.train.minibatch_size
         for source in reader.sources():
             for start in range(0, source.records, size):
                 window = self._corrupt.read(reader, source.name, start, min(source.records, start + size))
-                yield start, window.records
+                yield start, window
 
     def _save(self) -> None:
         if self._spec.checkpoint is None or self._saved == self._step:

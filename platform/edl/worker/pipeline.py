@@ -13,15 +13,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
+from edl.data.reader import Record
 from edl.worker.contract import MODES, Feed
+from edl.worker.corruption import Window
 from edl.worker.user_code import ModuleError, user_code
-
-Window: TypeAlias = Sequence[bytes] | Sequence[Sequence[str]]
-"""The records of one step: serialized records, or the rows of a table."""
 
 _EMPTY = "Dataset was empty"  # what get_single_element says
 _GROWTH = 64
@@ -141,18 +140,29 @@ class Feeder:
         Raises:
             FeedError: ``feed`` raised, or yields the wrong structure.
         """
-        if not len(window):
+        if not len(window.records):
             return None
         try:
-            found = self._call(window)
+            found = self._call(window.records)
         except FeedError as error:
             error.tag = tag
+            if self._function is not None:  # it was traced: this is about these records
+                error.message += f", at {window.place(self._culprit(window))}"
             raise
         if found is None:
             return None
         return Minibatch(tag, found, None) if self._mode == "prediction" else Minibatch(tag, *found)
 
-    def _call(self, window: Window) -> Any:
+    def _culprit(self, window: Window) -> int | None:
+        """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
+        for index in range(len(window.records)):
+            try:
+                self._call(window.records[index : index + 1])
+            except FeedError:
+                return index
+        return None
+
+    def _call(self, window: Sequence[Record]) -> Any:
         try:
             with user_code(self._zoo, "feed()", of=self._feed):
                 records = tf.convert_to_tensor(window)

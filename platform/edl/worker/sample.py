@@ -20,7 +20,7 @@ def first_features(reader: Reader, feeder: Feeder, corrupt: CorruptRecords, *, s
     """
     for source in reader.sources():
         for start in range(0, min(source.records, _TRIES * size), size):
-            window: Any = corrupt.read(reader, source.name, start, min(source.records, start + size)).records
+            window = corrupt.read(reader, source.name, start, min(source.records, start + size))
             minibatch = feeder.minibatch(0, window)
             if minibatch is not None:
                 return minibatch.features

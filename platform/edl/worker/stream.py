@@ -39,7 +39,7 @@ class Minibatch(Protocol):
         """Nested arrays; None for prediction."""
 
 
-Windows: TypeAlias = Iterator[tuple[int, Any]]
+Windows: TypeAlias = Iterator[tuple[int, Window]]
 Pipeline: TypeAlias = Callable[[Windows], Iterator[Minibatch]]
 
 
@@ -149,7 +149,7 @@ class RecordStream:
                 if window is None:
                     return
                 self._windows_read[first + step] = (len(window.records), window.skipped)
-                yield first + step, window.records
+                yield first + step, window
                 if not self._alive(task.lease):
                     break
 

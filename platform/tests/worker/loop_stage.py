@@ -25,7 +25,7 @@ from edl.rpc.bulk import BulkClient, BulkServer
 from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.worker.callbacks import NoCallbacks
-from edl.worker.corruption import CorruptRecords
+from edl.worker.corruption import CorruptRecords, Window
 from edl.worker.foresight import Foresight
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
@@ -238,10 +238,10 @@ class Minibatch(NamedTuple):
     labels: np.ndarray
 
 
-def pipeline(windows: Iterator[tuple[int, Sequence[bytes]]]) -> Iterator[Minibatch]:
+def pipeline(windows: Iterator[tuple[int, Window]]) -> Iterator[Minibatch]:
     """As the real one, without reading ahead: one minibatch a window, of no records if none are left."""
-    for tag, records in windows:
-        rows = np.array([np.frombuffer(record, np.float32) for record in records], np.float32)
+    for tag, window in windows:
+        rows = np.array([np.frombuffer(record, np.float32) for record in window.records], np.float32)
         rows = rows.reshape(-1, FEATURES + 1)
         yield Minibatch(tag, rows[:, :-1], rows[:, -1])
 

@@ -19,6 +19,7 @@ from edl.core.errors import BadInputError  # noqa: E402
 from edl.data.example import serialize_example  # noqa: E402
 from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
 from edl.worker.contract import load  # noqa: E402
+from edl.worker.corruption import Window  # noqa: E402
 from edl.worker.pipeline import FeedError, minibatches  # noqa: E402
 from edl.worker.user_code import ModuleError  # noqa: E402
 
@@ -32,8 +33,12 @@ def pair(record: Any) -> Any:
     return example["x"], example["y"]
 
 
-def windows(size: int = 4, count: int = 20) -> Iterator[tuple[int, list[bytes]]]:
-    return ((start // size, RECORDS[start : start + size]) for start in range(0, count, size))
+def window(start: int, end: int) -> Window:
+    return Window(RECORDS[start:end], 0, "x.recordio", start)
+
+
+def windows(size: int = 4, count: int = 20) -> Iterator[tuple[int, Window]]:
+    return ((start // size, window(start, start + size)) for start in range(0, count, size))
 
 
 def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
@@ -56,8 +61,8 @@ def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
 def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
     module = load(SimpleNamespace(zoo=ZOO, definition="iris.iris_dnn.custom_model", params={}))
     rows = [["1", "2", "3", "4", "0"], ["5", "6", "7", "8", "2"]]
-    (training,) = minibatches(module.feed, "training", None, iter([(0, rows)]))
-    (prediction,) = minibatches(module.feed, "prediction", None, iter([(0, rows)]))
+    (training,) = minibatches(module.feed, "training", None, iter([(0, Window(rows))]))
+    (prediction,) = minibatches(module.feed, "prediction", None, iter([(0, Window(rows))]))
     np.testing.assert_array_equal(training.features, [[1, 2, 3, 4], [5, 6, 7, 8]])
     np.testing.assert_array_equal(training.labels, [0, 2])
     np.testing.assert_array_equal(prediction.features, training.features)
@@ -91,14 +96,45 @@ def test_a_feed_that_cannot_be_used_is_told_what_was_expected(feed: Any, said: s
     assert caught.value.tag == 0
 
 
+def priced(dataset: Any, mode: str, metadata: Any) -> Any:
+    return dataset.map(lambda cells: (tf.strings.to_number(cells[0]), tf.strings.to_number(cells[1])))
+
+
+@pytest.mark.parametrize(
+    ("skipped", "place"), [(0, "at record 6 of prices.csv"), (1, "at records 4 to 8 of prices.csv")]
+)
+def test_records_that_feed_cannot_take_are_named(skipped: int, place: str) -> None:
+    rows = [["1", "2"]] * 4
+    bad = Window([*rows[:2], ["cheap", "2"], rows[3]], skipped, "prices.csv", 4)
+    found = minibatches(priced, "training", None, iter([(0, Window(rows, 0, "prices.csv", 0)), (1, bad)]))
+    next(found)
+    with pytest.raises(FeedError, match=r"feed\(\) raised .*cheap.*, " + place) as caught:
+        next(found)
+    assert caught.value.tag == 1
+
+
+def test_a_minibatch_of_which_no_record_is_wrong_alone_is_named_as_a_whole() -> None:
+    ragged = minibatches(
+        lambda d, m, i: d.map(pair).map(lambda x, y: (tf.range(y), y)), "training", None, iter([(3, window(8, 12))])
+    )
+    with pytest.raises(FeedError, match=r"at records 8 to 11 of x\.recordio"):
+        next(ragged)
+
+
+def test_a_feed_that_cannot_be_traced_is_not_blamed_on_records() -> None:
+    with pytest.raises(FeedError) as caught:
+        next(minibatches(lambda d, m, i: d.map(lambda record: 1 / 0), "training", None, windows()))
+    assert "x.recordio" not in str(caught.value)
+
+
 def test_batches_that_are_unbatched_again_are_fine() -> None:
     found = list(minibatches(lambda d, m, i: d.map(pair).batch(3).unbatch(), "training", None, windows()))
     assert [minibatch.features.shape for minibatch in found] == [(4, 2)] * 5
 
 
 def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> None:
-    def broken() -> Iterator[tuple[int, list[bytes]]]:
-        yield 0, RECORDS[:2]
+    def broken() -> Iterator[tuple[int, Window]]:
+        yield 0, window(0, 2)
         raise CorruptRecordError(CorruptRange("file", 2, 3, None, 20, "checksum"))
 
     found = minibatches(lambda d, m, i: d.map(pair), "training", None, broken())
@@ -110,11 +146,11 @@ def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> N
 def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
     taken, ended = [], threading.Event()
 
-    def counted() -> Iterator[tuple[int, list[bytes]]]:
+    def counted() -> Iterator[tuple[int, Window]]:
         try:
             for tag in range(1000):
                 taken.append(tag)
-                yield tag, RECORDS[:2]
+                yield tag, window(0, 2)
         finally:
             ended.set()
 
