@@ -196,3 +196,11 @@ def test_programs_are_looked_for_everywhere() -> None:
     """The checks above are not empty: each program is on several pages."""
     for program in PROGRAMS:
         assert len(found(program)) >= 10, program
+
+
+def test_the_readmes_own_job_shares_no_runs_with_the_demos(tmp_path: Path) -> None:
+    """Runs are found by the job's name: `edl run --resume` would go on with the other job's."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (own,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("apiVersion")]
+    (tmp_path / "job.yaml").write_text(own, encoding="utf-8")
+    assert load(tmp_path / "job.yaml").name != load(ZOO_JOB).name
