@@ -20,6 +20,8 @@ from edl.engine.recipe import default_base, recipe
 from edl.spec.load import load
 from edl.spec.zoo import locate
 
+ZOO = Path(__file__).parents[3] / "model_zoo"
+
 TRAINING = {"Config": {"Entrypoint": ["edl-role"], "Labels": {"dev.edl.image": "training"}}, "Size": 1_400_000_000}
 
 
@@ -70,6 +72,14 @@ def test_a_new_job_uses_the_claim_of_the_charts_and_says_how_the_data_comes_ther
     (volume,) = load(tmp_path / "job.yaml").volumes
     assert volume.claim == "fileserver-claim"
     assert f"edl data cp data/mnist {volume.claim}:/mnist\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_pods_of_a_new_job_are_no_larger_than_those_of_the_zoo(tmp_path: Path) -> None:
+    """Two CPUs and 2 GiB each, the default, would not fit a small cluster."""
+    edl("zoo", "init", str(tmp_path))
+    new, known = load(tmp_path / "job.yaml"), load(ZOO / "mnist" / "job.yaml")
+    for role in ("master", "ps", "workers"):
+        assert getattr(new, role).resources == getattr(known, role).resources
 
 
 def test_a_new_dockerfile_starts_from_this_version_and_obeys_base(tmp_path: Path) -> None:
