@@ -130,10 +130,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Note how many scenarios passed, when `e2e/run` asks for it."""
+    """Note how many scenarios passed, when `e2e/run --all` asks for it."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "E2E_OUTCOME" in os.environ and reporter and not hasattr(session.config, "workerinput"):
-        outcome.add({name: len(reporter.stats.get(name, ())) for name in outcome.COUNTED})
+        outcome.add(os.environ["E2E_OUTCOME"], {name: len(reporter.stats.get(name, ())) for name in outcome.COUNTED})
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,20 +1,44 @@
-"""How many scenarios of a whole run passed: `e2e/run` names the file in ``E2E_OUTCOME``, each part of the run adds."""
+"""How many scenarios of `make e2e-all` passed with each way of installing: ``results/outcome.json``, in the repository.
+
+python -m e2e.outcome METHOD        begin anew: what is counted from now on is of the commit that is checked out
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from e2e.programs import ROOT, must
+
+FILE = Path(__file__).parent / "results" / "outcome.json"
 COUNTED = ("passed", "failed", "error", "skipped", "rerun")
 
 
-def add(counts: Mapping[str, int]) -> None:
-    """Add the counts of one part, under the way of installing that it ran with."""
-    file, method = Path(os.environ["E2E_OUTCOME"]), os.environ.get("INSTALL_METHOD", "helm")
-    found = json.loads(file.read_text()) if file.exists() else {}
-    before = found.get(method, {})
-    found[method] = {name: before.get(name, 0) + counts.get(name, 0) for name in COUNTED}
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(found, indent=1) + "\n")
+def begin(method: str) -> None:
+    """Forget the last run with this way of installing, not that with the other one."""
+    commit = must("git", "-C", ROOT, "rev-parse", "--short", "HEAD").strip()
+    changed = must("git", "-C", ROOT, "status", "--porcelain", "-uno", "--", ".", ":!e2e/results").strip()
+    _write(_read() | {method: {"commit": commit + ("-changed" if changed else "")} | dict.fromkeys(COUNTED, 0)})
+
+
+def add(method: str, counts: Mapping[str, int]) -> None:
+    """Add the counts of one part of a run."""
+    found = _read()
+    for name in COUNTED:
+        found[method][name] += counts.get(name, 0)
+    _write(found)
+
+
+def _read() -> dict[str, Any]:
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def _write(found: Mapping[str, Any]) -> None:
+    FILE.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    begin(sys.argv[1])

@@ -92,7 +92,8 @@ def test_a_volume_that_the_uid_cannot_write(place: Namespace, spec: Manifest) ->
 
 def test_an_image_without_the_entry_point(place: Namespace, spec: Manifest) -> None:
     """As the node sees it: `edl-role` is nowhere on the PATH of the container."""
-    job = Job.write(place, spec | {"env": {"PATH": "/nowhere"}})
+    env = spec["pod"]["env"] | {"PATH": "/nowhere"}
+    job = Job.write(place, spec | {"pod": spec["pod"] | {"env": env}})
     done = job.edl("submit", "--yes")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "The image needs the program `edl-role`" in done.stdout + done.stderr
