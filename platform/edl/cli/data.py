@@ -156,5 +156,5 @@ def _summarize(data: DataSet, written: dict[str, list[Path]]) -> None:
         size = decimal(sum(file.stat().st_size for file in files))
         table.add_row(str(files[0].parent), f"{len(records):,}", str(len(files)), size)
     console = Console()
-    console.print(f"From {data.origin}.", highlight=False, soft_wrap=True)
+    console.print(f"From {data.origin}.", highlight=False)
     console.print(table)

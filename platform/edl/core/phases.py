@@ -84,7 +84,7 @@ def _cut_if_due(state: State, now: float) -> None:
     s = state.settings
     first = s.durable and state.checkpoint is None
     if not first:
-        why = "the first checkpoint is on disk" if s.durable else "the parameters are there; nothing is kept on disk"
+        why = "the parameters are there, and a checkpoint of them" if s.durable else "the parameters are there; nothing is kept on disk"
         _enter(state, "Training", why)
     checkpoint = first or (s.durable and due(state.step, state.last_checkpoint, s.checkpoint_steps))
     evaluate = bool(state.validation) and state.round is None and not first

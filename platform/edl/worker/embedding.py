@@ -44,6 +44,9 @@ class TableSpec:
     initializer: Mapping[str, Any]
     seed: int
 
+    def __str__(self) -> str:
+        return f"{self.name} {f'{self.rows:,}' if self.rows else 'any id'} x {self.dim}"
+
 
 class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
     """An Embedding without a table. :func:`adopt` makes one of an Embedding, or of an instance of a user's subclass.

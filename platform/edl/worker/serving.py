@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ KERAS_FILE, SAVED_MODEL = "model.keras", "saved_model"
 """Names of the exported model in the export's directory."""
 
 _BULK_TIMEOUT = 30.0  # seconds without a byte; a push may wait for a cut so long
+
+_LOG = logging.getLogger(__name__)
 
 Handlers = dict[str, Callable[[Leased], None]]
 
@@ -98,6 +101,8 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         foresight=_foresight(strategy, layout, optimizer),
     )
     parameters.declare()
+    if network.tables:
+        _LOG.info("Tables served by the parameter servers: %s", ", ".join(map(str, network.tables)))
     c.session.register(ready=True)
     return network, parameters
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +30,8 @@ from edl.spec.event import (
     Scaled,
     Warned,
 )
-from edl.spec.job import Data, JobSpec, Model, Train
+from edl.spec.job import Data, JobSpec, Model, Strategy, Train
+from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.status import PHASES, RoleStatus, Status, Summary
 
 SUMMARY = Summary(records_total=10, records_done=4)
@@ -191,11 +194,21 @@ def test_a_status_in_words() -> None:
         seconds_left=75.0, workers=(RoleStatus(0, 5, "training"), RoleStatus(1, 6, "starting")),
     )  # fmt: skip
     assert headline(shown) == (
-        "training: 250 of 1,000 records (25 %), epoch 2/4, loss 0.5123, accuracy 0.9, 1,234 samples/s, 1:15 left, "
-        "1/2 workers ready"
+        "training: 250 of 1,000 records (25 %), epoch 2/4, loss 0.5123, evaluated accuracy 0.9, 1,234 samples/s, "
+        "1:15 left, 1/2 workers ready"
     )
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00"), (60, "1:00"), (3725, "1:02:05")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_tables_that_are_served_are_told_once() -> None:
+    told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4), TableStatus("items", 0, 0)), tables_total=2)
+    out = io.StringIO()
+    face = lines.Lines(out, io.StringIO())
+    for at, parameters in ((1.0, ParametersStatus(Strategy())), (20.0, told), (40.0, told)):
+        face.refresh(Progress(0.0).at(status(at, 5, parameters=parameters)), at)
+    said = [line for line in out.getvalue().splitlines() if "served" in line]
+    assert [line.partition("  ")[2] for line in said] == ["2 tables served by the parameter servers: users, items"]

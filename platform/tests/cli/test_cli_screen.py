@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from edl.cli.faces.live import LiveView
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.screen import screen
 from edl.spec.event import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
+from edl.spec.job import Strategy
+from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.status import RoleStatus, Status
 
 BEGAN = 1_700_000_000.0
@@ -24,7 +29,7 @@ STATUS = Status(
 PICTURE = """\
 Training  mnist r1  epoch 2 of 5  step 1,234  1:01
 ━━━━━━━━━━━━━━━━                        43 %  25,800 of 60,000 records
-loss 0.3119   accuracy 0.9134   8,123 samples/s   4 s left
+loss 0.3119   evaluated accuracy 0.9134   8,123 samples/s   4 s left
 
 process     pid   state
 master     4102   coordinating
@@ -67,6 +72,26 @@ def test_the_picture(progress: Progress) -> None:
 
 def test_a_notice_is_the_last_line(progress: Progress) -> None:
     assert drawn(progress, notice="Stopping") == f"{PICTURE}Stopping\n"
+
+
+def test_parameter_servers_say_how_many_tables_they_serve(progress: Progress) -> None:
+    told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4),), tables_total=1)
+    assert "ps 0       4103   serving 1 table\n" in drawn(
+        progress.at(replace(STATUS, updated=BEGAN + 70, parameters=told))
+    )
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) -> None:
+    out = io.StringIO()
+    view = LiveView(Console(width=width, file=out, force_terminal=True, highlight=False))
+    told = f"  evaluates on 359 records in /data/{'x' * 90}/test, every 1,000 steps and at the end"
+    with view:
+        view.planned(SimpleNamespace(lines=lambda: ["mnist: model", told]))  # type: ignore[arg-type]
+    lines = out.getvalue().splitlines()
+    assert f"/data/{'x' * 90}/test," in out.getvalue()
+    assert " ".join(" ".join(lines).split()).startswith("mnist: model " + told.strip())
+    assert all(line.startswith("    ") for line in lines[2:4])
 
 
 def test_before_the_first_status() -> None:

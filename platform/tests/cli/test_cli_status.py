@@ -23,7 +23,7 @@ from edl.spec.status import RoleStatus, Summary
 PICTURE = """\
 mnist  Training  namespace team, submitted 3m ago
 ███████████████░░░░░░░░░░░░░░░░░░░░ 43 %  25,800 of 60,000 records, epoch 2 of 5
-step 1,234   loss 0.3119   accuracy 0.9134   8,123 samples/s   4 s left
+step 1,234   loss 0.3119   evaluated accuracy 0.9134   8,123 samples/s   4 s left
 run 0a1b
 2 workers of 4 wanted, at least 1
 

@@ -150,7 +150,7 @@ def test_people_read_the_same_end_as_of_a_distributed_run(
     heading, records, metrics, logs = told[-4:]
     assert re.match(r"Done after \d+ s: 100 of 100 records", heading)
     assert records == "  records   0 lost, 0 repeated, 0 rolled back"
-    assert re.match(r"  metrics   .*mae [0-9.]+", metrics)
+    assert re.match(r"  evaluated .*mae [0-9.]+", metrics)
     assert logs == f"  logs      {run.logs}"
 
 

@@ -19,6 +19,7 @@ from worker.embedding_stage import check_step, network_of, rows_for  # noqa: E40
 
 from edl.core.errors import BadInputError  # noqa: E402
 from edl.layers import Embedding as AnyId  # noqa: E402
+from edl.worker.embedding import TableSpec  # noqa: E402
 from edl.worker.not_served import NotServedError  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -363,3 +364,8 @@ def test_keras_builds_ordinary_embeddings_afterwards() -> None:
     table = Layers.Embedding(50, 4)
     table(IDS)
     assert table.embeddings.shape == (50, 4)
+
+
+def test_a_table_in_words_has_its_shape() -> None:
+    assert str(TableSpec("users/embeddings", 3000, 8, {}, 1)) == "users/embeddings 3,000 x 8"
+    assert str(TableSpec("tags/embeddings", 0, 8, {}, 1)) == "tags/embeddings any id x 8"

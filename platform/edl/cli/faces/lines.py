@@ -9,7 +9,7 @@ from edl.cli.faces.closing import closing, complaint
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.undertaking import Undertaking
-from edl.cli.faces.wording import clock, headline, sentence
+from edl.cli.faces.wording import clock, headline, sentence, served
 from edl.spec.event import Event
 from edl.spec.status import Status
 
@@ -25,6 +25,7 @@ class Lines:
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._out, self._errors = out or sys.stdout, errors or sys.stderr
         self._last: Status | None = None
+        self._served = ""
 
     def __enter__(self) -> Self:
         return self
@@ -47,6 +48,9 @@ class Lines:
         if status is not None and is_due(self._last, status):
             self._last = status
             self._print(f"{clock(status.updated)}  {headline(status)}")
+            if not self._served and (told := served(status.parameters)):
+                self._served = told
+                self._print(f"{clock(status.updated)}  {told}")
 
     def notice(self, text: str) -> None:
         """A line."""

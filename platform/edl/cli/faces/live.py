@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Self
+from textwrap import wrap
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +17,8 @@ from edl.cli.faces.undertaking import Undertaking
 from edl.spec.event import Event
 
 REDRAW_SECONDS = 0.25
+_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+"""Paths are not cut: they can be copied."""
 
 
 class LiveView:
@@ -38,7 +41,8 @@ class LiveView:
         """The plan stays above the view."""
         self._plan = plan
         for line in plan.lines():
-            self._console.print(line, markup=False, soft_wrap=True)
+            for part in wrap(line, self._console.width, subsequent_indent="    ", **_WHOLE):
+                self._console.print(part, markup=False, soft_wrap=True)
         self._live.start()
 
     def happened(self, event: Event, progress: Progress) -> None:

@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.faces.progress import Progress
-from edl.cli.faces.wording import clock, measurements, role, sentence
+from edl.cli.faces.wording import clock, measurements, role, sentence, tables
 from edl.spec.closing import duration
 from edl.spec.event import RoleEnded
+from edl.spec.status import Status
 
 FRAME_LINES = 8
 """Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""
@@ -28,7 +29,7 @@ def screen(progress: Progress, width: int, height: int, now: float, notice: str 
     room = max(4, height - FRAME_LINES)
     roles = list(_roles(progress))
     shown = roles if len(roles) <= room - 3 else roles[: room - 4]
-    table = _table(shown, len(roles) - len(shown))
+    table = _table(shown, len(roles) - len(shown), progress.status)
     events = progress.recent[-max(1, room - table.row_count) :]
     lines = [_line(f"{clock(event.time)}  {sentence(event)}") for event in events]
     parts = [
@@ -83,12 +84,18 @@ def _roles(progress: Progress) -> Iterator[tuple[str, str, str]]:
             yield role(name, member.index), str(member.pid or ""), member.state
 
 
-def _table(rows: list[tuple[str, str, str]], hidden: int) -> Table:
+def _said(state: str, status: Status | None) -> str:
+    """A state, and how many tables those serve that serve any."""
+    told = status.parameters if status else None
+    return f"{state} {tables(told.tables_total)}" if state == "serving" and told and told.tables_total else state
+
+
+def _table(rows: list[tuple[str, str, str]], hidden: int, status: Status | None) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
     for heading in ("process", "pid", "state") if rows else ():
         table.add_column(heading, justify="right" if heading == "pid" else "left", no_wrap=True)
     for name, pid, state in rows:
-        table.add_row(name, pid, Text(state, _STATES.get(state, "")))
+        table.add_row(name, pid, Text(_said(state, status), _STATES.get(state, "")))
     if hidden:
         table.add_row(f"{hidden} more", "", "")
     return table

@@ -26,6 +26,7 @@ from edl.spec.event import (
     Scaled,
     Warned,
 )
+from edl.spec.parameters import ParametersStatus
 from edl.spec.status import Status
 
 EXPORT = "export"
@@ -34,6 +35,8 @@ _LARGEST_OWN_EXIT = 128
 """Exit codes above it stand for signals, which the reason names."""
 _NOT_READY = ("pending", "starting", "leaving")
 """What workers are doing that cannot work yet, or not any more."""
+_TABLES = 8
+"""Names of tables that are told in a line."""
 _AT_WORK = ("Training", "Predicting")
 """Phases in which records are done, so that pace and time left mean something."""
 
@@ -107,14 +110,28 @@ def headline(status: Status) -> str:
 
 
 def measurements(status: Status) -> list[str]:
-    """Loss, metrics, pace and time left, as far as known."""
+    """Training loss, metrics of the newest evaluation, pace and time left, as far as known."""
     parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
-    parts += [f"{name} {measure(value)}" for name, value in status.metrics.items() if name != "loss"]
+    parts += [f"evaluated {name} {measure(value)}" for name, value in status.metrics.items() if name != "loss"]
     if status.samples_per_second and status.phase in _AT_WORK:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
     if status.seconds_left is not None and status.phase in _AT_WORK:
         parts.append(f"{duration(status.seconds_left)} left")
     return parts
+
+
+def served(told: ParametersStatus | None) -> str:
+    """Which embedding tables the parameter servers have; empty when there are none, or none is known yet."""
+    if told is None or not told.tables:
+        return ""
+    names = ", ".join(table.name for table in told.tables[:_TABLES])
+    more = f" and {told.tables_total - _TABLES} more" if told.tables_total > _TABLES else ""
+    return f"{tables(told.tables_total)} served by the parameter servers: {names}{more}"
+
+
+def tables(count: int) -> str:
+    """So many tables."""
+    return "1 table" if count == 1 else f"{count} tables"
 
 
 def clock(moment: float) -> str:
