@@ -91,6 +91,15 @@ def test_the_command_that_goes_on_has_the_options_of_this_one(stage: Stage, caps
     assert shlex.split(offered) == ["predict", "job.yaml", *given[:-2], "--from", "r1", "--output", "predictions"]
 
 
+def test_the_command_that_goes_on_can_be_typed_where_no_environment_is_active(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.monkeypatch.setenv("PATH", "/nowhere")
+    stage.monkeypatch.setattr("sys.argv", [".venv/bin/edl", "run", "job.yaml"])
+    fail(stage)
+    assert "with: .venv/bin/edl run job.yaml --resume r1\n" in capsys.readouterr().out
+
+
 def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     fail(stage)
     assert "There is no checkpoint: it would begin again.\nGo on when" in capsys.readouterr().out

@@ -6,7 +6,10 @@ What a shell would read otherwise is quoted: the command can be copied as it is.
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def called(job: str, context: str | None, namespace: str | None, settings: Sequence[str] = ()) -> str:
@@ -19,3 +22,9 @@ def called(job: str, context: str | None, namespace: str | None, settings: Seque
     if namespace:
         words += ["-n", namespace]
     return shlex.join(words)
+
+
+def program() -> str:
+    """``edl``, or where it is if a shell would not find it: in an environment that is not active, as of `make demo`."""
+    here = sys.argv[0]
+    return shlex.quote(here) if Path(here).name == "edl" and shutil.which("edl") is None else "edl"

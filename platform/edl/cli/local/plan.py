@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.cli.cluster.next_step import called
+from edl.cli.cluster.next_step import called, program
 from edl.cli.faces.outcome import Outcome
 from edl.cli.local.resumption import newest_checkpoint, nothing_left, status_of
 from edl.spec.job import JobSpec
@@ -37,7 +37,7 @@ class Order:
         """Another command about the same work, to be copied into a shell."""
         numbers = [("--workers", self.workers), ("--ps", None if verb == "predict" else self.ps)]
         given = [word for name, number in numbers if number is not None for word in (name, str(number))]
-        return " ".join(["edl", verb, called(str(self.job_file), None, None, self.settings), *given, *more])
+        return " ".join([program(), verb, called(str(self.job_file), None, None, self.settings), *given, *more])
 
 
 @dataclass(frozen=True, slots=True)
