@@ -85,7 +85,7 @@ def nothing_left(status: Status, spec: JobSpec) -> str | None:
         asked, was = f"train.max_steps is {train.max_steps:,}", f"at step {status.step:,}"
     else:
         return None
-    return f"{asked}, and run {status.run} was {was} already: it ends as soon as it is there again"
+    return f"{asked}, and run {status.run} was {was} already: it ends at once, or as soon as it is there again"
 
 
 def begun(run: RunDir) -> bool:

@@ -131,7 +131,7 @@ def test_a_change_that_ends_a_run_at_once_is_told_as_such(
     assert stage.edl("run", "job.yaml", "--resume") == 1
     assert "already" not in capsys.readouterr().out
     assert stage.edl("run", "job.yaml", "--resume", "--set", setting) == 1
-    assert f"  warning: {told}: it ends as soon as it is there again\n" in capsys.readouterr().out
+    assert f"  warning: {told}: it ends at once, or as soon as it is there again\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

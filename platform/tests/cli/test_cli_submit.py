@@ -386,7 +386,7 @@ def test_a_change_that_ends_a_run_at_once_is_told_as_such(desk: Desk, setting: s
     assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9") == 0
     assert "already" not in desk.out
     assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9", "--set", setting) == 0
-    whole = f"warning: {told.format(run=RUN)}: it ends as soon as it is there again"
+    whole = f"warning: {told.format(run=RUN)}: it ends at once, or as soon as it is there again"
     assert whole in " ".join(desk.out.split())
 
 

@@ -24,7 +24,7 @@ from edl.spec.status import ENDED, Status
 MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
 AWAY = ("pending", "leaving")
 """States of a worker that does not run, or not for long."""
-_NONE_THERE = "`edl list` shows the jobs of a namespace, `edl list -A` those of all."
+_NONE_THERE = "-n names another namespace; `edl list -A` shows the jobs of all."
 
 
 class UnknownJobError(BadInputError):
