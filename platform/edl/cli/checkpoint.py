@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,8 @@ NumberOption = Annotated[
     typer.Option("--checkpoint", "-c", metavar="N", min=0, help="Which one; the newest intact one by default."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_PIPE_WIDTH = 10_000
+"""Characters of a line that no terminal breaks."""
 _SUFFIXES = (".npz", ".safetensors")
 
 
@@ -94,7 +97,8 @@ def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption =
     if as_json:
         print(json.dumps(told(seen)))
     else:
-        print("\n".join(lines(seen, place.name)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+        print("\n".join(lines(seen, place.name, width)))
 
 
 @app.command()

@@ -227,6 +227,15 @@ def test_inspect_shows_values_optimizer_and_position(run: RunDir, edl: Any) -> N
     assert "items 3 1,000 2 float32 accumulator 2 2 2 0" in lines
 
 
+def test_facts_are_broken_between_words_where_the_terminal_is_narrow(
+    run: RunDir, edl: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edl.cli.checkpoint._PIPE_WIDTH", 60)
+    out = edl("inspect", "mnist")[1]
+    assert f"of mnist, {run.checkpoints}/cut-00000002\n" in out
+    assert "12,800 records done, in epoch 2, 128\n            records handed back, to be done again\n" in out
+
+
 def test_inspect_tells_programs_the_same(run: RunDir, edl: Any) -> None:
     seen = json.loads(edl("inspect", "mnist", "--json", "-c", "1")[1])
     assert seen["ledger"] == LEDGER

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edl.cli.checkpoints.listing import size_text, when
-from edl.cli.cluster.columns import age, aligned
+from edl.cli.cluster.columns import age, aligned, labelled
 from edl.store.contents import Contents, Table
 from edl.store.manifest import Manifest
 
@@ -94,10 +94,11 @@ def told(seen: Inspected) -> dict[str, Any]:
     }
 
 
-def lines(seen: Inspected, run: str, now: float | None = None) -> Iterator[str]:
-    """For people."""
+def lines(seen: Inspected, run: str, width: int) -> Iterator[str]:
+    """For people; facts are within ``width`` characters, tables may be wider."""
     yield f"Checkpoint {seen.manifest.cut} of {run}, {seen.manifest.directory}"
-    yield from (f"  {name:<10} {text}" for name, text in _facts(seen, time.time() if now is None else now))
+    for name, text in _facts(seen, time.time()):
+        yield from labelled(name, text, width)
     if seen.contents.variables:
         yield ""
         yield from _variables(seen)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from textwrap import TextWrapper
 
+_LABEL = 10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -13,6 +15,25 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["   ".join(_cell(row, at, widths[at], at in right) for at in range(len(widths))).rstrip() for row in rows]
+
+
+def wrapped(text: str, width: int, *, first: str = "", then: str = "") -> list[str]:
+    """A text as lines of ``width`` characters, broken between words only: a path can be copied, and may be longer.
+
+    Args:
+        first: what the first line begins with.
+        then: what the others begin with.
+    """
+    lines = TextWrapper(
+        width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.wrap(text)
+
+
+def labelled(label: str, text: str, width: int) -> list[str]:
+    """A text beside what it is, as lines."""
+    head = f"  {label:<{_LABEL}}"
+    return wrapped(text, width, first=head, then=" " * len(head))
 
 
 def age(seconds: float) -> str:

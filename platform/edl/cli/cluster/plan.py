@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+from edl.cli.cluster.columns import labelled, wrapped
 from edl.cli.cluster.outlook import fit_json, numbers, table, waits
 from edl.kube.kinds import Manifest
 from edl.kube.quantity import Resources, all_said, plain, said
@@ -19,7 +19,6 @@ from edl.spec.paths import is_shared, pod_storage
 if TYPE_CHECKING:
     from edl.kube.inspection.jobs import JobSeen
 
-_LABEL = 10
 _SHOWN = ("cpu", "memory", "pods", "nvidia.com/gpu")
 """Resources of a quota that are worth a word."""
 
@@ -64,12 +63,12 @@ class KubePlan:
         """The plan, for people."""
         found = [f"{self.job}: {self.spec.model.definition}, {self._where()}"]
         for label, text in self._rows():
-            found += _row(label, text, width)
+            found += labelled(label, text, width)
         found += ["", *table(self.forecast, self.spec.workers.min), ""]
         for label, text in self._room():
-            found += _row(label, text, width)
+            found += labelled(label, text, width)
         for warning in [*waits(self.forecast), *self.warnings]:
-            found += wrap(f"warning: {warning}", width, initial_indent="  ", subsequent_indent="    ", **_WHOLE)
+            found += wrapped(f"warning: {warning}", width, first="  ", then="    ")
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -128,14 +127,6 @@ class KubePlan:
             ]
             if shown:
                 yield "quota", f"{name} leaves {', '.join(shown)}"
-
-
-_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-
-
-def _row(label: str, text: str, width: int) -> list[str]:
-    head = f"  {label:<{_LABEL}}"
-    return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head), **_WHOLE)
 
 
 def _created(manifests: Sequence[Manifest]) -> str:

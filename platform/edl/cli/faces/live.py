@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from textwrap import wrap
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.live import Live
 
+from edl.cli.cluster.columns import wrapped
 from edl.cli.faces.closing import closing, complaint
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
@@ -17,8 +17,6 @@ from edl.cli.faces.undertaking import Undertaking
 from edl.spec.event import Event
 
 REDRAW_SECONDS = 0.25
-_WHOLE: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-"""Paths are not cut: they can be copied."""
 
 
 class LiveView:
@@ -41,7 +39,7 @@ class LiveView:
         """The plan stays above the view."""
         self._plan = plan
         for line in plan.lines():
-            for part in wrap(line, self._console.width, subsequent_indent="    ", **_WHOLE):
+            for part in wrapped(line, self._console.width, then="    "):
                 self._console.print(part, markup=False, soft_wrap=True)
         self._live.start()
 
