@@ -55,6 +55,7 @@ What cannot be submitted under this name and with these values fails here, befor
 {{- if not (.Values.data | default dict).training -}}
 {{- fail "data.training is missing: name the files or directories of records to train on, as the pods see them" -}}
 {{- end -}}
+{{- include "edl-job.checkWorkers" . -}}
 {{- $name := include "edl-job.jobName" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
 {{- fail (printf "the job would have the release's name, and %q is no job name (1 to 40 of a-z, 0-9 and -, beginning with a letter and not ending with -): set name" $name) -}}
@@ -80,6 +81,16 @@ What cannot be submitted under this name and with these values fails here, befor
 {{- end -}}
 {{- end }}{{ end -}}
 {{- include "edl-job.checkAccount" . -}}
+{{- end -}}
+
+{{/*
+What a schema cannot say of workers; the defaults are those of a job file.
+*/}}
+{{- define "edl-job.checkWorkers" -}}
+{{- $workers := merge (deepCopy (.Values.workers | default dict)) (dict "min" 1 "max" 2) -}}
+{{- if lt (int $workers.max) (int $workers.min) -}}
+{{- fail (printf "workers.max: found %d, must be at least workers.min, %d" (int $workers.max) (int $workers.min)) -}}
+{{- end -}}
 {{- end -}}
 
 {{/*

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,9 +96,10 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A mapping whose names the user chooses, each value of one kind."""
+    """A mapping whose names the user chooses, each value of one kind; ``names`` is what a name may be, if not any."""
 
     kind: Kind
+    names: Text | None = None
 
     @property
     def expected(self) -> str:
@@ -108,15 +110,23 @@ class Named:
         """A dict of the members."""
         if not isinstance(node.value, dict):
             return place.report(node, f"found {found(node)}, must be {self.expected}")
-        return {name: self.kind.read(member, place.member(name)) for name, member in node.value.items()}
+        return {name: self._member(name, member, place.member(name)) for name, member in node.value.items()}
+
+    def _member(self, name: str, node: Node, place: Place) -> Any:
+        if self.names is not None and not re.fullmatch(self.names.pattern, name):
+            return place.report(node, f"found '{name}' as a name, must be {self.names.meaning}")
+        return self.kind.read(node, place)
 
     def write(self, value: Any) -> Json:
         """A JSON object."""
         return {name: self.kind.write(member) for name, member in value.items()}
 
     def schema(self) -> dict[str, Json]:
-        """An object with any names."""
-        return {"type": "object", "additionalProperties": self.kind.schema()}
+        """An object with such names."""
+        if self.names is None:
+            return {"type": "object", "additionalProperties": self.kind.schema()}
+        accepted = {self.names.pattern: self.kind.schema()}
+        return {"type": "object", "patternProperties": accepted, "additionalProperties": False}
 
 
 @dataclass(frozen=True, slots=True)

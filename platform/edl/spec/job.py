@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edl.core.settings import MOST_WORKERS
+from edl.spec.cluster_names import IMAGE
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
 from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.node import Json
@@ -262,7 +263,7 @@ class JobSpec:
 
     name: Annotated[str, Option(_JOB_NAME, "Names the job, its runs and its pods.")]
     model: Annotated[Model, Option(Section(Model), "The user's model code.")]
-    image: Annotated[str | None, Option(Nullable(_TEXT), "Container image of every role; edl run does not use it.")] = (
+    image: Annotated[str | None, Option(Nullable(IMAGE), "Container image of every role; edl run does not use it.")] = (
         None
     )
     data: Annotated[Data, Option(Section(Data), "Where records come from.")] = field(default_factory=Data)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from edl.spec.cluster_names import CLAIM, LABEL, LABEL_VALUE, SECRET
 from edl.spec.collection import Anything, ListOf, Named, Nullable
 from edl.spec.kind import Text, Whole
 from edl.spec.node import Json
@@ -17,8 +18,7 @@ from edl.spec.section import Option, Section
 
 _ABSOLUTE = Text(r"^/[\s\S]*$", "an absolute path")
 _PATH = Text(meaning="a path")
-_TEXT = Text()
-_LABEL = Text(r"^[\s\S]*$")
+_ANY_TEXT = Text(r"^[\s\S]*$")
 _ACCOUNT = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a ServiceAccount, such as edl-job-master")
 _COUNT = Whole(0)
 
@@ -47,7 +47,7 @@ class Volume:
 
     mount: Annotated[str, Option(_ABSOLUTE, "Where the volume appears in paths of this file.")]
     claim: Annotated[
-        str | None, Option(Nullable(_TEXT), "PersistentVolumeClaim of the volume; edl run does not use it.")
+        str | None, Option(Nullable(CLAIM), "PersistentVolumeClaim of the volume; edl run does not use it.")
     ] = None
     host_path: Annotated[
         str | None,
@@ -67,7 +67,7 @@ class Storage:
 
     claim: Annotated[
         str | None,
-        Option(Nullable(_TEXT), "PersistentVolumeClaim; null is the first volume's. edl run does not use it."),
+        Option(Nullable(CLAIM), "PersistentVolumeClaim; null is the first volume's. edl run does not use it."),
     ] = None
     path: Annotated[
         str | None,
@@ -81,29 +81,29 @@ class Storage:
 class Pod:
     """What every pod of the job gets; edl run has no pods and does not use it."""
 
-    env: Annotated[Mapping[str, str], Option(Named(_LABEL), "Environment variables of every container.")] = field(
+    env: Annotated[Mapping[str, str], Option(Named(_ANY_TEXT), "Environment variables of every container.")] = field(
         default_factory=dict
     )
-    node_selector: Annotated[Mapping[str, str], Option(Named(_LABEL), "Labels of the nodes that pods may use.")] = (
-        field(default_factory=dict)
-    )
+    node_selector: Annotated[
+        Mapping[str, str], Option(Named(LABEL_VALUE, LABEL), "Labels of the nodes that pods may use.")
+    ] = field(default_factory=dict)
     tolerations: Annotated[
         tuple[Mapping[str, Json], ...], Option(ListOf(Named(Anything())), "Tolerations, as Kubernetes has them.")
     ] = ()
     affinity: Annotated[Mapping[str, Json], Option(Named(Anything()), "Affinity, as Kubernetes has it.")] = field(
         default_factory=dict
     )
-    labels: Annotated[Mapping[str, str], Option(Named(_LABEL), "Labels that are added to pods.")] = field(
+    labels: Annotated[Mapping[str, str], Option(Named(LABEL_VALUE, LABEL), "Labels that are added to pods.")] = field(
         default_factory=dict
     )
-    annotations: Annotated[Mapping[str, str], Option(Named(_LABEL), "Annotations that are added to pods.")] = field(
-        default_factory=dict
-    )
+    annotations: Annotated[
+        Mapping[str, str], Option(Named(_ANY_TEXT, LABEL), "Annotations that are added to pods.")
+    ] = field(default_factory=dict)
     overrides: Annotated[
         Mapping[str, Json], Option(Named(Anything()), "Parts of a pod that are merged in last, as Kubernetes has them.")
     ] = field(default_factory=dict)
     image_pull_secrets: Annotated[
-        tuple[str, ...], Option(ListOf(_TEXT), "Names of the Secrets that the image is pulled with.")
+        tuple[str, ...], Option(ListOf(SECRET), "Names of the Secrets that the image is pulled with.")
     ] = ()
 
 

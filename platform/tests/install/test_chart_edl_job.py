@@ -270,6 +270,10 @@ def test_no_job_is_one_sentence() -> None:
         ("schedule=daily", "/schedule"),
         ("concurrencyPolicy=Never", "/concurrencyPolicy"),
         ("apiVersion=edl.dev/v9", "/apiVersion"),
+        ("image=a b", "/image"),
+        ("storage.claim=Bad_", "/storage/claim"),
+        ("pod.labels.bad key=x", "at '/pod/labels': additional properties 'bad key' not allowed"),
+        ("pod.labels.team=a b", "/pod/labels/team"),
     ],
 )
 def test_a_mistake_is_told_when_it_is_rendered(change: str, said: str) -> None:
