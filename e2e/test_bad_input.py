@@ -96,7 +96,7 @@ def test_an_image_without_the_entry_point(place: Namespace, spec: Manifest) -> N
     job = Job.write(place, spec | {"pod": spec["pod"] | {"env": env}})
     done = job.edl("submit", "--yes")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "The image needs the program `edl-role`" in done.stdout + done.stderr
+    assert "The image has no edl-role" in done.stdout + done.stderr
     job.wait_removed()
 
 
