@@ -24,8 +24,9 @@ _LABELS = st.dictionaries(_KEYS, st.from_regex(r"\A([A-Za-z0-9]([-._A-Za-z0-9]{0
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _CLAIMS = st.sampled_from(["datasets", "runs", "models"])
 _MOUNTS = st.sampled_from(["/data", "/data/inner", "/zoo", "/mnt/runs", "/home/edl/data"])
-_CPU = st.floats(0, 256)
-_MEMORY = st.integers(0, 2**45)
+_CPU = st.floats(0.001, 256)
+_MEMORY = st.integers(1, 2**45)
+_IMAGES = st.from_regex(r"\A([a-z0-9]{1,5}\.example/)?[a-z0-9]{1,9}(:[A-Za-z0-9_.]{1,9})?\Z")
 _ACCOUNTS = st.sampled_from(["edl-job-master", "edl-none", "team.ranking"])
 
 
@@ -41,7 +42,7 @@ def fit_jobs(draw: st.DrawFn, *, host_paths: bool = True) -> JobSpec:
     return JobSpec(
         name=draw(st.from_regex(r"\A[a-z]([-a-z0-9]{0,38}[a-z0-9])?\Z")),
         model=Model(definition="a.b", zoo=draw(st.sampled_from(["model_zoo", "/zoo/x"]))),
-        image=draw(_TEXT.filter(bool)),
+        image=draw(_IMAGES),
         data=data,
         export=draw(st.sampled_from([None, Export(), *(Export(f"{mount}/model") for mount in mounts)])),
         master=Master(priority=draw(_WORDS), resources=_resources(draw)),
