@@ -84,8 +84,8 @@ def _cut_if_due(state: State, now: float) -> None:
     s = state.settings
     first = s.durable and state.checkpoint is None
     if not first:
-        why = "the parameters are there, and a checkpoint of them" if s.durable else "the parameters are there; nothing is kept on disk"
-        _enter(state, "Training", why)
+        kept = ", and a checkpoint of them" if s.durable else "; nothing is kept on disk"
+        _enter(state, "Training", f"the parameters are there{kept}")
     checkpoint = first or (s.durable and due(state.step, state.last_checkpoint, s.checkpoint_steps))
     evaluate = bool(state.validation) and state.round is None and not first
     pin = evaluate and due(state.step, state.last_evaluation, s.evaluation_steps)
