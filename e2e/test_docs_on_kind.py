@@ -60,7 +60,8 @@ def _here(block: Block, place: Namespace, node: str) -> Block:
     for chart_value in ("tests.image", "submitter.image"):
         repository, _, tag = images.submitter.rpartition(":")
         text = text.replace(
-            f"--set {chart_value}.tag=dev", f"--set {chart_value}.repository={repository} --set {chart_value}.tag={tag}"
+            f"--set {chart_value}.repository=edl/submitter --set {chart_value}.tag=dev",
+            f"--set {chart_value}.repository={repository} --set {chart_value}.tag={tag}",
         )
     text = text.replace("team-a", place.name).replace(NODE, node).replace("docs/examples/nginx.yaml", "service.yaml")
     if text.startswith("helm install edl helm/edl "):

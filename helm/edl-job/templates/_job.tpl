@@ -55,6 +55,9 @@ What cannot be submitted under this name and with these values fails here, befor
 {{- if not (.Values.data | default dict).training -}}
 {{- fail "data.training is missing: name the files or directories of records to train on, as the pods see them" -}}
 {{- end -}}
+{{- if not .Values.submitter.image.repository -}}
+{{- fail "submitter.image.repository is missing: name the submitter's image as the nodes get it, such as --set submitter.image.repository=registry.example/submitter; `make images` builds it" -}}
+{{- end -}}
 {{- include "edl-job.checkWorkers" . -}}
 {{- $name := include "edl-job.jobName" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}

@@ -27,6 +27,7 @@ from edl.spec.schema import job_schema
 
 JOB_FILES = sorted((ROOT / "model_zoo").glob("*/job*.yaml"))
 MINIMAL = JOB_CHART / "ci" / "minimal-values.yaml"
+SUBMITTER = "submitter.image.repository=registry.example/edl/submitter"
 IMAGE = "image=registry.example/zoo:1"
 """Which files of the zoo leave to who submits them."""
 LONGEST_KUBERNETES_NAME = 63
@@ -34,7 +35,8 @@ LONGEST_KUBERNETES_NAME = 63
 
 def kinds(*args: str | Path, release: str = "train") -> dict[str, Manifest]:
     """What the chart renders, by kind."""
-    return {found["kind"]: found for found in rendered(JOB_CHART, *args, release=release, namespace="vision")}
+    found = rendered(JOB_CHART, "--set", SUBMITTER, *args, release=release, namespace="vision")
+    return {each["kind"]: each for each in found}
 
 
 def submitted(*args: str | Path, release: str = "train") -> JobSpec:

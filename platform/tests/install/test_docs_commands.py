@@ -21,6 +21,7 @@ pytestmark = pytest.mark.install
 
 RESTRICTED = "pod-security.kubernetes.io/enforce=restricted"
 ZOO_JOB = ROOT / "model_zoo" / "mnist" / "job.yaml"
+IMAGES = "image=edl/mnist:dev,submitter.image.repository=edl/submitter"
 SAMPLES = {"WORKER_CPU": "500m"}
 
 
@@ -138,7 +139,7 @@ def test_helm_releases_render(block: Block, words: list[str]) -> None:
     own = copies(block.page)
     files = [part for value in option(words, "-f", "--values") for part in ("--values", own.get(value, value))]
     if any("reuse-values" in word for word in words) and chart.endswith("edl-job"):  # of a release: any job will do
-        files = ["--values", str(ZOO_JOB), "--set", "image=edl/mnist:dev", *files]
+        files = ["--values", str(ZOO_JOB), "--set", IMAGES, *files]
     namespace = (option(words, "-n", "--namespace") or ["default"])[0]
     done = attempt("helm", "template", release, chart, "--namespace", namespace, *files, *values)
     assert done.returncode == 0, f"{block}: {done.stderr}"
