@@ -62,5 +62,26 @@ def test_figures_take_the_colours_of_the_page(site: Path) -> None:
         assert "<desc>" in html, f"{page}: a figure says in words what it shows"
 
 
+@pytest.mark.parametrize(
+    ("page", "source"), [("chart-edl", "edl"), ("chart-edl-job", "edl-job")], ids=["edl", "edl-job"]
+)
+def test_the_values_of_the_charts_are_on_the_site(site: Path, page: str, source: str) -> None:
+    """Read from the charts' own pages, which helm-docs writes."""
+    html = (site / "reference" / page / "index.html").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (\S+) \| ", (ROOT / "helm" / source / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    values = [name for name in rows if "." in name]
+    assert len(values) > 10
+    assert [name for name in values if f"<td>{name}</td>" not in html] == []
+
+
+def test_pages_from_beside_the_docs_lead_to_pages(site: Path) -> None:
+    """From them to the site's own, and from those to them."""
+    assert 'href="../network/"' in (site / "reference/kustomize/index.html").read_text(encoding="utf-8")
+    premises = (site / "tutorials/on-premises/index.html").read_text(encoding="utf-8")
+    assert 'href="../../reference/kustomize/"' in premises
+
+
 def test_sources_of_the_site_are_not_published(site: Path) -> None:
     assert not list(site.rglob("*.py"))
