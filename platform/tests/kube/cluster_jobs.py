@@ -26,7 +26,7 @@ _CLAIMS = st.sampled_from(["datasets", "runs", "models"])
 _MOUNTS = st.sampled_from(["/data", "/data/inner", "/zoo", "/mnt/runs", "/home/edl/data"])
 _CPU = st.floats(0.001, 256)
 _MEMORY = st.integers(1, 2**45)
-_IMAGES = st.from_regex(r"\A([a-z0-9]{1,5}\.example/)?[a-z0-9]{1,9}(:[A-Za-z0-9_.]{1,9})?\Z")
+_IMAGES = st.from_regex(r"\A([a-z0-9]{1,5}\.example/)?[a-z0-9]{1,9}(:[A-Za-z0-9_][A-Za-z0-9_.]{0,8})?\Z")
 _ACCOUNTS = st.sampled_from(["edl-job-master", "edl-none", "team.ranking"])
 
 
