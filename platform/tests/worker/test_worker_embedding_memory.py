@@ -12,6 +12,8 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 ROWS, DIM = 100_000_000, 16  # 6.4 GB
+AS_FLOATS = 1 << 24
+"""Rows that a model can have whose ids Keras makes float32: 1 GB."""
 ALLOWED = 300 << 20
 
 KINDS = {
@@ -52,11 +54,11 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_table_above_the_threshold_is_allocated(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "rows"), [(kind, AS_FLOATS if "first call" in kind else ROWS) for kind in KINDS])
+def test_no_table_above_the_threshold_is_allocated(kind: str, rows: int) -> None:
     program = dedent(PROGRAM).format(model=dedent(KINDS[kind]))
     tests = Path(__file__).parents[1]
-    command = [sys.executable, "-c", program, str(ROWS), str(DIM)]
+    command = [sys.executable, "-c", program, str(rows), str(DIM)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tests, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert 1024 * int(done.stdout) < ALLOWED
