@@ -147,7 +147,7 @@ class Feeder:
         except FeedError as error:
             error.tag = tag
             if self._function is not None:  # it was traced: this is about these records
-                error.message += f", at {window.place(self._culprit(window))}"
+                error.message = f"{error.message.removesuffix('.')}, at {window.place(self._culprit(window))}"
             raise
         if found is None:
             return None

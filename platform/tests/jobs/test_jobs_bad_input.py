@@ -84,7 +84,7 @@ No line of your code was running when this was raised:
 InvalidArgumentError: Feature: z (data type: float) is required but could not be found.
 
 FOLDER/zoo/unparsed.py: feed() raised InvalidArgumentError: Feature: z (data type: float) is required but could not be \
-found.""",
+found, at record 0 of FOLDER/good.recordio""",
     "averaging": """\
 use_ema=True of the optimizer SGD cannot be reproduced by the parameter servers
   leave it out, and average what the newest checkpoints hold""",
