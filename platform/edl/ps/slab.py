@@ -54,7 +54,7 @@ class Slab:
             self._statistics += gradients.slab[trained:] * np.float32(gradients.weight)
 
     def make_room(self) -> None:
-        """Touch the memory that the next copy goes to: new pages cost ten times what copying costs.
+        """Touch the memory that the next copy goes to: new pages cost far more than copying.
 
         May run beside anything else that is done with the slab.
         """
