@@ -1,4 +1,4 @@
-"""However a job was submitted and removed, nothing with its label is left; its token alone where the docs say so."""
+"""However a job was submitted and removed, nothing with its label is left."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ REMOVE = {
 
 
 PAIRS = list(itertools.product(SUBMIT, REMOVE))
-LEAVES_THE_TOKEN = {("created", "kubectl-delete"), ("applied", "kubectl-delete")}
-"""Nobody owns it, since masters may not patch Secrets (docs/reference/rights.md)."""
 
 
 @pytest.mark.xdist_group("removal")
@@ -34,11 +32,7 @@ def test_nothing_is_left(place: Namespace) -> None:
     for (_, removed), job in jobs.items():
         job.wait_training(workers=1)
         REMOVE[removed](job)
-    for way, job in jobs.items():
-        if way in LEAVES_THE_TOKEN:
-            token = f"secret/{names.token(job.name)}"
-            job.wait("only the token is left", lambda job=job, token=token: job.leftovers() == [token] or None, 60)
-            job.must("delete", "--yes")
+    for job in jobs.values():
         job.wait_removed()
 
 

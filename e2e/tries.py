@@ -37,6 +37,11 @@ def delete(path: str) -> Try:
     return Try("DELETE", path, {"gracePeriodSeconds": 0})
 
 
+def delete_shown(path: str) -> Try:
+    """Delete an object only after what it owns: Kubernetes answers with the object, as it is until then."""
+    return Try("DELETE", path, {"propagationPolicy": "Foreground"})
+
+
 def create(namespace: str, manifest: Manifest, *, dry_run: bool = False) -> Try:
     """Create an object of a kind that EDL knows."""
     return Try("POST", kind_of(manifest).path(namespace), manifest, query={"dryRun": "All"} if dry_run else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e import stage
 from e2e.stage import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
-from e2e.tries import Try, create, delete, get, merge, operations, post
+from e2e.tries import Try, create, delete, delete_shown, get, merge, operations, post
 from e2e.tries_of_people import ANNOTATION, role_binding, run, token_of, token_request, uses
 
 from edl.core.cluster import Role
@@ -18,13 +18,7 @@ _OTHER_JOB = {"metadata": {"labels": {names.JOB: OTHER}}}
 
 def tries(at: Stage) -> dict[str, Try]:
     """Requests by their rows; what deletes a thing comes after what changes it."""
-    secrets = tries_of_secrets(at).items()
-    return dict([*_without_right(at), *secrets, *_services(at), *_published(at), *_leases(at), *_pods(at)])
-
-
-def tries_of_secrets(at: Stage) -> dict[str, Try]:
-    """Those among them that need the right to patch Secrets."""
-    return dict(_secrets(at))
+    return dict([*_without_right(at), *_services(at), *_published(at), *_leases(at), *_pods(at), *_secrets(at)])
 
 
 def _core(at: Stage, plural: str, name: str = "") -> str:
@@ -44,7 +38,7 @@ def _without_right(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "read the token of its job", get(token)
     yield "list Secrets", get(_core(at, "secrets"))
     yield "create a Secret", create(at.namespace, stage.secret(names.token("tried"), OWN))
-    yield "delete the token of its job", delete(token)
+    yield "change the token of its job", merge(token, {"metadata": {"ownerReferences": [at.owner(OWN)]}})
     yield "list ConfigMaps", get(_core(at, "configmaps"))
     yield "create a ConfigMap", create(at.namespace, stage.config("tried", OWN))
     yield "create a Job", create(at.namespace, stage.job("tried", names.labels(OWN)))
@@ -58,17 +52,10 @@ def _without_right(at: Stage) -> Iterator[tuple[str, Try]]:
 
 
 def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
-    owned = {"metadata": {"ownerReferences": [at.owner(OWN)]}}
-    things = {"the token of its job": names.token(OWN), "the token of another job": names.token(OTHER)}
-    things["an unlabelled Secret"] = FOREIGN
-    paths = {row: _core(at, "secrets", name) for row, name in things.items()}
-    for row, path in paths.items():
-        yield f"own {row}", merge(path, owned)
-        yield f"change nothing of {row}", merge(path, {})
-    own = paths["the token of its job"]
-    yield "change the data of the token of its job", merge(own, {"data": {"token": "dHJpZWQ="}})
-    yield "change the labels of the token of its job", merge(own, _OTHER_JOB)
-    yield "make the token of its job outlive it", merge(own, {"metadata": {"finalizers": ["edl.dev/tried"]}})
+    yield "delete the token of another job", delete(_core(at, "secrets", names.token(OTHER)))
+    yield "delete an unlabelled Secret", delete(_core(at, "secrets", FOREIGN))
+    yield "delete an unlabelled Secret such that it is shown", delete_shown(_core(at, "secrets", FOREIGN))
+    yield "delete the token of its job", delete(_core(at, "secrets", names.token(OWN)))
 
 
 def _services(at: Stage) -> Iterator[tuple[str, Try]]:

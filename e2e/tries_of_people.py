@@ -7,7 +7,7 @@ from typing import Any
 
 from e2e import stage
 from e2e.stage import COPY_POD, ENDED, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
-from e2e.tries import Try, create, delete, get, merge, post
+from e2e.tries import Try, create, delete, delete_shown, get, merge, post
 
 from edl.core.cluster import Role
 from edl.kube import names
@@ -178,3 +178,4 @@ def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "a Secret with the token of an account, named like that of a job", create(at.namespace, disguised)
     yield "delete the token of a job", delete(f"{path}/{names.token(ENDED)}")
     yield "delete another Secret", delete(f"{path}/{FOREIGN}")
+    yield "delete another Secret such that it is shown", delete_shown(f"{path}/{FOREIGN}")

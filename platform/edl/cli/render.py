@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from edl.cli.cluster.manifest_text import yaml_text
+from edl.kube.kinds import SECRETS
 from edl.kube.manifests.render import notes, problems, render_job
 from edl.spec.load import load
 
@@ -48,7 +49,8 @@ def render(
     for note in notes(spec):
         typer.echo(f"warning: {note}", err=True)
     typer.echo("\n".join(_heading(str(job), holds_token=token is not None)))
-    typer.echo(yaml_text(manifests), nl=False)
+    # The token after the Job: a master of an earlier job of this name that sees the new Job leaves the token alone.
+    typer.echo(yaml_text(sorted(manifests, key=lambda manifest: manifest["kind"] == SECRETS.name)), nl=False)
 
 
 def _heading(job: str, *, holds_token: bool) -> Iterator[str]:

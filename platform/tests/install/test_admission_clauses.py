@@ -19,7 +19,8 @@ RULES: dict[str, list[Rule]] = {
     "edl-job-master-pods": [("", ("pods",), ("CREATE",))],
     "edl-job-master-objects": [
         ("", ("pods",), ("UPDATE", "DELETE")),
-        ("", ("configmaps", "services", "secrets"), ("UPDATE",)),
+        ("", ("configmaps", "services"), ("UPDATE",)),
+        ("", ("secrets",), ("UPDATE", "DELETE")),
         ("batch", ("jobs",), ("UPDATE",)),
         ("coordination.k8s.io", ("leases",), ("CREATE", "UPDATE")),
     ],
@@ -69,9 +70,12 @@ CLAUSES = [
     ("edl-job-master-objects", "variables.after.metadata.name == 'edl-' + variables.job + '-master'"),
     ("edl-job-master-objects", "variables.before.metadata.?labels[?'edl.dev/job'].orValue('') == variables.job"),
     ("edl-job-master-objects", "variables.after.metadata.?labels[?'edl.dev/job'].orValue('') == variables.job"),
-    ("edl-job-master-objects", "!(request.resource.resource in ['services', 'secrets'])"),
-    *(("edl-job-master-objects", f"dyn(object).?{field} == dyn(oldObject).?{field}") for field in
-      ("spec", "type", "data", "immutable")),
+    (
+        "edl-job-master-objects",
+        "request.resource.resource != 'secrets' ||"
+        " (request.operation == 'DELETE' && oldObject.metadata.name == 'edl-' + variables.job + '-token')",
+    ),
+    ("edl-job-master-objects", "request.resource.resource != 'services' || (dyn(object).?spec == dyn(oldObject).?spec"),
     *(("edl-job-master-objects", f"object.metadata.?{field} == oldObject.metadata.?{field}") for field in
       ("labels", "annotations", "finalizers")),
 ]  # fmt: skip

@@ -80,8 +80,17 @@ class LeaseServer:
         """Place an object, as somebody else would."""
         self._store(kind.plural, manifest["metadata"]["name"], copy.deepcopy(manifest))
 
+    def delete(self, kind: Kind, name: str) -> None:
+        self._found("DELETE", kind.plural, name)
+        self.remove(kind, name)
+
     def remove(self, kind: Kind, name: str) -> None:
+        """Take an object away, as somebody else would."""
         del self._objects[kind.plural, name]
+
+    def has(self, kind: Kind, name: str) -> bool:
+        """Whether there is such an object."""
+        return (kind.plural, name) in self._objects
 
     def stored(self, kind: Kind, name: str) -> dict[str, Any]:
         return self._objects[kind.plural, name]

@@ -358,7 +358,7 @@ def test_a_thousand_lost_pods_do_not_flood_the_server(stand: KubeStand, monkeypa
     clock, moments = _Clock(), list[float]()
     monkeypatch.setattr(Pace.__init__, "__kwdefaults__", {"now": lambda: clock.now, "sleep": clock.sleep})
     monkeypatch.setattr(LeaseFence, "holds", lambda _: True)
-    place = Place(JOB, JOB_UID, NAMESPACE, "edl-mnist-master-x", "pod-uid", "/runs/1", names.token(JOB))
+    place = Place(JOB, JOB_UID, NAMESPACE, "edl-mnist-master-x", "pod-uid", "/runs/1", "the-users-own")
     spec = JobSpec(name=JOB, model=Model("m.custom_model"), image="edl:1")
     master = Platform(spec, place, lambda pace: stand.api(_Counted(pace, clock, moments)))
     try:

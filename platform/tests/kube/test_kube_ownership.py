@@ -1,19 +1,17 @@
-"""What is applied by hand becomes the Job's own when its master starts, as far as the master may."""
+"""What is applied by hand becomes the Job's own when its master starts; the token goes with the master."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 from kube.lease_server import LeaseServer
 
 from edl.kube import names
-from edl.kube.api import MERGE
-from edl.kube.errors import NoRightError
+from edl.kube.errors import ApiError, AwayError, NoRightError
 from edl.kube.kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Kind
 from edl.kube.manifests.render import owner
-from edl.kube.platform.ownership import adopt, dependants
+from edl.kube.platform.ownership import adopt, dependants, take_token_along
 
 JOB, UID = "digits", "job-uid"
 TOKEN = names.token(JOB)
@@ -27,7 +25,7 @@ def place(server: LeaseServer, kind: Kind, name: str, **meta: object) -> None:
 def applied(found: LeaseServer) -> LeaseServer:
     """After ``edl render | kubectl apply``."""
     place(found, JOBS, names.master(JOB), uid=UID)
-    for kind, name in dependants(JOB, TOKEN):
+    for kind, name in (*dependants(JOB), (SECRETS, TOKEN)):
         place(found, kind, name)
     return found
 
@@ -38,11 +36,11 @@ def server() -> LeaseServer:
 
 
 def test_all_that_is_made_beside_the_job_becomes_its_own_once(server: LeaseServer) -> None:
-    adopt(server, JOB, UID, TOKEN)  # type: ignore[arg-type]
-    for kind, name in dependants(JOB, TOKEN):
+    adopt(server, JOB, UID)  # type: ignore[arg-type]
+    for kind, name in dependants(JOB):
         assert server.stored(kind, name)["metadata"]["ownerReferences"] == [owner(JOB, UID)]
-    adopt(server, JOB, UID, TOKEN)  # type: ignore[arg-type]
-    for kind, name in dependants(JOB, TOKEN):
+    adopt(server, JOB, UID)  # type: ignore[arg-type]
+    for kind, name in dependants(JOB):
         assert server.stored(kind, name)["metadata"]["ownerReferences"] == [owner(JOB, UID)]
     looked_at = {name for method, name in server.requests if method != "PATCH"}
     assert looked_at == {names.master(JOB)}  # a master has no right to get Secrets
@@ -50,52 +48,22 @@ def test_all_that_is_made_beside_the_job_becomes_its_own_once(server: LeaseServe
 
 def test_what_edl_submit_made_is_left_alone(server: LeaseServer) -> None:
     place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
-    adopt(server, JOB, UID, TOKEN)  # type: ignore[arg-type]
+    adopt(server, JOB, UID)  # type: ignore[arg-type]
     assert server.requests == [("GET", names.master(JOB))]
 
 
 def test_other_owners_stay(server: LeaseServer) -> None:
     another = {"apiVersion": "v1", "kind": "Release", "name": "r", "uid": "x"}
     place(server, SERVICES, names.master(JOB), ownerReferences=[another])
-    adopt(server, JOB, UID, TOKEN)  # type: ignore[arg-type]
+    adopt(server, JOB, UID)  # type: ignore[arg-type]
     found = server.stored(SERVICES, names.master(JOB))["metadata"]["ownerReferences"]
     assert found == [another, owner(JOB, UID)]
 
 
-def test_a_secret_of_the_users_own_is_not_taken(server: LeaseServer) -> None:
-    place(server, SECRETS, names.token(JOB), labels={})
-    adopt(server, JOB, UID, TOKEN)  # type: ignore[arg-type]
-    assert "ownerReferences" not in server.stored(SECRETS, names.token(JOB))["metadata"]
-
-
-def test_a_secret_that_the_user_named_for_the_token_is_not_asked_for(server: LeaseServer) -> None:
-    adopt(server, JOB, UID, "mine")  # type: ignore[arg-type]
-    assert ("PATCH", "mine") not in server.requests
-    assert ("PATCH", TOKEN) not in server.requests
-
-
-class WithoutSecrets(LeaseServer):
-    """As the roles are installed: masters have no right to patch Secrets."""
-
-    def patch(self, kind: Kind, name: str, body: Any, *, namespace: str | None = None, style: str = MERGE) -> Any:
-        if kind is SECRETS:
-            raise NoRightError(f'secrets "{name}" is forbidden: User "{names.MASTER_ACCOUNT}" cannot patch')
-        return super().patch(kind, name, body, namespace=namespace, style=style)
-
-
-def test_without_the_right_one_line_says_what_stays_and_what_removes_it(caplog: pytest.LogCaptureFixture) -> None:
-    server = applied(WithoutSecrets())
-    with caplog.at_level(logging.INFO):
-        adopt(server, JOB, UID, TOKEN)  # type: ignore[arg-type]
-    assert caplog.messages == [
-        "Secret edl-digits-token stays behind when the Job is deleted with kubectl: masters may not patch Secrets in "
-        "this namespace. `edl delete digits` removes it, before or after, and so does "
-        "`kubectl delete secret edl-digits-token`"
-    ]
-    owned = [
-        name for kind, name in dependants(JOB, TOKEN) if "ownerReferences" in server.stored(kind, name)["metadata"]
-    ]
-    assert owned == [names.spec(JOB), names.status(JOB), names.master(JOB)]
+def test_what_is_labelled_for_another_job_is_not_taken(server: LeaseServer) -> None:
+    place(server, SERVICES, names.master(JOB), labels={})
+    adopt(server, JOB, UID)  # type: ignore[arg-type]
+    assert "ownerReferences" not in server.stored(SERVICES, names.master(JOB))["metadata"]
 
 
 def test_what_is_missing_or_forbidden_keeps_nobody_from_the_rest(
@@ -111,6 +79,79 @@ def test_what_is_missing_or_forbidden_keeps_nobody_from_the_rest(
 
     server.before = refuse
     with caplog.at_level(logging.INFO):
-        adopt(server, JOB, UID, TOKEN)  # type: ignore[arg-type]
+        adopt(server, JOB, UID)  # type: ignore[arg-type]
     assert "stays behind" in caplog.text
-    assert server.stored(SECRETS, names.token(JOB))["metadata"]["ownerReferences"]
+    assert server.stored(SERVICES, names.master(JOB))["metadata"]["ownerReferences"]
+
+
+# ---------------------------------------------------------------------- the token
+
+
+def leave(server: LeaseServer, *, over: bool = False, secret: str = TOKEN) -> bool:
+    return take_token_along(server, JOB, UID, secret, over=over)  # type: ignore[arg-type]
+
+
+def test_the_token_of_a_job_that_goes_on_stays(server: LeaseServer) -> None:
+    assert leave(server)
+    assert server.has(SECRETS, TOKEN)
+
+
+def test_the_token_goes_when_the_job_is_over(server: LeaseServer) -> None:
+    assert leave(server, over=True)
+    assert not server.has(SECRETS, TOKEN)
+    assert leave(server, over=True)  # by a master that is started once more
+
+
+def test_the_token_goes_when_the_job_is_deleted(server: LeaseServer) -> None:
+    server.remove(JOBS, names.master(JOB))
+    assert leave(server)
+    assert not server.has(SECRETS, TOKEN)
+
+
+def test_the_token_goes_when_the_job_waits_for_its_pods_to_go(server: LeaseServer) -> None:
+    place(server, JOBS, names.master(JOB), uid=UID, deletionTimestamp="2026-01-01T00:00:00Z")
+    assert leave(server)
+    assert not server.has(SECRETS, TOKEN)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_the_token_of_a_later_job_of_that_name_stays(server: LeaseServer, over: bool) -> None:
+    place(server, JOBS, names.master(JOB), uid="another")
+    assert leave(server, over=over)
+    assert server.has(SECRETS, TOKEN)
+
+
+def test_what_edl_submit_made_goes_with_its_job(server: LeaseServer) -> None:
+    place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
+    assert leave(server, over=True)
+    assert server.has(SECRETS, TOKEN)
+
+
+def test_a_secret_that_the_user_named_for_the_token_is_the_users(server: LeaseServer) -> None:
+    place(server, SECRETS, "mine")
+    server.remove(JOBS, names.master(JOB))
+    assert leave(server, over=True, secret="mine")
+    assert server.has(SECRETS, "mine")
+    assert server.has(SECRETS, TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "settled"),
+    [
+        (NoRightError("cannot delete"), "masters may not delete their token in this namespace", True),
+        (AwayError("the server is away"), "the server is away", False),
+    ],
+)
+def test_one_line_says_that_it_stays_and_what_removes_it(
+    server: LeaseServer, caplog: pytest.LogCaptureFixture, error: ApiError, why: str, settled: bool
+) -> None:
+    def refuse(method: str) -> None:
+        if method == "DELETE":
+            raise error
+
+    server.before = refuse
+    assert leave(server, over=True) is settled
+    assert caplog.messages == [
+        f"Secret edl-digits-token stays behind when the Job is deleted with kubectl: {why}. "
+        "`edl delete digits` removes it, before or after, and so does `kubectl delete secret edl-digits-token`"
+    ]

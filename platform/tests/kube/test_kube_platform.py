@@ -17,7 +17,7 @@ from edl.core.errors import BadInputError
 from edl.kube import names
 from edl.kube.api import Listing
 from edl.kube.errors import AwayError, ForbiddenError, InvalidError
-from edl.kube.kinds import LEASES
+from edl.kube.kinds import JOBS, LEASES, PODS, SECRETS, Kind
 from edl.kube.platform import platform
 from edl.kube.platform.platform import Place, Platform
 from edl.spec.job import JobSpec, Model
@@ -56,7 +56,10 @@ class Server(LeaseServer):
             raise self.bad_lists.pop(0)
         return Listing(tuple(self.pods.values()), "7")
 
-    def delete(self, kind: Any, name: str, *, uid: str, grace: int, namespace: str | None = None) -> None:
+    def delete(self, kind: Kind, name: str, *, uid: str = "", grace: int = 30, namespace: str | None = None) -> None:
+        if kind is not PODS:
+            super().delete(kind, name)
+            return
         assert (self.pods.pop(name)["metadata"]["uid"], grace) == (uid, 0)
 
     def add_pod(self, role: Role, index: int, phase: str) -> None:
@@ -172,6 +175,59 @@ def test_a_job_that_has_failed_gets_no_other_master(server: Server, there: Platf
         {"op": "test", "path": "/metadata/uid", "value": "job-uid"},
         {"op": "replace", "path": "/spec/backoffLimit", "value": 0},
     ]
+
+
+TOKEN = names.token("digits")
+
+
+@pytest.fixture
+def rendered(server: Server) -> Platform:
+    """A job that came from ``edl render``."""
+    meta = {"name": names.master("digits"), "uid": "job-uid"}
+    server.put(JOBS, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta})
+    server.put(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
+    place = Place.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != "EDL_TOKEN_SECRET"})
+    found = Platform(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
+    assert found.acquire(threading.Event())
+    return found
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_job_that_is_over_leaves_no_token(server: Server, rendered: Platform, failed: bool) -> None:
+    rendered.conclude(failed=failed)
+    assert not server.has(SECRETS, TOKEN)
+    rendered.close()
+    assert server.requests[-1][0] != "DELETE"
+
+
+def test_the_token_is_there_for_the_master_that_tells_the_job_of_its_failure(
+    server: Server, rendered: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "CONCLUDE_SECONDS", 0.0)
+    server.answers = [AwayError("away")]
+    rendered.conclude(failed=True)
+    assert server.has(SECRETS, TOKEN)
+    rendered.close()
+    assert server.has(SECRETS, TOKEN)
+
+
+def test_a_master_whose_job_is_gone_takes_the_token_along_and_one_that_is_moved_does_not(
+    server: Server, rendered: Platform
+) -> None:
+    rendered.close()
+    assert server.has(SECRETS, TOKEN)
+    server.remove(JOBS, names.master("digits"))
+    rendered.close()
+    assert not server.has(SECRETS, TOKEN)
+
+
+def test_a_master_that_may_not_decide_yet_takes_the_token_of_a_deleted_job_along(server: Server) -> None:
+    server.put(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
+    place = replace(Place.from_environment("digits", VARIABLES), token_secret=TOKEN)
+    waiting = Platform(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
+    waiting.close()
+    assert not server.has(SECRETS, TOKEN)
 
 
 def test_a_later_job_of_the_same_name_is_left_alone(server: Server, there: Platform) -> None:

@@ -25,7 +25,7 @@ from edl.kube.manifests.render import owner, render_pod
 from edl.kube.pace import Pace
 from edl.kube.platform.board import KubeBoard
 from edl.kube.platform.lease import Candidate, LeaseFence
-from edl.kube.platform.ownership import adopt
+from edl.kube.platform.ownership import adopt, take_token_along
 from edl.kube.pods.cluster import KubeCluster
 from edl.spec.job import JobSpec
 from edl.spec.paths import is_shared
@@ -96,6 +96,8 @@ class Platform:
         render = partial(_render, spec, place)
         self.cluster = KubeCluster(self._api, place.job, place.job_uid, place.namespace, render)
         self.board = KubeBoard(connect(None).fenced(self.fence.holds), place.job)
+        self._unfenced = connect(None)
+        self._concluded = False
 
     @classmethod
     def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:
@@ -126,7 +128,7 @@ class Platform:
         return True
 
     def conclude(self, *, failed: bool) -> None:
-        """Leave no pod of the job behind, and tell Kubernetes that one that exits 1 after this was the last master.
+        """Leave nothing of the job behind, and tell Kubernetes that one that exits 1 after this was the last master.
 
         Goes on for a while if the server is away. When that was in vain for a job that failed, another master starts,
         reads in the journal that the job has ended, and does this again; what a job that is done left behind goes with
@@ -136,20 +138,31 @@ class Platform:
         steps: list[Callable[[], bool]] = [partial(self._clear, keep_crashed=failed and not self.durable)]
         if failed:
             steps.append(self._fail_job)
-        for step in steps:
-            while not step() and time.monotonic() < until:
-                time.sleep(_CONCLUDE_PAUSE_SECONDS)
+        self._concluded = True
+        done = [_done(step, until) for step in steps]
+        if all(done):  # otherwise another master may come, and its pod mounts the token
+            _done(partial(self._take_token_along, over=True), until)
 
     def close(self) -> None:
-        """Show what was published last, and give the right back."""
+        """Show what was published last, give the right back, and leave nothing behind if the Job is gone.
+
+        Whether a master was told to go because its node is drained or because its Job was deleted, only the Job can
+        tell. The next master must not wait for that answer.
+        """
         self.board.close()
         self.fence.release()
+        if not self._concluded:
+            self._take_token_along(over=False)
 
     def _adopt(self) -> None:
         try:
-            adopt(self._api, self._place.job, self._place.job_uid, self._place.token_secret)
+            adopt(self._api, self._place.job, self._place.job_uid)
         except Exception:  # training does not depend on it
             log.exception("the objects of the job were not made the Job's own")
+
+    def _take_token_along(self, *, over: bool) -> bool:
+        place = self._place
+        return take_token_along(self._unfenced, place.job, place.job_uid, place.token_secret, over=over)
 
     def _clear(self, *, keep_crashed: bool) -> bool:
         """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
@@ -172,6 +185,15 @@ class Platform:
             log.warning("the Job was not told that it has failed: %s", error)
             return not isinstance(error, RetryableError)
         return True
+
+
+def _done(step: Callable[[], bool], until: float) -> bool:
+    """Try a step until it has succeeded, or it is too late; whether it has."""
+    while not step():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_CONCLUDE_PAUSE_SECONDS)
+    return True
 
 
 def _render(spec: JobSpec, place: Place, role: Role, index: int, wish: Wish) -> Manifest:
