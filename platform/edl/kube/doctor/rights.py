@@ -78,7 +78,7 @@ MASTERS = (
     *(Right(verb, "leases", "coordination.k8s.io", _MASTER) for verb in ("create", "get", "update", "patch")),
     Right("create", "events", "", _MASTER),
 )
-"""What a job needs of the ClusterRole edl-job-master. With the policies it grants one thing more: to delete the token."""
+"""What a job needs of the ClusterRole edl-job-master. With the policies it may also delete its token."""
 
 READ_SECRETS = Right("get", "secrets", "", "nothing")
 """Who has it is not held to the admission policies."""
