@@ -37,6 +37,7 @@ class Limit:
         from click_job import BLOCKS, records_of
 
         from edl.worker import contract
+        from edl.worker.corruption import Window
         from edl.worker.network import Network
         from edl.worker.pipeline import Feeder
         from edl.worker.slab import Rows
@@ -49,7 +50,7 @@ class Limit:
         self._batch, self._slab = batch, self._network.initial()
         self._feeder = Feeder(module.feed, "training", None)
         records = records_of(training, BLOCKS * batch)
-        self._windows = [records[at : at + batch] for at in range(0, BLOCKS * batch, batch)]
+        self._windows = [Window(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
         self._made = [self._feeder.minibatch(tag, window) for tag, window in enumerate(self._windows)]
         random = np.random.default_rng(0)
         dims = {table.name: table.dim for table in self._network.tables}
