@@ -17,6 +17,7 @@ from edl.spec.publication import Moment, Publication
 from edl.spec.status import RoleStatus, Status
 
 SPEC: dict[str, Any] = {
+    "image": "registry.example/mnist:1",
     "workers": {"min": 1, "max": 4},
     "volumes": [{"claim": "files", "mount": "/data"}],
     "storage": {"claim": None, "path": None},

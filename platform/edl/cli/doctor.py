@@ -51,7 +51,7 @@ def doctor(
 
 def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Checkup]:
     from edl.cli.cluster.ticker import Ticker
-    from edl.cli.copying.volume import submitter_image
+    from edl.cli.copying.volume import IMAGE_VARIABLE, named_image
     from edl.kube.doctor.checkup import Checkup, Classes, Level
     from edl.kube.doctor.doctor import examine, pull
 
@@ -62,7 +62,8 @@ def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Chec
             found = pull(api, image, classes, ticker.say)
         yield found
     if not images:
-        remedy = f"`edl doctor --image {submitter_image()}` pulls it; `edl data` and submissions from a pod use it."
+        image = named_image() or "IMAGE"
+        remedy = f"`edl doctor --image {image}` pulls one, such as that of {IMAGE_VARIABLE}, which `edl data` uses."
         yield Checkup(Level.OK, "images", "none was pulled", remedy)
 
 

@@ -126,20 +126,21 @@ def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None, nam
 def _from_volume(
     api: Api, spec: Mapping[str, Any], place: Place, chosen: Chosen, tail: int | None
 ) -> list[tuple[str, list[bytes]]]:
-    """Read by a pod of the job's own image, which the nodes could pull and which has EDL; else of the submitter's."""
-    from edl.cli.copying.volume import submitter_image, volume
+    """Read by a pod of the job's own image, which the nodes could pull; else of the one that is named."""
+    from edl.cli.copying.volume import named_image, volume
     from edl.kube.copying.copying import ImageError
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
         with volume(api, _visit(spec, place, image)) as reader:
             return reader.repeatedly(lambda files: list(_read(files, place, chosen, tail)))
 
-    if spec.get("image"):
-        try:
-            return read(spec["image"])
-        except ImageError as error:
-            print(f"{error.message}; trying {submitter_image()}", file=sys.stderr)
-    return read(submitter_image())
+    try:
+        return read(spec["image"])
+    except ImageError as error:
+        if (named := named_image()) is None:
+            raise
+        print(f"{error.message}; trying {named}", file=sys.stderr)
+        return read(named)
 
 
 def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:

@@ -33,6 +33,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     (mnist / "train" / "0.rec").write_bytes(LARGE)
     (mnist / "labels").write_bytes(b"abc")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDL_SUBMITTER_IMAGE", "registry.example/submitter:1")
     return desk
 
 
@@ -44,6 +45,15 @@ def claim(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def tree(folder: Path) -> dict[str, bytes | None]:
     return {p.relative_to(folder).as_posix(): None if p.is_dir() else p.read_bytes() for p in folder.rglob("*")}
+
+
+def test_no_image_is_the_default_since_none_is_public(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDL_SUBMITTER_IMAGE")
+    for command in (("cp", "mnist", "files:/data"), ("ls", "files:/data")):
+        assert desk.edl("data", *command) == 2
+        assert "No image is named for the pod that copies" in desk.err
+        assert "--image, or the variable EDL_SUBMITTER_IMAGE" in desk.err
+    assert desk.cluster.of(PODS) == []
 
 
 def test_there_and_back(desk: Desk, claim: Path) -> None:

@@ -63,7 +63,7 @@ def test_what_is_not_known_is_not_vouched_for(desk: Desk, monkeypatch: pytest.Mo
 def test_a_healthy_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, FINE)
     assert desk.edl("doctor") == 0
-    assert "edl doctor --image edl/submitter:" in desk.out
+    assert "`edl doctor --image IMAGE` pulls one" in desk.out
     assert desk.out.endswith("Jobs can run here.\n")
 
 

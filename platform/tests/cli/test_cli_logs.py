@@ -107,6 +107,16 @@ def test_an_image_that_is_gone_gives_way_to_the_submitters(
     assert len(desk.cluster.of(PODS)) == 3
 
 
+def test_an_image_that_is_gone_is_said_where_no_other_is_named(
+    desk: Desk, claim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EDL_SUBMITTER_IMAGE", raising=False)
+    readers(desk, gone="registry.example/mnist:1")
+    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 2
+    assert "registry.example/mnist:1" in desk.err
+    assert "The variable EDL_SUBMITTER_IMAGE names another image" in desk.err
+
+
 def readers(desk: Desk, gone: str = "") -> list[dict[str, Any]]:
     """What the pods that are made to read logs are like; one of the image ``gone`` cannot start."""
     spec = {**SPEC, "name": "mnist", "image": "registry.example/mnist:1", "pod": {"image_pull_secrets": ["puller"]}}

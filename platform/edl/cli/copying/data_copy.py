@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
-from edl.cli.copying.volume import IMAGE_REMEDY, IMAGE_VARIABLE, submitter_image, volume
+from edl.cli.copying.volume import IMAGE_REMEDY, IMAGE_VARIABLE, named_image, volume
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ImageOption = Annotated[
     str | None,
     typer.Option(
         metavar="IMAGE",
-        help="Image with Python and EDL for the pod that copies; the submitter image by default.",
+        help="Image with Python and EDL for the pod that copies, such as your submitter image.",
         envvar=IMAGE_VARIABLE,
         show_envvar=True,
         show_default=False,
@@ -120,7 +120,9 @@ def _visit(claim: str, image: str | None, who: tuple[int, int], minutes: int, *,
     from edl.kube.copying.copying import Visit
     from edl.spec.placement import RunAs
 
-    image = image or submitter_image()
+    image = image or named_image()
+    if image is None:
+        raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
     return Visit(claim, image, RunAs(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY)
 
 

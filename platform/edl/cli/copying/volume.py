@@ -112,11 +112,9 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def submitter_image() -> str:
-    """The light image of this version of EDL, unless the environment names another one."""
-    from importlib.metadata import version
-
-    return os.environ.get(IMAGE_VARIABLE) or f"edl/submitter:{version('edl-platform')}"
+def named_image() -> str | None:
+    """The image that the environment names for pods that copy; there is no public one that a default could be."""
+    return os.environ.get(IMAGE_VARIABLE) or None
 
 
 class _Shown:
