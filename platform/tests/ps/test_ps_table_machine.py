@@ -110,6 +110,13 @@ class TableMachine(RuleBasedStateMachine):
     def push(self, ids: list[int], seed: int, rate: float) -> None:
         self._push(array(ids), seed, rate)
 
+    @rule(ids=few_ids, between=few_ids, seed=st.integers(0, 99))
+    def read_and_push(self, ids: list[int], between: list[int], seed: int) -> None:
+        """As a worker does, while another one pushes."""
+        self._table.read(array(ids))
+        self._push(array(between), seed, 0.5)
+        self._push(array(ids), seed, 0.5)
+
     @rule(part=ranges, seed=st.integers(0, 99))
     def push_many(self, part: tuple[int, int], seed: int) -> None:
         start, count = part

@@ -45,6 +45,11 @@ class Rows {
     return value;
   }
   static std::uint32_t seen_in(const std::byte* row) { return word_in(row, kSeen); }
+  // Whether this row is stored there. Of a row that was freed, the id still stands there.
+  bool holds(std::uint32_t position, std::uint64_t id) const {
+    const std::byte* const row = start(position);
+    return id_in(row) == id && (!tracked() || seen_in(row) != 0);
+  }
 
   // A free position, or the one behind the last row. It is not taken before `take`, which names it: whoever fails
   // half-way leaves nothing behind. Throws std::length_error behind 2^32 - 2 rows, std::bad_alloc.

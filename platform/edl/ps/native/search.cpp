@@ -4,14 +4,18 @@
 
 namespace edl {
 
-void Search::look_for(std::span<const std::int64_t> ids) {
-  ids_ = ids;
+void Search::look_for(std::span<const std::int64_t> ids, std::span<const std::uint32_t> known) {
+  ids_ = ids, known_ = known;
   std::array<std::uint16_t, kMostIds> doubtful;
   std::size_t doubts = 0;
   const std::size_t first = std::min(kAhead, ids.size());
   for (std::size_t i = 0; i < first; ++i) fetch_home(i);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (i + kAhead < ids.size()) fetch_home(i + kAhead);
+    if (is_known(i)) {
+      likely_[i] = known[i];
+      continue;
+    }
     const auto [position, is_doubtful] = index_.glance(*homes_[i], hashes_[i]);
     likely_[i] = position;
     // Without a branch: one in twelve is doubtful, and no processor foresees which.
@@ -23,6 +27,7 @@ void Search::look_for(std::span<const std::int64_t> ids) {
 }
 
 void Search::fetch_home(std::size_t i) {
+  if (is_known(i)) return;
   hashes_[i] = place(id(i));
   homes_[i] = &index_.home(hashes_[i]);
   prefetch(homes_[i]);

@@ -22,15 +22,16 @@ class Search {
   // `bytes`: what will be used of each row, from its start.
   Search(const Index& index, const Rows& rows, std::size_t bytes) : index_(index), rows_(rows), bytes_(bytes) {}
 
-  // Looks for the rows of at most kMostIds ids, which must stay where they are.
-  void look_for(std::span<const std::int64_t> ids);
+  // Looks for the rows of at most kMostIds ids, which must stay where they are. Where `known` is not empty, it says where each
+  // row was once, and kNowhere of one that it knows nothing of: only these are looked for in the index.
+  void look_for(std::span<const std::int64_t> ids, std::span<const std::uint32_t> known);
 
   // Of these ids, by number, and best in order, since the row behind is fetched: the position, kNowhere if the row is not stored.
   std::uint32_t position(std::size_t i) const {
     if (i + kAhead < ids_.size()) fetch(i + kAhead);
     const std::uint32_t likely = likely_[i];
-    if (likely == Index::kNowhere || rows_.id(likely) == id(i)) return likely;
-    return index_.find(id(i), hashes_[i]);
+    if (likely == Index::kNowhere || rows_.holds(likely, id(i))) return likely;
+    return index_.find(id(i), place(id(i)));
   }
 
  private:
@@ -38,6 +39,7 @@ class Search {
   void fetch(std::size_t i) const {
     if (likely_[i] != Index::kNowhere) prefetch(rows_.start(likely_[i]), bytes_);
   }
+  bool is_known(std::size_t i) const { return !known_.empty() && known_[i] != Index::kNowhere; }
   void fetch_home(std::size_t i);
   void settle(std::span<const std::uint16_t> doubtful);
 
@@ -45,6 +47,7 @@ class Search {
   const Rows& rows_;
   std::size_t bytes_;
   std::span<const std::int64_t> ids_;
+  std::span<const std::uint32_t> known_;
   std::array<std::uint64_t, kMostIds> hashes_;
   std::array<const Bucket*, kMostIds> homes_;
   std::array<std::uint32_t, kMostIds> likely_;  // where the row is if it is stored

@@ -43,11 +43,11 @@ std::size_t Table::extent() const {
 }
 
 template <typename Use>
-void Table::locate(Ids ids, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const {
+void Table::locate(Ids ids, Known known, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const {
   Search search(index_, rows_, bytes);
   for (std::size_t start = begin; start < end; start += Search::kMostIds) {
     const std::size_t count = std::min(Search::kMostIds, end - start);
-    search.look_for(ids.subspan(start, count));
+    search.look_for(ids.subspan(start, count), known.empty() ? known : known.subspan(start, count));
     for (std::size_t i = 0; i < count; ++i) use(start + i, search.position(i));
   }
 }
@@ -57,29 +57,33 @@ void Table::read_rows(Ids ids, float* out, const Row& row) const {
   const std::size_t dim = shape_.dim;
   const std::size_t bytes = rows_.head() + dim * sizeof(float);
   pool_.run(ids.size(), kPart, [&](std::size_t begin, std::size_t end) {
-    locate(ids, begin, end, bytes, [&](std::size_t i, std::uint32_t position) {
-      const auto id = static_cast<std::uint64_t>(ids[i]);
-      const std::byte* const found = row(id, position);
+    locate(ids, {}, begin, end, bytes, [&](std::size_t i, std::uint32_t position) {
+      const std::byte* const found = row(i, position);
       if (found != nullptr) {
         kernels_.copy(out + i * dim, values_in(found), dim);
       } else {
-        kernels_.initialize(initializer_, id, out + i * dim, dim);
+        kernels_.initialize(initializer_, static_cast<std::uint64_t>(ids[i]), out + i * dim, dim);
       }
     });
   });
 }
 
 void Table::read(Ids ids, float* out) const {
+  std::vector<std::uint32_t> positions(ids.size());
   const std::shared_lock lock(mutex_);
-  read_rows(ids, out, [this](std::uint64_t, std::uint32_t position) {
+  read_rows(ids, out, [&](std::size_t i, std::uint32_t position) {
+    positions[i] = position;
     return position == Index::kNowhere ? nullptr : rows_.start(position);
   });
+  reads_.remember(ids, std::move(positions));
 }
 
 void Table::read(const Snapshot& snapshot, Ids ids, float* out) const {
   const std::shared_lock lock(mutex_);
   check(snapshot);
-  read_rows(ids, out, [&](std::uint64_t id, std::uint32_t position) { return snapshot.row(id, position); });
+  read_rows(ids, out, [&](std::size_t i, std::uint32_t position) {
+    return snapshot.row(static_cast<std::uint64_t>(ids[i]), position);
+  });
 }
 
 void Table::apply(Ids ids, const float* gradients, const Step& step, std::uint32_t now) {
@@ -90,8 +94,10 @@ void Table::apply(Ids ids, const float* gradients, const Step& step, std::uint32
   gradients_.take(ids, gradients);
   is_missing_.assign(gradients_.size(), 0);
   for (const auto& snapshot : snapshots_) snapshot->reserve(gradients_.size());
+  std::vector<std::uint32_t> known = reads_.recall(ids);
+  if (gradients_.size() < known.size()) known.clear();  // ids came twice, and these are others by number
   pool_.run(gradients_.size(), kPart, [&](std::size_t begin, std::size_t end) {
-    locate(gradients_.ids(), begin, end, rows_.stride(), [&](std::size_t i, std::uint32_t position) {
+    locate(gradients_.ids(), known, begin, end, rows_.stride(), [&](std::size_t i, std::uint32_t position) {
       if (position != Index::kNowhere) {
         keep(position);
         if (rows_.tracked()) rows_.see(position, seen);
@@ -149,7 +155,7 @@ void Table::drop_due(std::uint32_t now) {
 std::size_t Table::missing(Ids ids) const {
   const std::shared_lock lock(mutex_);
   std::vector<std::int64_t> found;
-  locate(ids, 0, ids.size(), rows_.head(), [&](std::size_t i, std::uint32_t position) {
+  locate(ids, {}, 0, ids.size(), rows_.head(), [&](std::size_t i, std::uint32_t position) {
     if (position == Index::kNowhere) found.push_back(ids[i]);
   });
   std::sort(found.begin(), found.end());
@@ -238,7 +244,7 @@ Memory Table::memory() const {
   const std::size_t rows = rows_.resident_bytes();
   const std::size_t index = index_.resident_bytes() + expiry_.resident_bytes();
   const std::size_t pushes =
-      gradients_.bytes() + is_missing_.capacity() + missing_.capacity() * sizeof(missing_[0]);
+      gradients_.bytes() + reads_.bytes() + is_missing_.capacity() + missing_.capacity() * sizeof(missing_[0]);
   const std::size_t reserved = rows_.reserved_bytes() + index_.reserved_bytes() + expiry_.reserved_bytes();
   Memory memory{reserved + pushes, rows + index + pushes, rows, index, 0};
   for (const auto& snapshot : snapshots_) {

@@ -13,6 +13,7 @@
 #include "gradients.hpp"
 #include "index.hpp"
 #include "kernels.hpp"
+#include "reads.hpp"
 #include "rows.hpp"
 #include "snapshot.hpp"
 #include "thread_pool.hpp"
@@ -21,6 +22,7 @@
 namespace edl {
 
 using Ids = std::span<const std::int64_t>;
+using Known = std::span<const std::uint32_t>;
 
 // Bytes of a table's memory. `reserved` counts addresses, `resident` what the kernel has given; `rows`, `index` and
 // `snapshots` are parts of `resident`, the rest of which serves pushes.
@@ -86,8 +88,8 @@ class Table {
   Memory memory() const;
 
  private:
-  // Calls row(id, position) for where each row is, position kNowhere for one that is not stored; null for one that is to be
-  // initial.
+  // Calls row(i, position) for where the row of each id is, position kNowhere for one that is not stored; null for one that is
+  // to be initial.
   template <typename Row>
   void read_rows(Ids ids, float* out, const Row& row) const;
   // Copies the rows at positions from `begin` on to `out` behind the first `count`; returns how many there are then.
@@ -99,9 +101,9 @@ class Table {
     for (const auto& snapshot : snapshots_) snapshot->keep(position);
   }
   // Calls use(i, position) for each id of a part of `ids`, in order; kNowhere for a row that is not stored. Of rows, the
-  // first `bytes` are used.
+  // first `bytes` are used. `known`: as Search has it.
   template <typename Use>
-  void locate(Ids ids, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const;
+  void locate(Ids ids, Known known, std::size_t begin, std::size_t end, std::size_t bytes, const Use& use) const;
   void update_missing(const Step& step, std::uint32_t now);
   // The values of a row that is not stored yet, having stored it with its initial values.
   float* append(std::uint64_t id, std::uint64_t hash, std::uint32_t seen);
@@ -116,6 +118,7 @@ class Table {
   Index index_{rows_};
   Expiry expiry_;
   Gradients gradients_;
+  mutable Reads reads_;
   // Of the push that is applied: which ids are not stored yet, by index.
   std::vector<std::uint8_t> is_missing_;
   std::vector<std::uint32_t> missing_;
