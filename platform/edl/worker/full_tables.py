@@ -14,8 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from edl.layers.known_rows import ALIGNMENT, Known, constant
+from edl.layers.known_rows import Known, constant
 from edl.spec.initializer import initial_rows
+from edl.worker import aligned
 from edl.worker.embedding import TableSpec
 from edl.worker.row_initializer import mean_value
 from edl.worker.slab import Floats, Ids
@@ -28,7 +29,7 @@ Chunks = Iterable[tuple[Ids, Floats]]
 
 def full_table(table: TableSpec, stored: Chunks) -> Floats:
     """All rows of a served table: as stored, else as they would be initialized."""
-    full = _aligned(table.rows, table.dim)
+    full = aligned.empty(table.rows, table.dim)
     for start in range(0, table.rows, _CHUNK_ROWS):
         ids = np.arange(start, min(table.rows, start + _CHUNK_ROWS), dtype=np.int64)
         full[start : start + len(ids)] = initial_rows(table.initializer, table.seed, ids, table.dim)
@@ -42,20 +43,12 @@ def known(table: TableSpec, stored: Chunks) -> Known:
     chunks = list(stored)
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
     ids.sort()
-    rows = _aligned(1 + len(ids), table.dim)
+    rows = aligned.empty(1 + len(ids), table.dim)
     rows[0] = mean_value(table.initializer)
     while chunks:  # each is freed before the next
         some, values = chunks.pop()
         rows[1 + np.searchsorted(ids, some)] = values
     return Known(ids, rows)
-
-
-def _aligned(rows: int, dim: int) -> Floats:
-    """An array that TensorFlow takes as it is, see :func:`edl.layers.known_rows.constant`."""
-    size = 4 * rows * dim
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(np.float32).reshape(rows, dim)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, Kind
-from edl.worker import routing
+from edl.worker import aligned, routing
 from edl.worker.exchange import Directory, Exchange, Request
 from edl.worker.foresight import Foresight
 from edl.worker.local_steps import LocalSteps
@@ -105,7 +105,7 @@ class Parameters:
 
     def pull(self, pin: int) -> Floats:
         """The dense values of a pinned cut, in memory of their own."""
-        slab = np.empty(self._layout.size, np.float32)
+        slab = aligned.empty(self._layout.size)
         self._pull_into(slab, pin)
         return slab
 
@@ -149,7 +149,7 @@ class Parameters:
         answers = self._exchange(
             {part: _rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
         )
-        values = {table: np.empty((len(wanted), dims[table]), np.float32) for table, wanted in ids.items()}
+        values = {table: aligned.empty(len(wanted), dims[table]) for table, wanted in ids.items()}
         for part, frame in answers.items():
             _keep(flat[part], frame.body)
             routing.scatter(values, routes[part], dims, flat[part])

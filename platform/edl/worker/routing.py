@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.rpc import edl_pb2 as pb
+from edl.worker import aligned
 from edl.worker.slab import Floats, Ids
 
 _WHOLE = slice(None)
@@ -55,7 +56,7 @@ def heads(where: Routes) -> list[pb.TableRows]:
 
 def room(where: Routes, dims: Mapping[str, int]) -> Floats:
     """Memory for the rows of one PS, table after table."""
-    return np.empty(sum(route.count * dims[table] for table, route in where.items()), np.float32)
+    return aligned.empty(sum(route.count * dims[table] for table, route in where.items()))
 
 
 def raw(array: Floats | Ids) -> memoryview:

@@ -6,6 +6,7 @@ All dense variables form one float32 *slab*; each PS owns one slice of it. Serve
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.rpc import edl_pb2 as pb
+from edl.worker import aligned
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -132,35 +134,59 @@ class Layout:
         return 4 * int(self.slices[part].stop - self.slices[part].start)
 
 
+class _Memory:
+    """One slab, and whether anybody holds what was lent of it."""
+
+    def __init__(self, size: int) -> None:
+        self.values = aligned.empty(size)
+        self._lent: weakref.ref[Floats] | None = None
+
+    @property
+    def held(self) -> Floats | None:
+        """What was lent, if anybody holds it."""
+        return None if self._lent is None else self._lent()
+
+    def lend(self) -> Floats:
+        view = self.held
+        if view is None:
+            view = self.values[:]
+            self._lent = weakref.ref(view)
+        return view
+
+
 class SlabPair:
     """Two slabs, so that values that arrive never overwrite those that a step may still read.
+
+    TensorFlow reads what is lent without a copy, and may hold it for longer than a step. Such memory is left to it.
 
     Attributes:
         fresh: the newest values are complete.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self._current = np.empty(layout.size, np.float32)
-        self._spare = np.empty(layout.size, np.float32)
-        self._lent: Floats | None = None
+        self._current = _Memory(layout.size)
+        self._spare = _Memory(layout.size)
+        self._lent: _Memory | None = None
         self.fresh = False
 
     @property
     def newest(self) -> Floats:
         """The values that arrived last."""
-        return self._current
+        return self._current.values
 
     def lend(self) -> Floats:
         """The newest values; those that were lent before are given back by that."""
         self._lent = self._current
-        return self._current
+        return self._current.lend()
 
     def next(self) -> Floats:
         """Where the next values go: over newer ones that nobody reads rather than over older ones that are lent."""
-        if self._current is self._lent:
-            return self._spare
-        self.fresh = False  # until all of the next ones have arrived
-        return self._current
+        if self._current is not self._lent:
+            self.fresh = False  # until all of the next ones have arrived
+            return self._current.values
+        if self._spare.held is not None:
+            self._spare = _Memory(self._current.values.size)
+        return self._spare.values
 
     def swap(self, *, complete: bool) -> None:
         """The next values have arrived, all of them or not."""

@@ -1,7 +1,8 @@
 """A function of minibatches, traced once for any number of records, and called without TensorFlow's dispatch.
 
 ``tf.function`` compares every argument with the signatures of earlier traces, about 0.2 ms a call: a quarter of a small
-model's step. Here the types and shapes of the arguments without their first dimension pick the trace.
+model's step. Here the types and shapes of the arguments without their first dimension pick the trace, which is called
+with flat tensors. Arrays of aligned memory (``aligned``) become tensors without a copy.
 
 Several threads may call functions of one model: while one is traced, layers of the model remember what for, so that
 only one is traced at a time.
@@ -17,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from edl.worker.aligned import is_aligned
+
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 _TRACING = threading.Lock()
 """Keras marks layers while they are called: a model cannot be traced by two threads at a time."""
@@ -26,7 +29,8 @@ class Traced:
     """See the module's docstring.
 
     Args:
-        function: of nested tensors or arrays, records first; runs as a graph.
+        function: of nested tensors or arrays, records first; runs as a graph. Arrays are not to be written to while
+            anybody holds them: what it gives or keeps may be in their memory.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -41,7 +45,8 @@ class Traced:
     def __call__(self, *arguments: Any) -> Any:
         """Call it; traces when there is no trace for these types and shapes."""
         trace, leaves = self.find(*arguments)
-        return trace(*tf.nest.pack_sequence_as(arguments, leaves))
+        flat = tf.nest.flatten(leaves, expand_composites=True)
+        return trace._call_flat(flat, trace.captured_inputs)  # what a call does once it has compared signatures
 
     def find(self, *arguments: Any) -> tuple[Any, list[Any]]:
         """The trace for these types and shapes, made if there is none, and the arguments' leaves as tensors."""
@@ -72,7 +77,11 @@ def any_count(value: Any) -> Any:
 
 
 def _tensor(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, _TENSORS) else tf.convert_to_tensor(leaf)
+    if isinstance(leaf, _TENSORS):
+        return leaf
+    if isinstance(leaf, np.ndarray) and is_aligned(leaf):
+        return tf.experimental.dlpack.from_dlpack(leaf.__dlpack__())
+    return tf.convert_to_tensor(leaf)
 
 
 def _kind(tensor: Any) -> Any:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.worker import aligned
+
 Ids = NDArray[np.int64]
 
 _ROUNDS = 4  # of hashing, after which ids that met each time are sorted
@@ -71,7 +73,8 @@ class Distinct(threading.local):
         chosen = np.flatnonzero(same == order)
         rank = np.empty(len(ids), np.int32)
         rank[chosen] = np.arange(len(chosen), dtype=np.int32)
-        return WantedIds.of(ids.take(chosen), rank.take(same))
+        positions = rank.take(same, out=aligned.empty(len(ids), dtype=np.int32), mode="clip")  # "raise" would copy
+        return WantedIds.of(ids.take(chosen), positions)
 
     def _representatives(self, ids: Ids, order: Ids, turn: int = 0) -> Ids:
         """For each id the index of one that is equal, which is the same index for all equal ones."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ pytestmark = pytest.mark.tensorflow
 
 import tensorflow as tf  # noqa: E402
 
+from edl.worker import aligned  # noqa: E402
 from edl.worker import traced as traced_module  # noqa: E402
-from edl.worker.traced import Traced  # noqa: E402
+from edl.worker.traced import Traced, array  # noqa: E402
 
 
 @pytest.mark.parametrize("argument", [np.zeros((2, 3), np.float32), tf.ragged.constant([[1.0], [2.0, 3.0]])])
@@ -30,3 +32,45 @@ def test_a_function_is_traced_while_no_other_of_its_model_is(argument: Any) -> N
 
     assert held == [True]
     assert not traced_module._TRACING.locked()
+
+
+def test_an_aligned_array_is_not_copied() -> None:
+    values = aligned.empty(2, 3)
+    assert np.shares_memory(array(Traced(lambda given: tf.reshape(given, [-1]))(values)), values)
+
+
+def misaligned() -> Any:
+    return aligned.empty(4)[1:]
+
+
+def not_writable() -> Any:
+    values = aligned.empty(4)
+    values.flags.writeable = False
+    return values
+
+
+def columns() -> Any:
+    return aligned.empty(4, 4)[:, :2]
+
+
+@pytest.mark.parametrize(
+    "make", [misaligned, not_writable, columns, lambda: aligned.empty(0), lambda: np.zeros(64, bool), lambda: 3.0]
+)
+def test_what_tensorflow_cannot_take_as_it_is_is_copied(make: Callable[[], Any]) -> None:
+    values = make()
+    np.testing.assert_array_equal(array(Traced(lambda given: tf.identity(given))(values)), values)
+
+
+def test_arguments_go_where_the_function_names_them() -> None:
+    """Also those of several components, of dicts in any order, and of one that the function does not use."""
+
+    def function(first: Any, second: Any, unused: Any) -> Any:
+        return first["b"] - first["a"], second.flat_values * 2
+
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    traced = Traced(function)
+    for _ in range(2):
+        difference, doubled = traced({"b": np.array([5.0]), "a": np.array([3.0])}, ragged, [np.array([7.0]), ragged])
+        assert array(difference).tolist() == [2.0]
+        assert array(doubled).tolist() == [2.0, 4.0, 6.0]
+    assert traced.count == 1

@@ -1,0 +1,100 @@
+"""Values that arrive never overwrite memory that TensorFlow, or a gradient, still reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),  # Keras'
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.worker.contract import ModelModule  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
+from edl.worker.slab import Floats, Layout, SlabPair  # noqa: E402
+from edl.worker.traced import Traced, array  # noqa: E402
+
+SIZE = 640
+RECORDS = np.ones((2, 1), np.float32)
+
+
+def arrive(slabs: SlabPair, value: float) -> Floats:
+    """New values, as a step gets them."""
+    slabs.next().fill(value)
+    slabs.swap(complete=True)
+    return slabs.lend()
+
+
+def pair(size: int = SIZE) -> SlabPair:
+    return SlabPair(Layout([], [slice(0, size)], [], "", np.zeros(size, np.float32), "{}"))
+
+
+def test_two_slabs_are_enough_when_nobody_keeps_one() -> None:
+    slabs, places = pair(), set()
+    for step in range(6):
+        places.add(arrive(slabs, step).ctypes.data)
+    assert len(places) == 2
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_what_a_tensor_holds_is_not_overwritten(views: int) -> None:
+    slabs = pair()
+    traced = Traced(lambda values: tf.reshape(values, [-1, 2]))
+    kept = []
+    for step in range(5):
+        values = arrive(slabs, step)
+        kept += [traced(slabs.lend()) for _ in range(views)]  # the same values may be asked for again
+        assert np.shares_memory(array(kept[-1]), values)
+        del values
+    for at, tensor in enumerate(kept):
+        np.testing.assert_array_equal(array(tensor), at // views)
+
+
+class Keeper(keras.layers.Layer):
+    """Keeps its weights as they were in the last step, in a variable of TensorFlow's."""
+
+    def build(self, shape: Any) -> None:
+        self.kernel = self.add_weight(shape=(SIZE,), name="kernel")
+        self.kept = tf.Variable(tf.zeros([SIZE]), trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        kernel = tf.convert_to_tensor(self.kernel)
+        self.kept.assign(kernel)
+        return inputs * tf.reduce_sum(tf.square(kernel)) / 2
+
+
+def network() -> tuple[Network, Keeper]:
+    inputs = keras.Input((1,))
+    layer = Keeper()
+    model = keras.Model(inputs, layer(inputs))
+    module = ModelModule(
+        zoo=Path(__file__).parent,
+        model=lambda: model,
+        loss=lambda labels, predictions: tf.reduce_mean(predictions),
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+        eval_metrics_fn=dict,
+        feed=lambda dataset, mode, metadata: dataset,
+    )
+    return Network.build(module, seed=0, embedding_threshold=1 << 40, part=lambda _: 0, parts=1), layer
+
+
+def test_gradients_and_what_a_model_keeps_stay_as_they_were() -> None:
+    """Of this loss the gradient is the variable: nothing of it may lie in the memory of the values."""
+    net, layer = network()
+    slabs, steps = pair(), []
+    for step in range(5):
+        values = arrive(slabs, step)
+        if step:
+            np.testing.assert_array_equal(layer.kept, step - 1)
+        steps.append(net.train(values, {}, RECORDS, RECORDS))
+        assert not np.shares_memory(steps[-1].slab, values)
+        del values
+    for step, made in enumerate(steps):
+        np.testing.assert_array_equal(made.slab, step)
