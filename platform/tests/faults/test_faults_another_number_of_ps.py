@@ -12,7 +12,7 @@ from faults.verdict import done
 
 from edl.testing.jobs import edl
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.thorough]
 
 
 def test_two_then_three_then_one(linear: Callable[..., LinearJob]) -> None:

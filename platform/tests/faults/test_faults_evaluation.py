@@ -12,7 +12,7 @@ import pytest
 from faults.linear_job import LinearJob
 from faults.verdict import done
 
-from edl.testing.jobs import JobProcess
+from edl.testing.jobs import START_SECONDS, JobProcess
 from edl.testing.journal_bytes import read_entries
 
 pytestmark = pytest.mark.faults
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.faults
 Entry = dict[str, Any]
 
 
-@pytest.mark.parametrize("task", ["evaluation", "export"])
+@pytest.mark.parametrize("task", ["evaluation", pytest.param("export", marks=pytest.mark.thorough)])
 def test_the_worker_that_does_it_is_killed(linear: Callable[..., LinearJob], tmp_path: Path, task: str) -> None:
     data = {"training": [str(tmp_path / "data")], "validation": [str(tmp_path / "data")]}
     job = linear(records=4000, data=data, export={"path": str(tmp_path / "export")})
@@ -37,7 +37,7 @@ def test_the_worker_that_does_it_is_killed(linear: Callable[..., LinearJob], tmp
 
 def holder(run: JobProcess, task: str) -> int:
     """Index of the worker that was given the task, as soon as the journal says so."""
-    until = time.monotonic() + 60.0
+    until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         given = leased(list(read_entries(run.run_dir / "journal")), task) if run.events("role_started") else {}
         for entry in given.values():

@@ -34,6 +34,7 @@ def test_the_master_is_killed_again_and_again(linear: Make, measure: Measure) ->
     assert found.repeated == 0
 
 
+@pytest.mark.thorough
 def test_the_master_is_killed_together_with_a_worker(linear: Make) -> None:
     job = linear()
     with job.start() as run:
@@ -44,16 +45,23 @@ def test_the_master_is_killed_together_with_a_worker(linear: Make) -> None:
         finished(job, run, lost=1)
 
 
-def test_everything_is_killed_and_resumed(linear: Make) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="as it was", marks=pytest.mark.thorough),
+        pytest.param(["--ps", "2"], id="with another parameter server"),
+    ],
+)
+def test_everything_is_killed_and_resumed(linear: Make, options: list[str]) -> None:
     """``edl run`` is killed: no process is left within 2 s. ``--resume`` goes on from the newest checkpoint."""
-    job = linear()
+    job = linear(embedding=True)
     with job.start() as run:
         saved = run.wait_line(lambda line: line["event"] == "checkpoint_saved" and line["step"] > 0)
         run.wait_step(saved["step"] + 100)
         run_dir = run.run_dir
         run.kill()
         assert run.wait_gone(2.0) <= 2.0
-    with job.start("--resume") as again:
+    with job.start("--resume", *options) as again:
         assert again.run_dir == run_dir
         back = again.wait_event("rolled_back")
         assert back["to_cut"] >= saved["cut"]
@@ -65,7 +73,7 @@ def test_everything_is_killed_and_resumed(linear: Make) -> None:
 
 def test_ctrl_c_and_a_second_run(linear: Make) -> None:
     """While a run is alive a second one is refused and told who holds it; Ctrl-C leaves no process behind."""
-    job = linear(epochs=50)
+    job = linear(epochs=50, workers=1)
     with job.start() as run:
         run.wait_step(10)
         for options in ([], ["--resume"]):

@@ -80,6 +80,7 @@ def whole(run: JobProcess, epochs: int) -> Line:
     return summary
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(420)
 def test_the_bound_tells_training_from_little_training(digits: Digits) -> None:
     assert digits.noise is not None
@@ -88,11 +89,9 @@ def test_the_bound_tells_training_from_little_training(digits: Digits) -> None:
     assert fmean(digits.noise.values) - short > CAP
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize(
-    ("role", "step"),
-    [("worker", 200), pytest.param("ps", 350, marks=pytest.mark.thorough), ("master", 500)],
-)
+@pytest.mark.parametrize(("role", "step"), [("worker", 200), ("ps", 350), ("master", 500)])
 def test_accuracy_after_a_kill(digits: Digits, role: str, step: int) -> None:
     assert digits.noise is not None
     with digits.start(f"{role}-killed", BASELINES) as run:
@@ -102,6 +101,7 @@ def test_accuracy_after_a_kill(digits: Digits, role: str, step: int) -> None:
     assert digits.noise.allows(accuracy(summary)), f"{accuracy(summary)} is not within {digits.noise}"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(420)
 def test_accuracy_with_overlap_and_a_killed_master(digits: Digits) -> None:
     """These digits feel it when gradients lack one push more than in turn: at three they end at 0.7."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ from faults.verdict import done
 from numpy.typing import NDArray
 
 from edl.testing.counted_steps import CountedStep, PartRollback
+from edl.testing.jobs import START_SECONDS, JobProcess
 from edl.testing.ledger import Recount
 
 pytestmark = pytest.mark.faults
@@ -21,27 +23,42 @@ pytestmark = pytest.mark.faults
 Make = Callable[..., LinearJob]
 
 
-@pytest.mark.parametrize("steps_after", [[0, 200]], ids=["right after a checkpoint and amid two"])
-def test_the_only_one_is_killed(linear: Make, steps_after: list[int]) -> None:
-    """Parameters and ledger go back together, by at most one checkpoint interval each time."""
-    job = linear()
+def test_the_only_one_is_killed(linear: Make) -> None:
+    """While it writes a checkpoint, and amid two: parameters, rows and ledger go back together, to a whole one."""
+    job = linear(embedding=True)
     lines = 0
     with job.start() as run:
-        for after in steps_after:
+        for intervals in (2, 1):
             saved = run.wait_line(lambda line: line["event"] == "checkpoint_saved" and line["step"] > 0, after=lines)
-            run.wait_step(saved["step"] + after)
+            if intervals == 2:
+                wait_begun(run, after=saved["cut"])
+            else:
+                run.wait_step(saved["step"] + 200)
             run.send("ps", 0, SIGKILL)
             lines = len(run.lines)
             back = run.wait_event("rolled_back", after=lines)
             assert back["to_cut"] >= saved["cut"]
-            assert 0 <= back["records"] <= job.interval * job.minibatch
+            assert 0 <= back["records"] <= intervals * job.interval * job.minibatch
         summary, found = done(job, run)
         job.check_checkpoints(run.run_dir, found)
-    assert len(found.rollbacks) == len(steps_after)
+    assert len(found.rollbacks) == 2
     assert summary["updates_rolled_back"] == 0
     assert summary["records_repeated"] == 0
 
 
+def wait_begun(run: JobProcess, *, after: int) -> None:
+    """Until a checkpoint later than the cut ``after`` is begun on the disk and is none yet."""
+    checkpoints = run.run_dir / "checkpoints"
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until:
+        begun = [folder for folder in checkpoints.glob("cut-*") if cut_of(folder) > after]
+        if any(not (folder / "manifest.json").exists() for folder in begun):
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"no checkpoint was begun after cut {after}")
+
+
+@pytest.mark.thorough
 def test_the_only_one_and_a_worker_are_killed_while_rows_are_served(linear: Make) -> None:
     """Rows go back with the variables; what was pushed and counts is what both moved by."""
     job = linear(embedding=True)
@@ -88,6 +105,7 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
     check_lost(lost, found, found.parts[0])
 
 
+@pytest.mark.thorough
 def test_a_cut_over_two_is_the_ledger_at_its_position(linear: Make) -> None:
     """Two PS take their snapshots at different times and still hold the same steps."""
     job = linear(ps=2, every_steps=150)

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.filterwarn
 RECORDS = 9600
 
 
-def test_a_worker_is_killed(tmp_path: Path, measure: Measure) -> None:
+def test_a_worker_and_then_the_master_are_killed(tmp_path: Path, measure: Measure) -> None:
     job = SignedJob.make(tmp_path, records=RECORDS, ps=2)
     with job.start() as run:
         run.wait_step(200)
@@ -28,6 +28,8 @@ def test_a_worker_is_killed(tmp_path: Path, measure: Measure) -> None:
         step = run.wait_status(lambda status: status["updated"] > at)["step"]
         run.wait_step(step + 20)
         measure("worker SIGKILL in sync mode to 20 more steps", time.time() - at)
+        run.send("master", 0, SIGKILL)
+        run.wait_status(lambda status: status["incarnation"] == 2)
         found, cuts = finished(run, lost=1)
     half = {record for step in found.halves for record in range(step.start, step.end)}
     assert len(half) <= MINIBATCH
@@ -38,6 +40,7 @@ def test_a_worker_is_killed(tmp_path: Path, measure: Measure) -> None:
             np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_a_worker_stops_and_comes_back(tmp_path: Path) -> None:
     """Its connections stay open, as those of a lost node do: the master takes its leases, and rounds go on."""
     job = SignedJob.make(tmp_path, records=RECORDS, ps=2)

@@ -91,7 +91,7 @@ def test_workers_are_told_to_go(linear: Make, measure: Measure) -> None:
 
 
 def test_all_workers_are_killed_at_once(linear: Make) -> None:
-    job = linear(workers=3, records=24000)
+    job = linear()
     with job.start() as run:
         run.wait_step(300)
         victims = run.pids("worker")
@@ -102,6 +102,7 @@ def test_all_workers_are_killed_at_once(linear: Make) -> None:
         finished(job, run, lost=len(victims))
 
 
+@pytest.mark.thorough
 def test_a_worker_is_killed_while_rows_are_served(linear: Make) -> None:
     job = linear(embedding=True, ps=2)
     with job.start() as run:
