@@ -63,7 +63,7 @@ class Run:
 def finished(
     job: Job, *, lost: int = 0, rolled_back: int = 0, epochs: int = EPOCHS, seconds: float = 240.0
 ) -> tuple[Mapping[str, Any], Run]:
-    """Wait for the end; every record is done exactly once, little is repeated, summary and journal agree.
+    """Hurry to the end; every record is done exactly once, little is repeated, summary and journal agree.
 
     Args:
         job: must end as Complete.
@@ -72,6 +72,7 @@ def finished(
         epochs: of the job.
         seconds: the bound.
     """
+    job.hurry()
     how = job.wait_end(seconds)
     summary = job.wait("its summary", lambda: job.page("summary.json"), 10)
     assert how == "Complete", f"{job.name}: {how}, {job.page('failure.json')}"

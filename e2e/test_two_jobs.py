@@ -19,8 +19,8 @@ def test_two_jobs(place: Namespace, undisturbed: Callable[[int], Baseline]) -> N
     """The second starts at once with what is left, and grows when the first ends."""
     cpu = worker_cpu(offers(place.api), SLOTS, small_pods=4)
     first, second = (
-        Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=2, cpu=cpu))
-        for name, seconds in (("first", 30), ("second", 35))
+        Job.write(place, digits(name, image=place.images.zoo, seconds=60, workers=2, cpu=cpu))
+        for name in ("first", "second")
     )
     first.submit()
     first.wait_training(workers=2)

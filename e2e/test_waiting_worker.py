@@ -22,6 +22,7 @@ def test_a_waiting_worker_gets_the_records(place: Namespace) -> None:
     job.wait("three workers, of which two train", lambda: _waits(job))
     lost = job.training()[0]
     delete_pod(place, job.pod_name(Role.WORKER, lost))
+    job.wait("the lost worker is gone", lambda: lost not in job.workers() or None)
     _, run = finished(job, lost=1, epochs=1)
     told = run.first("role_leaving", role="worker", index=lost)["time"]
     returned = run.first("records_returned", worker=lost)

@@ -50,6 +50,10 @@ class SharedVolume:
         """Where the reader runs: a scenario that loses this node cannot look at its runs."""
         return kubectl("-n", self.namespace, "get", "pod", READER, "-o", "jsonpath={.spec.nodeName}")
 
+    def touch(self, file: str) -> None:
+        """Make an empty file, given by its path in pods."""
+        kubectl("-n", self.namespace, "exec", READER, "--", "touch", file)
+
     def fetch(self, path: str, folder: Path) -> Path:
         """What is below ``path`` of the claim, as it is now, into a folder of this machine."""
         folder.mkdir(parents=True, exist_ok=True)
