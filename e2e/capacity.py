@@ -84,10 +84,9 @@ def only(nodes: Sequence[str]) -> Iterator[None]:
             kubectl("uncordon", node)
 
 
-def home(api: Api, *nodes: str) -> str:
-    """A node that does not run the cluster's DNS, which a test must not break; not one of ``nodes``."""
+def homes(api: Api) -> list[str]:
+    """The nodes; last those that run the cluster's DNS, which a test must not break."""
     dns = {
         pod["spec"].get("nodeName") for pod in api.list(PODS, namespace="kube-system", labels="k8s-app=kube-dns").items
     }
-    free = [node for node in site.nodes() if node not in nodes]
-    return next((node for node in reversed(free) if node not in dns), free[-1])
+    return sorted(site.nodes(), key=dns.__contains__)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from e2e import namespaces, site
-from e2e.capacity import home, only
+from e2e.capacity import homes, only
 from e2e.conftest import ARTIFACTS, Places
 from e2e.faults import cut_off, lost
 from e2e.images import Images
@@ -324,9 +324,10 @@ def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused
 
 @pytest.mark.alone
 @pytest.mark.breaks
+@pytest.mark.long  # test_nodes_lost_and_cut_off builds on it, too
 def test_a_connection_to_a_vanished_pod_hangs(bare: Namespace) -> None:
     """Nobody is left who could reset a connection through a ClusterIP: hence keepalive, and deadlines on calls."""
-    node = home(bare.api)
+    node = homes(bare.api)[0]
     with only([node]):
         serve(bare, "vanishing")
     with only([other for other in site.nodes() if other != node]):
@@ -394,9 +395,9 @@ def test_a_watch_from_long_ago_answers_410(bare: Namespace) -> None:
 
 @pytest.mark.alone
 @pytest.mark.breaks
-@pytest.mark.matrix  # test_node_lost builds on it, too
+@pytest.mark.matrix  # test_nodes_lost_and_cut_off builds on it, too
 def test_a_pod_of_a_dead_node_stays_until_it_is_forced(bare: Namespace) -> None:
-    node = home(bare.api)
+    node = homes(bare.api)[0]
     dying = [
         {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
         for taint in ("not-ready", "unreachable")

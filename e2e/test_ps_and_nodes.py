@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 import pytest
 from e2e.baseline import Baseline
-from e2e.capacity import home, only
+from e2e.capacity import homes, only
+from e2e.conftest import Places
 from e2e.faults import cut_off, lost, no_api
-from e2e.jobs import Job, delete_pod, digits
-from e2e.ledger import finished, one_interval
+from e2e.jobs import Job, delete_pod, digits, in_container
+from e2e.ledger import STORAGE, finished, one_interval
 from e2e.namespaces import Namespace
 from e2e.observer import condition, phase
+from e2e.volume import MOUNT, READER
 
 from edl.core.cluster import Role
+from edl.kube.connection import connected
 
 AWAY_SECONDS = 60.0
 DEAD_SECONDS = 150.0
@@ -39,7 +42,7 @@ def gone(job: Job) -> None:
 def node_of(job: Job, role: Role, index: int = 0) -> str:
     """Where a pod runs."""
     pod = job.master() if role is Role.MASTER else job.place.observer.pod(job.pod_name(role, index))
-    return str((pod or {})["spec"]["nodeName"])
+    return str(((pod or {}).get("spec") or {}).get("nodeName"))
 
 
 def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
@@ -85,81 +88,83 @@ def _fresh(job: Job) -> int | None:
 @pytest.mark.alone
 @pytest.mark.breaks
 @pytest.mark.timeout(600)
-def test_nodes_cut_off_and_back(place: Namespace, undisturbed: Undisturbed) -> None:
-    """One node loses its network with a job's master on it and with another job's worker; then it comes back."""
-    node = home(place.api, place.volume.node)
-    with only([other for other in _nodes() if other != node]):
-        headless, crippled = start(place, "headless", seconds=65), start(place, "crippled", seconds=110)
-        for job in (headless, crippled):
+def test_nodes_lost_and_cut_off(places: Places, undisturbed: Undisturbed) -> None:
+    """Two nodes go at once, each with pods of two jobs: one for good, the other comes back.
+
+    The lost one has the PS and a worker of ``bereft`` and a worker of ``doomed``, which is deleted while it is down.
+    The one that is cut off has the master of ``headless`` and a worker of ``crippled``.
+    """
+    dead, cut, *safe = homes(connected())
+    assert safe, "this takes three nodes"
+    with only(safe):
+        place = places()
+        names = ("bereft", "doomed", "headless", "crippled")
+        bereft, doomed, headless, crippled = jobs = [start(place, name, seconds=300) for name in names]
+        for job in jobs:
             job.wait_training(workers=2)
-    with only([node]):
-        before = headless.status()["incarnation"]
+    before = headless.status()["incarnation"]
+    with only([dead]):
+        (ps, _), *_ = bereft.ps_uids().items()
+        delete_pod(place, ps)
+        for job in (bereft, doomed):
+            delete_pod(place, job.pod_name(Role.WORKER, 0))
+            _is_on(dead, job, Role.WORKER, 2)
+        _is_on(dead, bereft, Role.PS)
+    with only([cut]):
         delete_pod(place, headless.master()["metadata"]["name"])
         delete_pod(place, crippled.pod_name(Role.WORKER, 0))
         headless.wait_incarnation(before)
-        crippled.wait("its replacement trains", lambda: crippled.training() == [1, 2] or None)
-    assert node_of(headless, Role.MASTER) == node
-    assert node_of(crippled, Role.WORKER, 2) == node
+        _is_on(cut, headless, Role.MASTER)
+        _is_on(cut, crippled, Role.WORKER, 2)
+    for job in (bereft, doomed, crippled):
+        job.wait("its replacement trains", lambda job=job: job.training() == [1, 2] or None)
     pods, before = (headless.worker_uids(), headless.ps_uids()), headless.status()["incarnation"]
 
-    with cut_off(place.site.faults, node):
-        crippled.wait("a worker in its place", lambda: 3 in crippled.training() or None, DEAD_SECONDS)
-        headless.wait_incarnation(before, DEAD_SECONDS)
+    with lost(place.site.faults, dead):
+        with cut_off(place.site.faults, cut):
+            crippled.wait("a worker in its place", lambda: 3 in crippled.training() or None, DEAD_SECONDS)
+            headless.wait_incarnation(before, DEAD_SECONDS)
+            headless.wait_more_steps()
+            bereft.wait("the PS is back elsewhere", lambda: _moved(bereft, ps, dead), DEAD_SECONDS)
+            bereft.wait("a worker in the lost one's place", lambda: 3 in bereft.training() or None, DEAD_SECONDS)
+            bereft.wait_more_steps()
         headless.wait_more_steps()
-    headless.wait_more_steps()
-    assert (headless.worker_uids(), headless.ps_uids()) == pods, "adopted, and the first master touches nothing more"
+        assert (headless.worker_uids(), headless.ps_uids()) == pods, "adopted; the first master touches nothing more"
+        crippled.wait("the worker comes back, is late, and hears so", lambda: _hears(crippled, 2), 90)
+        leaving = bereft.change(lambda change: change.name == bereft.pod_name(Role.WORKER, 2) and change.leaving)
+        assert leaving is not None
+        assert (condition(leaving.object, "DisruptionTarget") or {})["reason"] == "DeletionByTaintManager"
+        gone(doomed)
+        for job in (bereft, headless, crippled):
+            job.hurry()
+        summary, _ = finished(bereft, lost=2, rolled_back=2 * one_interval(bereft))
+        undisturbed(2).check(summary)
+        gone(bereft)
 
-    summary, run = finished(crippled, lost=2)
+    summary, _ = finished(crippled, lost=2)
     undisturbed(2).check(summary)
-    assert "leases lost" in run.log(Role.WORKER, 2), "the worker came back, was late, and heard so"
     summary, run = finished(headless)
     undisturbed(2).check(summary)
     # A fourth is the first one's container again, started on the mended node: it finds the end, or waits in vain.
     assert run.incarnations()[:3] == [1, 2, 3], "masters wrote one after the other"
-    for job in (crippled, headless):
+    for job in (headless, crippled):
         gone(job)
 
 
-@pytest.mark.alone
-@pytest.mark.breaks
-@pytest.mark.timeout(600)
-def test_node_lost(place: Namespace, undisturbed: Undisturbed) -> None:
-    """A node is gone with a PS and a worker on it: both are replaced; a job is deleted while the node is still down."""
-    node = home(place.api, place.volume.node)
-    with only([other for other in _nodes() if other != node]):
-        doomed, job = start(place, "doomed", seconds=300), start(place, "bereft", seconds=65)
-        for each in (doomed, job):
-            each.wait_training(workers=2)
-    with only([node]):
-        (ps, _), *_ = job.ps_uids().items()
-        delete_pod(place, ps)
-        for each in (job, doomed):
-            delete_pod(place, each.pod_name(Role.WORKER, 0))
-            each.wait("its replacement trains", lambda each=each: each.training() == [1, 2] or None)
-    assert {node_of(job, Role.PS), node_of(job, Role.WORKER, 2), node_of(doomed, Role.WORKER, 2)} == {node}
+def _is_on(node: str, job: Job, role: Role, index: int = 0) -> None:
+    """Wait until a pod of that name has its place on the node."""
+    job.wait(f"{role}-{index} is on {node}", lambda: node_of(job, role, index) == node or None)
 
-    with lost(place.site.faults, node):
-        job.wait("the PS is back elsewhere", lambda: _moved(job, ps, node), DEAD_SECONDS)
-        job.wait("a worker in the lost one's place", lambda: 3 in job.training() or None, DEAD_SECONDS)
-        job.wait_more_steps()
-        leaving = job.change(lambda change: change.name == job.pod_name(Role.WORKER, 2) and change.leaving)
-        assert leaving is not None
-        assert (condition(leaving.object, "DisruptionTarget") or {})["reason"] == "DeletionByTaintManager"
-        gone(doomed)
-        summary, _ = finished(job, lost=2, rolled_back=2 * one_interval(job))
-        undisturbed(2).check(summary)
-        gone(job)
+
+def _hears(job: Job, worker: int) -> bool | None:
+    """Whether a worker was told that its leases are lost: its log says so on the volume."""
+    log = f"{MOUNT}{STORAGE}/{job.place.name}/{job.name}/{job.uid}/logs/worker-{worker}.log"
+    return "leases lost" in in_container(job.place, READER, "cat", log) or None
 
 
 def _moved(job: Job, ps: str, node: str) -> bool | None:
     pod = job.place.observer.pod(ps)
     return (phase(pod) == "Running" and pod is not None and pod["spec"]["nodeName"] != node) or None
-
-
-def _nodes() -> list[str]:
-    from e2e import site
-
-    return site.nodes()
 
 
 @pytest.mark.matrix
