@@ -19,7 +19,6 @@ from e2e.site import Site
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
 _FAILED = pytest.StashKey[bool]()
-_LONGEST = ("test_undisturbed", "test_master_faults", "test_ps_and_nodes")
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +46,7 @@ def cleared(installed: None) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def helm() -> None:
     """Of Helm alone: Kustomize has no releases, and checks no values."""
     if install.method() is not install.Method.HELM:
@@ -81,15 +80,15 @@ Places = Callable[..., Namespace]
 
 @pytest.fixture
 def places(where: Site, built: Images, data: Path, folder: Path, failed: Callable[[], bool]) -> Iterator[Places]:
-    """Makes namespaces, with the data on their claims."""
+    """Makes namespaces, with the data on their claims unless nothing trains there."""
     made: list[Namespace] = []
     with ExitStack() as stack:
 
-        def make(name: str = "", *, volume: bool = True) -> Namespace:
+        def make(name: str = "", *, volume: bool = True, training: bool = True) -> Namespace:
             own = folder if not name else folder.with_name(f"{folder.name}-{name}")
             place = stack.enter_context(namespaces.namespace(where, built, own, volume=volume))
             made.append(place)
-            if volume:
+            if volume and training:
                 place.bring(data, "/mnist")
             return place
 
@@ -119,12 +118,18 @@ def breakable(request: pytest.FixtureRequest) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that nobody waits for them: baselines, then whole jobs. Those that install come last."""
+    """What takes long or is waited for comes first, so that no process is left with it alone, or idle.
+
+    That is baselines, then groups, which one process runs one after the other. What is compared with a baseline comes
+    when there is one, and what begins with a cluster without EDL last.
+    """
 
     def turn(item: pytest.Item) -> int:
-        if item.get_closest_marker("install"):
-            return len(_LONGEST) + 1
-        return _LONGEST.index(item.path.stem) if item.path.stem in _LONGEST else len(_LONGEST)
+        if "cleared" in item.fixturenames:
+            return 4
+        if "undisturbed" in item.fixturenames:
+            return 0 if item.path.stem == "test_undisturbed" else 3
+        return 1 if item.get_closest_marker("xdist_group") else 2
 
     items.sort(key=turn)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
+from pathlib import Path
 
 import pytest
 from e2e import figures
 from e2e.conftest import Places
+from e2e.images import Images
 from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
 from e2e.pods import pod
@@ -17,6 +20,12 @@ from e2e.volume import CLAIM, MOUNT
 from edl.kube.kinds import Manifest
 
 pytestmark = pytest.mark.xdist_group("bad-input")
+
+
+@pytest.fixture
+def place(places: Places) -> Namespace:
+    """A namespace without data: nothing gets as far as reading it."""
+    return places(training=False)
 
 
 @pytest.fixture
@@ -52,7 +61,8 @@ def test_each_refusal_says_what_and_leaves_nothing(place: Namespace, spec: Manif
     place.kubectl("delete", "resourcequota", "tight")
 
 
-def test_a_name_that_is_taken(place: Namespace, spec: Manifest) -> None:
+def test_a_name_that_is_taken(place: Namespace, spec: Manifest, data: Path) -> None:
+    place.bring(data, "/mnist")
     first = Job.write(place, spec)
     first.submit()
     second = first.edl("submit", "--yes")
@@ -109,9 +119,11 @@ def test_an_image_that_cannot_be_a_master(place: Namespace, spec: Manifest) -> N
     job.wait_removed()
 
 
-def test_no_cluster(place: Namespace, spec: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_cluster(built: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    done = edl("submit", Job.write(place, spec).file, "--yes", "--namespace", place.name)
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(digits("refused", image=built.zoo, seconds=10, workers=1)))
+    done = edl("submit", file, "--yes", "--namespace", "any")
     assert done.returncode == 2
     assert "KUBECONFIG" in done.stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from e2e.conftest import Places
 from e2e.images import MISSING
 from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
@@ -36,8 +37,9 @@ def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:
     assert job.leftovers() == []
 
 
-def test_an_image_that_does_not_exist(place: Namespace) -> None:
+def test_an_image_that_does_not_exist(places: Places) -> None:
     """`edl submit` ends with code 1 and the kubelet's own message; nothing is left."""
+    place = places(training=False)
     job = Job.write(place, digits("no-image", image=MISSING, seconds=30, workers=1))
     done = job.edl("submit", "--yes")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -150,7 +150,7 @@ def test_a_running_job_is_not_disturbed(place: Namespace, data: Path, tmp_path: 
     replace(EDL, chart=earlier(tmp_path)).install(values(place, team(place)))
     place = hand_over(place, data)
     place.kubectl("exec", READER, "--", "touch", FILE)
-    job = Job.write(place, digits("steady", image=place.images.zoo, seconds=60, workers=2))
+    job = Job.write(place, digits("steady", image=place.images.zoo, seconds=120, workers=2))
     job.submit()
     job.wait_training(workers=2)
     pods = uids(job)

@@ -21,8 +21,6 @@ from e2e.programs import ROOT, apply, kubectl
 from e2e.site import Delivery, Site
 from install.flow_table import Flow, read
 
-pytestmark = pytest.mark.install
-
 TABLE = read((ROOT / "platform" / "tests" / "install" / "network" / "defaults.txt").read_text())
 POLICIES = ROOT / "kustomize" / "components" / "network-policy" / "network-policies.yaml"
 TEAM, OTHER = "team-a", "team-b"

@@ -41,18 +41,18 @@ class Attempts:
         assert inventory(self.release.namespace, self.team) == before
 
 
-@pytest.fixture
-def attempts(folder: Path) -> Iterator[Attempts]:
-    """Both namespaces go at the end, with what is in them and what was installed for the cluster."""
-    found = Attempts(Release("edl", namespaces.fresh(folder)), namespaces.fresh(folder))
-    for name in (found.release.namespace, found.team):
+@pytest.fixture(scope="module")
+def attempts(cleared: None) -> Iterator[Attempts]:
+    """The same for all, since nothing of an attempt stays; both namespaces go at the end, with what is in them."""
+    release, team = (namespaces.fresh(Path(f"refused-{whose}")) for whose in ("release", "team"))
+    for name in (release, team):
         apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": namespaces.LABELS}})
         kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
-    yield found
+    yield Attempts(Release("edl", release), team)
     for name in ("edl", "edl-second"):
-        Release(name, found.release.namespace).uninstall("--ignore-not-found")
+        Release(name, release).uninstall("--ignore-not-found")
     kubectl("delete", install.CLUSTER_KINDS, "-l", install.OWN, "--ignore-not-found")
-    call("kubectl", "delete", "namespace", found.release.namespace, found.team, "--wait=false")
+    call("kubectl", "delete", "namespace", release, team, "--wait=false")
 
 
 def test_values_that_are_wrong(attempts: Attempts) -> None:
@@ -77,8 +77,11 @@ def test_a_namespace_of_another_owner(attempts: Attempts) -> None:
 def test_two_releases_that_claim_the_same_objects(attempts: Attempts) -> None:
     """The first one's PriorityClasses are not the second one's."""
     assert attempts.install({}).returncode == 0
-    second = Attempts(Release("edl-second", attempts.release.namespace), attempts.team)
-    second.refused(attempts.team_of(), "PriorityClass", "edl-second")
+    try:
+        second = Attempts(Release("edl-second", attempts.release.namespace), attempts.team)
+        second.refused(attempts.team_of(), "PriorityClass", "edl-second")
+    finally:
+        attempts.release.uninstall()
 
 
 def test_an_install_that_fails_half_way_is_rolled_back(attempts: Attempts) -> None:
@@ -92,3 +95,4 @@ def test_an_install_that_fails_half_way_is_rolled_back(attempts: Attempts) -> No
     existing = attempts.team_of(volume={"existing": True})
     attempts.refused(existing, "exceeded quota", options=("--rollback-on-failure", "--timeout=20s"))
     kubectl("-n", attempts.team, "get", "persistentvolumeclaim", "fileserver-claim")
+    kubectl("-n", attempts.team, "delete", "resourcequota/full", "persistentvolumeclaim/fileserver-claim")

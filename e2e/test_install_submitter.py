@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+from e2e.conftest import Places
 from e2e.jobs import END_SECONDS, START_SECONDS, Job, digits, in_container
 from e2e.namespaces import Namespace
 from e2e.observer import ADDED, DELETED, Change, condition, container, phase
@@ -163,8 +165,9 @@ def test_a_job_that_fails_fails_its_release(place: Namespace) -> None:
     training.wait_left()
 
 
-def test_a_job_that_is_refused_fails_its_release(place: Namespace) -> None:
+def test_a_job_that_is_refused_fails_its_release(places: Places) -> None:
     """A claim that nobody has: the reason stands in the status of the submitter's pod, and no master is left."""
+    place = places(volume=False)
     spec = small(place, "lost", seconds=2) | {"volumes": [{"claim": "nobodys", "mount": MOUNT}]}
     training = Training.write(place, "train-lost", spec)
     done = training.install(*WAIT)
@@ -202,6 +205,7 @@ def test_an_upgrade_replaces_the_job(place: Namespace) -> None:
     training.wait_left()
 
 
+@pytest.mark.long  # test_a_stopped_job_goes_on_later, without Helm
 def test_an_upgrade_goes_on_with_a_job_that_was_stopped(place: Namespace) -> None:
     """The master publishes the earlier end, too; the release ends as the job does that goes on."""
     training = Training.write(place, "train-mnist", small(place, "mnist", seconds=40))
@@ -226,6 +230,7 @@ def of(master: Manifest, change: Change) -> bool:
     return change.labels.get(names.CONTROLLER_UID) == master["metadata"]["uid"]
 
 
+@pytest.mark.long  # what it renders is checked with the charts; it waits for the minute
 def test_a_schedule_starts_a_job(place: Namespace) -> None:
     """Every minute: a job under a name of its own, which goes with its Job when the history has no room for it."""
     training = Training.write(place, "nightly", small(place, "nightly", seconds=2))
@@ -246,7 +251,7 @@ def test_a_schedule_starts_a_job(place: Namespace) -> None:
     training.wait_left()
 
 
-def test_values_that_are_kept_keep_their_nulls(places: Callable[..., Namespace]) -> None:
+def test_values_that_are_kept_keep_their_nulls(places: Places) -> None:
     """`--reset-then-reuse-values` changes one field; Helm's `--reuse-values` would lose the nulls at the top."""
     place = places(volume=False)
     training = Training.write(place, "nightly", small(place, "nightly", seconds=2) | {"checkpoint": None})
@@ -283,6 +288,7 @@ def test_a_submitter_that_is_killed_changes_nothing(place: Namespace) -> None:
         in_container(place, pod["metadata"]["name"], "python3", "-c", "import os; os.kill(1, 15)")
         pod = training.submitter(other_than=pod["metadata"]["uid"])
         place.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
+        training.job.hurry()
         done = helm.result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert training.ended() == "Complete"
@@ -291,8 +297,9 @@ def test_a_submitter_that_is_killed_changes_nothing(place: Namespace) -> None:
     assert training.job.wait_end(10) == "Complete"
 
 
-def test_what_cannot_be_submitted_installs_nothing(place: Namespace) -> None:
+def test_what_cannot_be_submitted_installs_nothing(places: Places) -> None:
     """No job at all, and an account that the namespace does not have: one sentence each, before anything is made."""
+    place = places(volume=False)
     release = Release("train-nothing", place.name, CHART)
     nothing = release.try_install({})
     assert nothing.returncode != 0
