@@ -54,7 +54,7 @@ DELETIONS = {
 }
 
 
-@pytest.mark.parametrize("how", ["grace", "eviction", pytest.param("force", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["grace", "eviction", "force"])
 def test_master_pod_goes(place: Namespace, undisturbed: Callable[[int], Baseline], how: str) -> None:
     job = trains(place, how)
     name, before = job.master()["metadata"]["name"], job.status()["incarnation"]

@@ -37,15 +37,20 @@ def test_nothing_is_left(place: Namespace) -> None:
 
 
 def test_a_stopped_job_goes_on_later(place: Namespace) -> None:
-    """`edl stop` ends it as Failed with its state kept; `edl submit --resume` goes on with the same run."""
+    """`edl stop` ends it as Failed with its state kept; `edl submit --resume` goes on with the same run.
+
+    It came from `edl render`: when it is over, the token that nobody owns is gone before its Job is.
+    """
     job = Job.write(place, digits("stopped", image=place.images.zoo, seconds=40, workers=1))
-    job.submit()
+    job.submit_created()
     job.wait_step(50)
     run = job.status()["run"]
     job.must("stop")
     assert job.wait_end() == "Failed"
     done = job.status()["records_done"]
-    job.must("delete", "--yes")
+    assert f"secret/{names.token(job.name)}" not in job.leftovers()
+    REMOVE["kubectl-delete"](job)
+    job.wait_removed()
     job.must("submit", "--yes", "--resume", run)
     job.wait_training(workers=1)
     assert job.status()["run"] == run
