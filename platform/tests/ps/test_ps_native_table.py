@@ -100,7 +100,7 @@ def test_rows_of_a_server_do_not_crowd():
 def test_readers_and_a_writer_at_once():
     """A reader sees each row as it was before a push or as it is after it."""
     table = NativeTable(declared({"name": "zeros"}, dim=16), OPTIMIZERS[0], threads=2)
-    ids, done, torn = np.arange(6000), threading.Event(), []
+    ids, done, torn = np.arange(9000), threading.Event(), []
 
     def reading() -> None:
         while not done.is_set():

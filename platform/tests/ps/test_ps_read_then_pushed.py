@@ -148,7 +148,7 @@ def test_other_ids_than_were_read_may_be_pushed(read: list[int], pushed: list[in
 def test_several_workers_read_before_any_of_them_pushes() -> None:
     """Reads and pushes come through different connections, in any order."""
     pair = Pair(threads=3)
-    minibatches = [np.random.default_rng(seed).permutation(9000)[:5000] for seed in range(4)]
+    minibatches = [np.random.default_rng(seed).permutation(12_000)[:9000] for seed in range(4)]
     for ids in (*minibatches, *minibatches):
         pair.read(ids)
     for ids in (*minibatches[::-1], *minibatches):

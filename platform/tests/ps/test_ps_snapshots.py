@@ -66,7 +66,7 @@ def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch)
         random = np.random.default_rng(number)
         while not done.is_set():
             with moment:
-                push(table, random.integers(0, 60_000, 5000), 2)
+                push(table, random.integers(0, 60_000, 12_000), 2)
 
     pushers = [threading.Thread(target=pushing, args=(number,)) for number in range(3)]
     for pusher in pushers:

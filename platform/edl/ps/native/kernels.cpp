@@ -39,6 +39,7 @@ void update(const Step& step, float* __restrict row, const float* __restrict gra
 template <auto kRule>
 Update for_dim(Size dim) {
   switch (dim) {
+    case 1: return update<kRule, 1>;
     case 8: return update<kRule, 8>;
     case 16: return update<kRule, 16>;
     case 32: return update<kRule, 32>;
@@ -143,6 +144,7 @@ void add(float* __restrict sum, const float* __restrict term, Size dim) {
 
 void copy(float* __restrict to, const float* __restrict from, Size dim) {
   switch (dim) {
+    case 1: *to = *from; return;
     case 8: __builtin_memcpy(to, from, 8 * sizeof(float)); return;
     case 16: __builtin_memcpy(to, from, 16 * sizeof(float)); return;
     case 32: __builtin_memcpy(to, from, 32 * sizeof(float)); return;

@@ -12,7 +12,7 @@
 namespace edl {
 namespace {
 
-constexpr std::size_t kPart = 2048;  // ids that are worth a thread
+constexpr std::size_t kPart = 4096;  // ids that are worth waking a thread
 constexpr std::size_t kAhead = 16;   // a row's bucket is fetched this long before the row is entered
 constexpr std::size_t kPartBytes = std::size_t{1} << 19;  // copied in about 0.1 ms
 

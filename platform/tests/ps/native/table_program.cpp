@@ -62,7 +62,7 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
 }
 
 void readers_beside_a_writer() {
-  constexpr std::size_t kDim = 16, kRows = 6000;
+  constexpr std::size_t kDim = 16, kRows = 9000;
   edl::Table table({kDim, {}, 0}, kZeros, edl::Optimizer::sgd, 2, "");
   std::vector<std::int64_t> ids(kRows);
   for (std::size_t i = 0; i < kRows; ++i) ids[i] = static_cast<std::int64_t>(i);
