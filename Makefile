@@ -68,16 +68,16 @@ sanitizers: native ## the same tests under sanitizers, at length; writes platfor
 	$(SANITIZERS) --full
 
 charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
-	$(BIN)/pytest -q -rs -m install
+	$(BIN)/pytest -q -rs -m install platform/tests/install
 
 jobs: native ## whole jobs on real processes: every feature that a user sees
-	$(BIN)/pytest -q -n 2 --dist loadfile -m jobs $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m "jobs and not thorough" platform/tests/jobs $(ONCE_MORE)
 
 faults: native ## the same with real signals: every process is killed
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "faults and not thorough" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist loadgroup -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
 
-faults-all: native ## every process is killed at several steps, in every mode; one test at a time
-	$(BIN)/pytest -q -m faults $(ONCE_MORE)
+faults-all: native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
+	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs $(ONCE_MORE)
 
 images: $(STAMP) ## build the images with the Docker engine
 	$(BIN)/python -m e2e.images --build

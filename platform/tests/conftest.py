@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # a busy machine is no failure: how long things take is for benchmarks
 
+HOMES = {"faults": "faults", "install": "install", "jobs": "jobs", "native": "ps"}
+"""Folder of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""
 NATIVE_IS_MISSING = "the native extension is not built: `make native` does it, with a C++20 compiler"
 
 
@@ -23,6 +25,13 @@ def pytest_configure() -> None:
     """Behind a shell's ``&`` Ctrl-C is ignored, and that is inherited. Jobs of tests must not: they are interrupted."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A marked test in another folder would never run."""
+    for mark, folder in HOMES.items():
+        if item.get_closest_marker(mark) and folder not in item.path.parts:
+            raise pytest.UsageError(f"{item.nodeid} is marked {mark}: it belongs into platform/tests/{folder}")
 
 
 @pytest.hookimpl(tryfirst=True)

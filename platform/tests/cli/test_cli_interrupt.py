@@ -54,7 +54,6 @@ def gone(members: list[psutil.Process]) -> bool:
     return not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members)
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_job_and_says_how_to_go_on(
     stage: Stage, running: subprocess.Popen[str], number: signal.Signals, code: int
@@ -72,7 +71,6 @@ def test_a_signal_stops_the_job_and_says_how_to_go_on(
     assert (last["phase"], last["summary"]["records_done"]) == ("Interrupted", 12)
 
 
-@pytest.mark.faults
 def test_a_second_signal_does_not_wait(stage: Stage, running: subprocess.Popen[str]) -> None:
     members = family(running.pid)
     supervisor = psutil.Process(running.pid).children()[0]
@@ -87,14 +85,12 @@ def test_a_second_signal_does_not_wait(stage: Stage, running: subprocess.Popen[s
     eventually(lambda: gone(members))
 
 
-@pytest.mark.faults
 def test_nobody_outlives_edl_run(running: subprocess.Popen[str]) -> None:
     members = family(running.pid)
     running.kill()
     eventually(lambda: gone(members))
 
 
-@pytest.mark.faults
 def test_a_reader_of_the_output_that_leaves_ends_the_job(stage: Stage, running: subprocess.Popen[str]) -> None:
     members = family(running.pid)
     assert running.stdout is not None
@@ -106,7 +102,6 @@ def test_a_reader_of_the_output_that_leaves_ends_the_job(stage: Stage, running: 
     assert stage.status()["phase"] == "Interrupted"
 
 
-@pytest.mark.faults
 def test_after_the_reader_left_standard_error_says_how_to_go_on(stage: Stage) -> None:
     stage.script(*WORKING)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -121,7 +116,6 @@ def test_after_the_reader_left_standard_error_says_how_to_go_on(stage: Stage) ->
     assert said.count("\n") == 1
 
 
-@pytest.mark.faults
 def test_ctrl_c_on_a_terminal_restores_it(stage: Stage) -> None:
     stage.script(*WORKING)
     pid, terminal = pty.fork()

@@ -17,7 +17,7 @@ from jobs.places import Place, write_examples, write_module
 
 from edl.testing.jobs import Line, edl
 
-pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.xdist_group("bad input")]
 
 AT_ONCE = 3
 
@@ -95,7 +95,6 @@ FOLDER/zoo/no_loss.py: the model module does not define 'loss'
 FOLDER/zoo/missing_model.py: the module does not define 'custom_model'
   did you mean my_model? it defines keras, tf, my_model, loss, optimizer, eval_metrics_fn, feed""",
     "corrupt-stop": CORRUPT,
-    "corrupt-many": CORRUPT,
 }
 """All that standard error has to say."""
 
@@ -149,8 +148,7 @@ def places(folder: Path) -> Iterator[Place]:
         yield job(folder, name, f"{module}.custom_model", zoo, good)
     zoo = write_module(folder, "good", MODULE)
     yield job(folder, "nan-stop", "good.custom_model", zoo, nan)
-    yield job(folder, "corrupt-stop", "good.custom_model", zoo, bad)
-    yield job(folder, "corrupt-many", "good.custom_model", zoo, bad, allowed=1)
+    yield job(folder, "corrupt-stop", "good.custom_model", zoo, bad, allowed=1)
     yield job(folder, "skips", "good.custom_model", zoo, bad, nan, allowed=len(DAMAGED), epochs=2, on_nan="skip")
 
 

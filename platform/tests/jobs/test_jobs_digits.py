@@ -17,7 +17,13 @@ from edl.store.manifest import cut_directory
 from edl.testing.jobs import Line
 from edl.testing.journal_bytes import read_entries
 
-pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
+pytestmark = [
+    pytest.mark.jobs,
+    pytest.mark.timeout(400),
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings(QUIET),
+    pytest.mark.xdist_group("digits"),
+]
 
 RECORDS, HELD_BACK, EVERY = 640, 150, 20
 PARAMS = {"filters": 4}

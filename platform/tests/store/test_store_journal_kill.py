@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from edl.store.replay import replay
 
 WRITER = """
@@ -34,7 +32,6 @@ for _ in range(6):
 """
 
 
-@pytest.mark.faults
 def test_every_acknowledged_entry_survives_sigkill(tmp_path: Path) -> None:
     dice = random.Random(7)
     for incarnation in range(1, 6):
