@@ -33,6 +33,7 @@ class Fleet:
             are not lost; survives the master.
         holding: uid of the PS that holds the parameters of each index; survives the master.
         memory: what workers that are asked for now get; survives the master.
+        built: uids of workers that have built their model, also if the cluster has not shown yet that they run.
         asked: pods asked for and not yet seen, or refused.
         not_before: when a role may be asked for again.
         backoff: the same, after refusals.
@@ -50,6 +51,7 @@ class Fleet:
     holding: dict[int, str] = field(default_factory=dict)
     memory: Memory = UNRAISED
     born: dict[str, int] = field(default_factory=dict)
+    built: set[str] = field(default_factory=set)
     pods: dict[str, Pod] = field(default_factory=dict)
     asked: Asking = field(default_factory=Asking)
     roles: dict[Role, Muster] = field(default_factory=lambda: {role: Muster() for role in Role})
@@ -103,10 +105,17 @@ class Fleet:
         """A pod is told to go, because it is not wanted any more."""
         self.roles[pod.role].dismiss(pod, why, now)
 
-    def builds(self, pod: Pod, building: bool) -> None:
-        """A worker begins to build its model, or has built it."""
-        pod.building = building
+    def builds(self, pod: Pod) -> None:
+        """A worker was seen to start: it builds its model, unless it has told of that before."""
+        pod.building = pod.uid not in self.built
         self.roles[pod.role].enter(pod)
+
+    def has_built(self, uid: str) -> None:
+        """A worker has built its model."""
+        self.built.add(uid)
+        if pod := self.pods.get(uid):
+            pod.building = False
+            self.roles[pod.role].enter(pod)
 
     def refused(self, role: Role, index: int, reason: str, now: float) -> bool:
         """The cluster would not start a pod now; whether this is the first refusal of its round."""

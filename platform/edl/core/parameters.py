@@ -109,8 +109,7 @@ def _load(state: State, pod: Pod, cut: int, now: float) -> None:
 
 def declared(state: State, worker: str, now: float) -> None:
     """A worker told every PS what the variables are: it has built its model."""
-    if worker in state.fleet.pods:
-        state.fleet.builds(state.fleet.pods[worker], False)
+    state.fleet.has_built(worker)
     for pod in state.fleet.live(Role.PS):
         if pod.attached or state.checkpoint is None:
             pod.initialized = True

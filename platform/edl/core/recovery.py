@@ -40,7 +40,7 @@ def _started(state: State, pod: Pod) -> None:
     if not known:
         state.tell("role_started", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid)
         if pod.role is Role.WORKER:
-            state.fleet.builds(pod, True)
+            state.fleet.builds(pod)
             state.record({"kind": "worker", "index": pod.index, "uid": pod.uid})
             if pod.dismissed is not None:  # it found room before the order to go reached it
                 state.record({"kind": "dismissed", "uid": pod.uid, "reason": pod.dismissal})

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
@@ -19,9 +21,9 @@ from edl.core.job import JobState
 from edl.core.state import Settings
 
 
-def job() -> JobState:
+def job(workers: int = 2) -> JobState:
     """One PS, worker-0 has built its model, worker-1 has just started; the first checkpoint is on disk."""
-    state = JobState(Settings(minibatch=1, task_records=2, workers=2))
+    state = JobState(Settings(minibatch=1, task_records=2, workers=workers))
     for event in (
         DatasetDescribed(training=(("a", 100),)),
         PodsSynced(),
@@ -48,6 +50,19 @@ def test_a_worker_that_still_builds_its_model_gets_one_range_and_those_that_trai
     assert [answer(state, "worker-0") for _ in range(2)] == [Granted, Granted]
     state.handle(ModelDeclared("worker-1"), 1.0)
     assert answer(state, "worker-1") is Granted
+
+
+@pytest.mark.parametrize("seen", [[], [Phase.PENDING]])
+def test_a_worker_that_has_built_its_model_before_the_cluster_shows_that_it_runs_has_built_it(
+    seen: list[Phase],
+) -> None:
+    """A kubelet may be seconds late with a pod's status."""
+    state = job(workers=3)
+    for phase in seen:
+        state.handle(PodChanged(PodSeen("worker-2", Role.WORKER, 2, phase)), 1.0)
+    state.handle(ModelDeclared("worker-2"), 2.0)
+    state.handle(PodChanged(PodSeen("worker-2", Role.WORKER, 2, Phase.RUNNING)), 3.0)
+    assert [answer(state, "worker-2") for _ in range(2)] == [Granted, Granted]
 
 
 def test_when_nobody_has_built_a_model_yet_everybody_reads_ahead() -> None:
