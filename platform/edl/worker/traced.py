@@ -85,4 +85,4 @@ def _tensor(leaf: Any) -> Any:
 
 
 def _kind(tensor: Any) -> Any:
-    return (tensor.dtype, *tensor.shape[1:]) if isinstance(tensor, tf.Tensor) else any_count(tensor)
+    return (tensor.dtype, *tensor.shape.as_list()[1:]) if isinstance(tensor, tf.Tensor) else any_count(tensor)

@@ -173,3 +173,15 @@ def test_another_thread_can_end_the_wait(pair: tuple[Connection, socket.socket])
     with pytest.raises(RetryableError):
         connection.receive()
     waker.join()
+
+
+def test_a_unix_socket_holds_more_than_it_would_by_itself() -> None:
+    """A step's frame is larger than the kernel's own buffer: each side would be woken several times for it."""
+    here, there = socket.socketpair(socket.AF_UNIX)
+    before = here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    connection = Connection(here, "peer", LIMITS, 1.0)
+    try:
+        assert here.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > before
+    finally:
+        connection.close()
+        there.close()
