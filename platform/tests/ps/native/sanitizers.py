@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="more seeds and the tests of Python; writes the result")
     full = parser.parse_args().full
-    done = []
+    sources, done = digest(), []
     for run in runs(full=full):
         print(f"{run.sanitizer}: {run.what}: {run.count} without a report, {run.seconds:.0f} s", flush=True)
         done.append(run)
@@ -180,7 +180,7 @@ def main() -> None:
         print("SKIPPED: nothing was run under the sanitizers")
     elif full:
         compiler = _printed(_compiler(SANITIZERS[0]), "--version").partition("\n")[0]
-        result = Result(digest(), compiler, platform.machine(), done)
+        result = Result(sources, compiler, platform.machine(), done)
         RESULT.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
 
 
