@@ -167,3 +167,14 @@ def test_a_slab_takes_arrays_that_fit_and_refuses_others(values: Any, slot: Any,
         _native.move(_native.Optimizer.adagrad, step, values, [slot] * slots_, gradient, "")
         assert np.shape(values) == np.shape(gradient)
         assert slots_ == 0 or np.shape(slot) == np.shape(gradient)
+
+
+def test_an_array_that_is_not_aligned_is_refused() -> None:
+    made = table()
+    ids_ = np.zeros(1 + 8 * COUNT, np.uint8)[1:].view(np.int64)
+    rows_ = np.zeros(1 + 4 * COUNT * DIM, np.uint8)[1:].view(np.float32).reshape(COUNT, DIM)
+    with pytest.raises(ValueError, match="not aligned"):
+        made.read(ids_)
+    with pytest.raises(ValueError, match="not aligned"):
+        made.apply(np.arange(COUNT), rows_, 0.5, 2)
+    unharmed(made)

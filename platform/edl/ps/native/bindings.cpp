@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -36,7 +37,15 @@ using NewFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>
 constexpr std::size_t kMostDim = std::size_t{1} << 16;  // as edl.ps.declaration has it
 constexpr std::size_t kMostThreads = 1024;
 
-Ids span(const IdArray& ids) { return {ids.data(), ids.shape(0)}; }
+// The elements of an array. NumPy makes arrays at any address; what is not aligned, C++ may not read.
+template <typename Array>
+auto* elements(const Array& array) {
+  auto* const first = array.data();
+  if (reinterpret_cast<std::uintptr_t>(first) % sizeof(*first) != 0) throw std::invalid_argument("an array is not aligned");
+  return first;
+}
+
+Ids span(const IdArray& ids) { return {elements(ids), ids.shape(0)}; }
 
 template <typename Rows>
 void check(const Table& table, std::size_t count, const Rows& rows) {
@@ -62,13 +71,13 @@ void check_table(std::size_t dim, std::size_t slots, std::size_t slots_of_rule, 
 void read(const Table& table, const IdArray& ids, const NewRows& out) {
   check(table, ids.shape(0), out);
   const nb::gil_scoped_release released;
-  table.read(span(ids), out.data());
+  table.read(span(ids), elements(out));
 }
 
 void apply(Table& table, const IdArray& ids, const RowArray& gradients, const Step& step, std::uint32_t now) {
   check(table, ids.shape(0), gradients);
   const nb::gil_scoped_release released;
-  table.apply(span(ids), gradients.data(), step, now);
+  table.apply(span(ids), elements(gradients), step, now);
 }
 
 // Calls scan with the columns, after their shapes and that there are so many positions were checked, without the GIL.
@@ -82,9 +91,9 @@ std::size_t into_columns(const Table& table, std::size_t extent, std::size_t sta
   if (seen && seen->shape(0) != count) throw std::invalid_argument("a step must be given for each row");
   if (start > extent || count > extent - start) throw std::out_of_range("there are not so many positions");
   std::vector<float*> parts;
-  for (const NewRows& slot : slots) parts.push_back(slot.data());
+  for (const NewRows& slot : slots) parts.push_back(elements(slot));
   const nb::gil_scoped_release released;
-  return scan(Columns{{ids.data(), count}, values.data(), parts, seen ? seen->data() : nullptr});
+  return scan(Columns{{elements(ids), count}, elements(values), parts, seen ? elements(*seen) : nullptr});
 }
 
 std::size_t scan(const Table& table, std::size_t start, const NewIds& ids, const NewRows& values) {
@@ -98,9 +107,9 @@ void load(Table& table, const IdArray& ids, const RowArray& values, const std::v
   check_slots(table, ids.shape(0), slots);
   if (seen && seen->shape(0) != ids.shape(0)) throw std::invalid_argument("a step must be given for each row");
   std::vector<const float*> parts;
-  for (const RowArray& slot : slots) parts.push_back(slot.data());
+  for (const RowArray& slot : slots) parts.push_back(elements(slot));
   const nb::gil_scoped_release released;
-  table.load(span(ids), values.data(), parts, seen ? seen->data() : nullptr, now);
+  table.load(span(ids), elements(values), parts, seen ? elements(*seen) : nullptr, now);
 }
 
 // A snapshot and the table that it is of; what reads it goes on with it when it is released meanwhile, to an error.
@@ -119,7 +128,7 @@ class Held {
     check(table_, ids.shape(0), out);
     const std::shared_ptr<Snapshot> held = get();
     const nb::gil_scoped_release released;
-    table_.read(*held, span(ids), out.data());
+    table_.read(*held, span(ids), elements(out));
   }
 
   std::size_t scan(std::size_t start, const NewIds& ids, const NewRows& values, const std::vector<NewRows>& slots,
@@ -153,10 +162,10 @@ void move_slab(Optimizer optimizer, const Step& step, const NewFloats& values, c
   if (slots.size() > kMostSlots) throw std::invalid_argument("no optimizer has so many slot variables");
   if (!fits(values) || !std::ranges::all_of(slots, fits)) throw std::invalid_argument("gradient has another length");
   std::vector<float*> parts;
-  for (const NewFloats& slot : slots) parts.push_back(slot.data());
+  for (const NewFloats& slot : slots) parts.push_back(elements(slot));
   const Kernels& chosen = kernels(isa.c_str());
   const nb::gil_scoped_release released;
-  move(chosen, optimizer, step, values.data(), parts, {gradient.data(), count});
+  move(chosen, optimizer, step, elements(values), parts, {elements(gradient), count});
 }
 
 void gather_rows(const RowArray& rows, const IdArray& positions, const NewRows& out) {
@@ -165,7 +174,7 @@ void gather_rows(const RowArray& rows, const IdArray& positions, const NewRows& 
     if (position < 0 || static_cast<std::size_t>(position) >= rows.shape(0)) throw std::out_of_range("no such position");
   }
   const nb::gil_scoped_release released;
-  gather(rows.data(), rows.shape(1), span(positions), out.data());
+  gather(elements(rows), rows.shape(1), span(positions), elements(out));
 }
 
 // The numbers of a Step by name.
