@@ -47,7 +47,7 @@ class Limit:
         self._network = Network.build(
             module, seed=0, embedding_threshold=2 << 20, part=lambda _: 0, parts=1, sample=None
         )
-        self._batch, self._slab = batch, self._network.initial()
+        self._batch, self._slab = batch, _as_pulled(self._network.initial())
         self._feeder = Feeder(module.feed, "training", None)
         records = records_of(training, BLOCKS * batch)
         self._windows = [Window(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
@@ -56,7 +56,7 @@ class Limit:
         dims = {table.name: table.dim for table in self._network.tables}
         self._rows = [
             {
-                name: Rows(ids, random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32))
+                name: Rows(ids, _as_pulled(random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32)))
                 for name, ids in self._network.ids(made.features).items()
             }
             for made in self._made
@@ -83,6 +83,15 @@ class Limit:
 
     def _step(self, made: Any) -> None:
         self._network.train(self._slab, self._rows[made.tag], made.features, made.labels)
+
+
+def _as_pulled(values: Any) -> Any:
+    """The same values in memory that TensorFlow takes as it is, as a worker has what it pulls."""
+    from edl.worker import aligned
+
+    found = aligned.empty(*values.shape, dtype=values.dtype)
+    found[...] = values
+    return found
 
 
 def main() -> None:

@@ -1,0 +1,22 @@
+"""The limit of DeepFM is made of a worker's own parts, and trains as the worker of today does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+VOCABULARY = 40_000
+"""Rows of 16 floats take more than the 2 MiB from which on they are served."""
+
+
+def test_it_makes_steps_with_served_rows_whether_records_are_fed_or_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    from click_job import BLOCKS, click_place
+    from compute_only import Limit
+    from mnist_job import ZOO
+
+    with click_place(BLOCKS * 16, VOCABULARY) as place:
+        limit = Limit(place.training, ZOO, VOCABULARY, batch=16)
+    assert all(limit.rate({"seconds": 0.05, "fed": fed})["rate"] > 0 for fed in (True, False))
