@@ -4,8 +4,9 @@ Five jobs with the same spec and the same seed: they differ by the order in whic
 what a fault may change. Beside them a job with a tenth fewer updates: what the absolute cap must tell apart.
 
 Two workers, as most scenarios have them, are measured once per suite. For four `make e2e-all` measures, and what it
-found is committed: only the tutorial has four, and their baseline starts more pods than all faults together. It holds
-until something changes of what decides where a job ends; then whoever asks measures it anew.
+found is committed: only the tutorial has four, and their baseline starts more pods than all faults together. When the
+job, its model, its data's size or the versions of what computes change, whoever asks measures it anew. A change of EDL
+itself is not noticed: whether it still trains as well is what a comparison with the older figures tells.
 """
 
 from __future__ import annotations

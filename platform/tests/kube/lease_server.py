@@ -80,9 +80,13 @@ class LeaseServer:
         """Place an object, as somebody else would."""
         self._store(kind.plural, manifest["metadata"]["name"], copy.deepcopy(manifest))
 
-    def delete(self, kind: Kind, name: str) -> None:
-        self._found("DELETE", kind.plural, name)
-        self.remove(kind, name)
+    def delete(self, kind: Kind, name: str, *, uid: str | None = None, dry_run: bool = False) -> dict[str, Any]:
+        there = self._found("DELETE", kind.plural, name)["metadata"]["uid"]
+        if uid not in (None, there):
+            raise ConflictError("the uid in the precondition is another")
+        if not dry_run:
+            self.remove(kind, name)
+        return {"kind": "Status", "details": {"name": name, "kind": kind.plural, "uid": there}}
 
     def remove(self, kind: Kind, name: str) -> None:
         """Take an object away, as somebody else would."""

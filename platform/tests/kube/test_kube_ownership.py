@@ -121,6 +121,20 @@ def test_the_token_of_a_later_job_of_that_name_stays(server: LeaseServer, over: 
     assert server.has(SECRETS, TOKEN)
 
 
+def test_the_token_of_a_job_that_is_made_meanwhile_stays(server: LeaseServer) -> None:
+    """The Job was gone; before the token is deleted, somebody has applied the same manifests again."""
+    server.remove(JOBS, names.master(JOB))
+
+    def again(method: str) -> None:
+        if method == "GET":
+            server.before = lambda method: None
+            place(server, SECRETS, TOKEN, uid="another")
+
+    server.before = again
+    assert leave(server)
+    assert server.stored(SECRETS, TOKEN)["metadata"]["uid"] == "another"
+
+
 def test_what_edl_submit_made_goes_with_its_job(server: LeaseServer) -> None:
     place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
     assert leave(server, over=True)

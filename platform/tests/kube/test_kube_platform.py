@@ -56,11 +56,11 @@ class Server(LeaseServer):
             raise self.bad_lists.pop(0)
         return Listing(tuple(self.pods.values()), "7")
 
-    def delete(self, kind: Kind, name: str, *, uid: str = "", grace: int = 30, namespace: str | None = None) -> None:
+    def delete(self, kind: Kind, name: str, *, uid: str | None = None, grace: int = 30, **options: Any) -> Any:
         if kind is not PODS:
-            super().delete(kind, name)
-            return
+            return super().delete(kind, name, uid=uid, **options)
         assert (self.pods.pop(name)["metadata"]["uid"], grace) == (uid, 0)
+        return None
 
     def add_pod(self, role: Role, index: int, phase: str) -> None:
         name = names.pod("digits", role, index)

@@ -30,7 +30,7 @@ def render_job(
     run: str | None = None,
     suspend: bool = False,
 ) -> list[Manifest]:
-    """Everything that a job is begun with, in the order in which it is applied; the Job comes last.
+    """Everything that a job is begun with; the Job comes last, as ``edl submit`` wants it.
 
     Args:
         namespace: None leaves it to whoever applies the manifests.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from edl.core.errors import RetryableError
 from edl.kube import names
 from edl.kube.api import JSON_PATCH, STRATEGIC, Api
-from edl.kube.errors import ApiError, InvalidError, NoRightError, NotFoundError
+from edl.kube.errors import ApiError, ConflictError, InvalidError, NoRightError, NotFoundError
 from edl.kube.kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Kind, Manifest
 from edl.kube.manifests.render import owner
 
@@ -53,7 +53,8 @@ def take_token_along(api: Api, job: str, uid: str, token_secret: str, *, over: b
     """Delete the token that nobody owns, if nobody will need it again.
 
     Nobody will when the Job is gone, or being deleted. When the job is over and its Job stays, the token of
-    ``edl submit`` stays as well: it is the Job's. A later Job of the same name may use a Secret of the same name.
+    ``edl submit`` stays as well: it is the Job's. A later Job of the same name may use a Secret of the same name: only
+    the Secret that was there before the Job was looked at is deleted.
 
     Args:
         api: of the job's namespace.
@@ -68,10 +69,13 @@ def take_token_along(api: Api, job: str, uid: str, token_secret: str, *, over: b
     if token_secret != names.token(job):
         return True
     try:
+        found = api.delete(
+            SECRETS, token_secret, dry_run=True
+        )  # a master may not get Secrets; this tells the uid alone
         if _is_needed(api, job, uid, over=over):
             return True
-        api.delete(SECRETS, token_secret)
-    except NotFoundError:
+        api.delete(SECRETS, token_secret, uid=found["details"]["uid"])
+    except (NotFoundError, ConflictError):
         return True
     except ApiError as error:
         forbidden = isinstance(error, NoRightError)

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 CONCLUDE_SECONDS = 20.0
 """How long a master goes on removing the pods of its job, and telling Kubernetes that it has failed."""
+LEAVE_SECONDS = 5.0
+"""How long a master that goes tries to hear whether its Job is still there: its pod has 30 s in all."""
 _CONCLUDE_PAUSE_SECONDS = 0.5
 _CONNECTIONS = 8
 
@@ -132,16 +134,15 @@ class Platform:
 
         Goes on for a while if the server is away. When that was in vain for a job that failed, another master starts,
         reads in the journal that the job has ended, and does this again; what a job that is done left behind goes with
-        its Job.
+        its Job, but for a token that nobody owns.
         """
         until = time.monotonic() + CONCLUDE_SECONDS
         steps: list[Callable[[], bool]] = [partial(self._clear, keep_crashed=failed and not self.durable)]
         if failed:
             steps.append(self._fail_job)
-        self._concluded = True
         done = [_done(step, until) for step in steps]
         if all(done):  # otherwise another master may come, and its pod mounts the token
-            _done(partial(self._take_token_along, over=True), until)
+            self._concluded = _done(partial(self._take_token_along, over=True), until)
 
     def close(self) -> None:
         """Show what was published last, give the right back, and leave nothing behind if the Job is gone.
@@ -152,7 +153,7 @@ class Platform:
         self.board.close()
         self.fence.release()
         if not self._concluded:
-            self._take_token_along(over=False)
+            _done(partial(self._take_token_along, over=False), time.monotonic() + LEAVE_SECONDS)
 
     def _adopt(self) -> None:
         try:
