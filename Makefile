@@ -71,10 +71,10 @@ charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wa
 	$(BIN)/pytest -q -rs -m install platform/tests/install
 
 jobs: native ## whole jobs on real processes: every feature that a user sees
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "jobs and not thorough" platform/tests/jobs $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "jobs and not thorough" platform/tests/jobs $(ONCE_MORE)
 
 faults: native ## the same with real signals: every process is killed
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist load -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
 
 faults-all: native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
 	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs $(ONCE_MORE)

@@ -17,7 +17,7 @@ from jobs.places import Place, write_examples, write_module
 
 from edl.testing.jobs import Line, edl
 
-pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.xdist_group("bad input")]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
 AT_ONCE = 3
 

@@ -16,7 +16,7 @@ from jobs.places import Place, write_examples, write_module
 
 from edl.testing.jobs import Line
 
-pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.xdist_group("bad rows")]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
 AT_ONCE = 3
 ROWS, RECORDS, MINIBATCH, BAD = 3000, 96, 8, 37

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.tensorflow,
     pytest.mark.filterwarnings(QUIET),
-    pytest.mark.xdist_group("digits"),
 ]
 
 RECORDS, HELD_BACK, EVERY = 640, 150, 20
