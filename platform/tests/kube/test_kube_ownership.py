@@ -126,8 +126,8 @@ def test_the_token_of_a_job_that_is_made_meanwhile_stays(server: LeaseServer) ->
     server.remove(JOBS, names.master(JOB))
 
     def again(method: str) -> None:
-        if method == "GET":
-            server.before = lambda method: None
+        """Between the question for the token's uid and its deletion."""
+        if method == "GET" and ("DELETE", TOKEN) in server.requests:
             place(server, SECRETS, TOKEN, uid="another")
 
     server.before = again
@@ -139,6 +139,21 @@ def test_what_edl_submit_made_goes_with_its_job(server: LeaseServer) -> None:
     place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
     assert leave(server, over=True)
     assert server.has(SECRETS, TOKEN)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_of_a_token_that_goes_with_its_job_nothing_is_said_without_the_right_to_delete_it(
+    server: LeaseServer, caplog: pytest.LogCaptureFixture, over: bool
+) -> None:
+    place(server, JOBS, names.master(JOB), uid=UID, annotations={names.SUBMISSION: "0123"})
+
+    def refuse(method: str) -> None:
+        if method == "DELETE":
+            raise NoRightError("cannot delete")
+
+    server.before = refuse
+    assert leave(server, over=over)
+    assert caplog.messages == []
 
 
 def test_a_secret_that_the_user_named_for_the_token_is_the_users(server: LeaseServer) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
-from edl.cli.copying.volume import IMAGE_REMEDY, IMAGE_VARIABLE, named_image, volume
+from edl.cli.copying.volume import IMAGE_REMEDY, IMAGE_VARIABLE, volume
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ def _visit(claim: str, image: str | None, who: tuple[int, int], minutes: int, *,
     from edl.kube.copying.copying import Visit
     from edl.spec.placement import RunAs
 
-    image = image or named_image()
-    if image is None:
+    if not image:  # nor by the variable
         raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
     return Visit(claim, image, RunAs(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY)
 

@@ -54,7 +54,7 @@ def take_token_along(api: Api, job: str, uid: str, token_secret: str, *, over: b
 
     Nobody will when the Job is gone, or being deleted. When the job is over and its Job stays, the token of
     ``edl submit`` stays as well: it is the Job's. A later Job of the same name may use a Secret of the same name: only
-    the Secret that was there before the Job was looked at is deleted.
+    the Secret that was there while there was no such Job is deleted.
 
     Args:
         api: of the job's namespace.
@@ -69,10 +69,11 @@ def take_token_along(api: Api, job: str, uid: str, token_secret: str, *, over: b
     if token_secret != names.token(job):
         return True
     try:
-        found = api.delete(
-            SECRETS, token_secret, dry_run=True
-        )  # a master may not get Secrets; this tells the uid alone
         if _is_needed(api, job, uid, over=over):
+            return True
+        # A master may not get Secrets; this tells the uid alone.
+        found = api.delete(SECRETS, token_secret, dry_run=True)
+        if _is_needed(api, job, uid, over=over):  # a new Job may have been made since, and then its token
             return True
         api.delete(SECRETS, token_secret, uid=found["details"]["uid"])
     except (NotFoundError, ConflictError):
