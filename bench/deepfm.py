@@ -6,7 +6,8 @@ network of 256, 128 and 64 units, Adagrad. Four sides, which take turns in every
 * EDL: ``edl run``, asynchronous, a push for every minibatch; the ledger's rate between two moments in the middle;
 * the limit: two processes with a worker's step function that has its rows in memory and throws gradients away. Its
   records are parsed as a worker parses them; beside it with minibatches in memory, too;
-* ``tf.distribute.ParameterServerStrategy`` with one PS and two workers (parameter_server_strategy.py);
+* ``tf.distribute.ParameterServerStrategy`` with one PS and two workers (parameter_server_strategy.py); beside it the
+  same with a function scheduled for every step, as TensorFlow's guide has it;
 * plain ``keras.fit`` in one process that has the whole machine (deepfm_fit.py), at the smaller batch.
 
 Ways to tune a peer are tried before the first round, and each takes part with the fastest. Ratios are medians of the
@@ -108,6 +109,7 @@ class Sides:
             answers = ask_all(self._limits[batch], seconds=seconds / 2, fed=fed)
             taken[name] = sum(answer["rate"] for answer in answers)
         taken["strategy"] = self._strategy.ask(seconds=seconds / 2, **self._best[batch])["rate"]
+        taken["strategy_by_step"] = self._strategy.ask(seconds=seconds / 2, batch=batch, unroll=1)["rate"]
         if batch == min(self._given.batches):
             taken["fit"] = self._fit.ask(seconds=seconds / 2, **self._best_fit)["rate"]
         return taken
@@ -167,6 +169,7 @@ REQUIRED = {
 NAMES = {
     "limit": "of the same without a PS (rows in memory, gradients thrown away)",
     "strategy": "of `ParameterServerStrategy`'s",
+    "strategy_by_step": "of `ParameterServerStrategy`'s with a function scheduled for every step",
     "fit": "of `keras.fit`'s in one process",
 }
 

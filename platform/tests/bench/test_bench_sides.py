@@ -74,6 +74,7 @@ def test_ratios_are_of_one_round_each() -> None:
     from deepfm import figures
 
     quick = {"edl": 90.0, "limit": 100.0, "limit_in_memory": 120.0, "strategy": 45.0, "fit": 30.0}
+    quick["strategy_by_step"] = 40.0
     slow = {name: rate / 2 for name, rate in quick.items()}
     found = {figure.measure: figure for figure in figures({512: [quick, slow, quick]})}
     ratios = [figure for figure in found.values() if figure.limit is not None]

@@ -1,7 +1,9 @@
-"""The pinned versions install on every Python that EDL says it runs on."""
+"""The pinned versions install on every Python that EDL says it runs on, and work together."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -9,6 +11,16 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[3]
+
+GROUPED = """
+import os, pathlib, pytest
+
+@pytest.mark.xdist_group("together")
+@pytest.mark.parametrize("number", range(6))
+def test_one(number, worker_id):
+    with open(pathlib.Path(__file__).with_name("workers"), "a") as said:
+        said.write(worker_id + " ")
+"""
 
 
 def test_each_pinned_version_runs_on_the_oldest_python() -> None:
@@ -28,3 +40,18 @@ def _requires(name: str, version: str) -> str | None:
     except PackageNotFoundError:
         return None
     return found.metadata.get("Requires-Python") if found.version == version else None
+
+
+def test_scenarios_of_a_group_run_in_one_process(tmp_path: Path) -> None:
+    """Those of e2e share what is slow to set up, or would be in each other's way; pytest and xdist agree on how.
+
+    They did not in pytest 9.2 with xdist 3.8, which hand the tests of a group to any process without a word.
+    """
+    (tmp_path / "test_grouped.py").write_text(GROUPED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    told = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadgroup"]
+    ended = subprocess.run([*told, "--no-loadscope-reorder"], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ran = (tmp_path / "workers").read_text().split()
+    assert len(ran) == 6
+    assert len(set(ran)) == 1
