@@ -181,16 +181,22 @@ def _isa() -> str:
 
 
 def figures(lookups: list[Rates], updates: list[Rates], memory: list[dict[str, float]]) -> Iterator[Figure]:
-    yield Figure("table: lookup+gather, of gather alone", middle(lookups, "adagrad", "gather"), "x", 0.5, at_least=True)
+    share = middle(lookups, "adagrad", "gather")
+    yield Figure("table: lookup+gather, of gather alone", share, "x", 0.5, at_least=True, aim=0.7)
     yield Figure(
         "table: sparse Adagrad, of TensorFlow's op, one thread",
         middle(updates, "native_uniform", "tensorflow_uniform"),
         "x",
         13.0,
         at_least=True,
+        aim=25.0,
     )
-    yield Figure("table: bytes a row beyond its values", middle(memory, "bytes_a_row_beyond_values"), "B", 24.0)
-    yield Figure("table: most resident while it grows, of the end's", middle(memory, "peak_of_final"), "x", 2.0)
+    yield Figure(
+        "table: bytes a row beyond its values", middle(memory, "bytes_a_row_beyond_values"), "B", 24.0, aim=16.0
+    )
+    yield Figure(
+        "table: most resident while it grows, of the end's", middle(memory, "peak_of_final"), "x", 2.0, aim=1.5
+    )
     yield Figure("table: the same without slot variables", middle(lookups, "sgd", "gather"), "x")
     yield Figure("lookup+gather, rows with a slot variable", middle(lookups, "adagrad") / 1e6, "M ids/s")
     yield Figure("gather alone", middle(lookups, "gather") / 1e6, "M ids/s")
