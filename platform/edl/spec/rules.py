@@ -46,6 +46,21 @@ def _strategy(spec: JobSpec) -> Iterator[Broken]:
     """Of parameter servers. Under Local one process pushes: each of its pushes is a round, and none is stale."""
     if spec.strategy.name == "ParameterServer":
         yield from (_synchronous if spec.strategy.mode == "sync" else _asynchronous)(spec)
+    elif spec.strategy.name == "Local":
+        yield from _without_servers(spec)
+
+
+def _without_servers(spec: JobSpec) -> Iterator[Broken]:
+    """Which rows are kept is a part of what a run learns: not ignored, as how many servers there would be is."""
+    for name in ("max_rows", "evict_after_steps"):
+        value = getattr(spec.ps, name)
+        if value is not None:
+            message = (
+                f"found {value}, but under strategy Local no parameter server holds rows: tables are Keras' own and "
+                "keep every row"
+            )
+            hint = f"leave it out (--set ps.{name}=null), or set strategy.name: ParameterServer"
+            yield Broken(f"ps.{name}", message, hint)
 
 
 def _synchronous(spec: JobSpec) -> Iterator[Broken]:
