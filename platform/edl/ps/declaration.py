@@ -59,7 +59,10 @@ class RowTable:
                 f"no bound, of 1 to {MAX_DIM} values",
                 hint="for more ids than that, use edl.layers.Embedding without input_dim",
             )
-        initializer.check(self.initializer)
+        try:
+            initializer.check(self.initializer)
+        except BadInputError as error:
+            raise BadInputError(f"{self.described}: {error.message}", hint=error.hint) from error
 
     @property
     def described(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,3 +44,11 @@ def test_a_declaration_that_cannot_be_is_refused():
         RowTable("emb", 4, 4, {"name": "orthogonal"}, 0)
     declared = Declaration((w, mean), (TABLE,), SGD, "model")
     assert Declaration.from_json(declared.to_json()) == declared
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "x"])
+def test_an_initializer_that_cannot_be_names_its_table(value):
+    with pytest.raises(
+        BadInputError, match=r"^table 'users' \(any id x 4\): row initializer constant takes the number"
+    ):
+        RowTable("users", 0, 4, {"name": "constant", "value": value}, seed=1)
