@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shlex
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
 
 from edl.cli.local import resumption
+from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError
+from edl.core.job import JobState
+from edl.core.settings import Settings
 from edl.spec.load import dump, load
 from edl.store.journal import Journal
-from edl.store.manifest import MANIFEST, Manifest, cut_directory
+from edl.store.manifest import MANIFEST, Manifest, ShardInfo, cut_directory
 from edl.store.rundir import RunDir, create, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
@@ -100,20 +105,78 @@ def test_the_command_that_goes_on_can_be_typed_where_no_environment_is_active(
     assert "with: .venv/bin/edl run job.yaml --resume r1\n" in capsys.readouterr().out
 
 
+def saved(cut: int, kind: str = "saved") -> dict[str, Any]:
+    """What a master enters of a checkpoint."""
+    return {"kind": kind, "cut": cut, "step": 1000 * cut, "version": 0, "ledger": {"done_steps": 1000 * cut}}
+
+
+def keep(run: RunDir, *entries: dict[str, Any]) -> None:
+    """What a master of the run has entered, and the checkpoints that are complete."""
+    journal, _ = Journal.open(run.journal, holder="test")
+    for entry in entries:
+        journal.append(entry)
+        manifest = Manifest(entry["cut"], 0, "", (), entry["ledger"])
+        folder = cut_directory(run.checkpoints, entry["cut"])
+        folder.mkdir(exist_ok=True)
+        write_json(folder / MANIFEST, manifest.to_json())
+    journal.close()
+
+
 def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     fail(stage)
     assert "There is no checkpoint: it would begin again.\nGo on when" in capsys.readouterr().out
-    for cut, step in (1, 0), (2, 1000):
-        manifest = Manifest(cut, step, "", (), {"done_steps": step})
-        folder = cut_directory(stage.run_dir() / "checkpoints", cut)
-        folder.mkdir()
-        write_json(folder / MANIFEST, manifest.to_json())
+    keep(RunDir(stage.run_dir()), saved(1), saved(2))
     cut_directory(stage.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
     stage.script(["event", FAILED], ["status", FAILED_STATUS])
     assert stage.edl("run", "job.yaml", "--resume") == 1
     said = capsys.readouterr().out
-    assert f"goes on with r1 in {stage.run_dir()}\n  from checkpoint 2 at step 1,000\n" in said
-    assert "It goes on from checkpoint 2 at step 1,000; what was done since is done again.\nGo on when" in said
+    assert f"goes on with r1 in {stage.run_dir()}\n  from checkpoint 2 at step 2,000\n" in said
+    assert "It goes on from checkpoint 2 at step 2,000; what was done since is done again.\nGo on when" in said
+
+
+def test_a_checkpoint_that_another_stands_in_for_is_not_named(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its manifest is there and its files have their sizes; that a byte is another one, the journal knows."""
+    fail(stage)
+    keep(RunDir(stage.run_dir()), saved(3), saved(4), saved(3, "checkpoint_back"))
+    stage.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert stage.edl("run", "job.yaml", "--resume") == 1
+    said = capsys.readouterr().out
+    assert "  from checkpoint 3 at step 3,000\n" in said
+    assert "It goes on from checkpoint 3 at step 3,000; " in said
+
+
+def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    state = JobState(Settings(minibatch=4, task_records=8))
+    state.apply(saved(5))
+    journal, _ = Journal.open(run.journal, holder="test")
+    journal.compact(state.snapshot())
+    journal.close()
+    assert resumption.goes_on_from(run) == Checkpoint(5, 5000, 0, {"done_steps": 5000})
+
+
+def test_strategy_local_has_no_journal_and_goes_on_from_the_newest_that_is_intact(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert resumption.goes_on_from(run) is None
+    for cut in 1, 2:
+        folder = cut_directory(run.checkpoints, cut)
+        folder.mkdir(parents=True)
+        (folder / "ps-0.safetensors").write_bytes(b"values")
+        shard = ShardInfo("ps-0.safetensors", 6, zlib.crc32(b"values"))
+        write_json(folder / MANIFEST, Manifest(cut, 9, "", (shard,), {"done_steps": cut}).to_json())
+    assert resumption.goes_on_from(run) == Checkpoint(2, 2, 9, {"done_steps": 2})
+    (folder / "ps-0.safetensors").write_bytes(b"Values")
+    assert resumption.goes_on_from(run) == Checkpoint(1, 1, 9, {"done_steps": 1})
+
+
+def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged = ["text", ["journal/000001-000001.edlj", "not a journal"]]
+    stage.script(["event", FAILED], ["status", FAILED_STATUS], damaged)
+    assert stage.edl("run", "job.yaml") == 1
+    said = capsys.readouterr()
+    assert "the disk is full" in said.out + said.err
+    assert said.out.splitlines()[-1].startswith("Go on when the cause is gone with: ")
+    assert "checkpoint" not in said.out
 
 
 @pytest.mark.parametrize(

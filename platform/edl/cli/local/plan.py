@@ -8,9 +8,10 @@ from pathlib import Path
 
 from edl.cli.cluster.next_step import called, program
 from edl.cli.faces.outcome import Outcome
-from edl.cli.local.resumption import newest_checkpoint, nothing_left, status_of
+from edl.cli.local.resumption import goes_on_from, nothing_left, status_of
+from edl.core.checkpoint import Checkpoint
+from edl.core.errors import StorageError
 from edl.spec.job import JobSpec
-from edl.store.manifest import Manifest
 from edl.store.resumption import Change, said
 from edl.store.rundir import RunDir
 
@@ -94,7 +95,7 @@ class Plan:
                 return [f"Start again with: {self.order.command('run')}"]
             what = "Go on" if outcome.phase == "Interrupted" else "Go on when the cause is gone"
             again = f"{what} with: {self.order.command('run', '--resume', self.run_id)}"
-            return [f"{said_since(newest_checkpoint(self.run))}.", again]
+            return [*_said_since(self.run), again]
         if self.spec.data.prediction:
             more = ("--from", self.run_id, "--output", "predictions")
             return [f"Predict with: {self.order.command('predict', *more)}"]
@@ -128,24 +129,28 @@ class Plan:
         """What people must know of a run that goes on: from where, with what else, and whether that is its end."""
         if not self.resumed:
             return
-        found = newest_checkpoint(self.run)
-        yield f"from {checkpoint_named(found)}" if found else "from its start: it has no checkpoint"
+        found = goes_on_from(self.run)
+        yield f"from {_named(found)}" if found else "from its start: it has no checkpoint"
         yield from (f"changed: {said(change)}" for change in self.changes)
         status = status_of(self.run)
         if status and (end := nothing_left(status, self.spec)):
             yield f"warning: {end}"
 
 
-def checkpoint_named(found: Manifest) -> str:
-    """A checkpoint, for people."""
+def _named(found: Checkpoint) -> str:
     return f"checkpoint {found.cut} at step {found.step:,}"
 
 
-def said_since(found: Manifest | None) -> str:
-    """From where a run that ended goes on."""
+def _said_since(run: RunDir) -> Iterator[str]:
+    """From where a run that ended goes on; nothing where that cannot be read: how it ended was told already."""
+    try:
+        found = goes_on_from(run)
+    except StorageError:
+        return
     if found is None:
-        return "There is no checkpoint: it would begin again"
-    return f"It goes on from {checkpoint_named(found)}; what was done since is done again"
+        yield "There is no checkpoint: it would begin again."
+    else:
+        yield f"It goes on from {_named(found)}; what was done since is done again."
 
 
 def steps_of(spec: JobSpec, counts: Sequence[int] | None) -> int | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError
-from edl.store import resumption
+from edl.store import integrity, resumption
 from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
-from edl.store.resumption import FIXED, differences, is_fixed, nothing_left, phase_of, status_of
+from edl.store.replay import replay
+from edl.store.resumption import FIXED, begun, differences, is_fixed, nothing_left, phase_of, status_of
 from edl.store.rundir import RunDir, resolve, runs
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "PREDICT_FILE",
     "differences",
     "find",
+    "goes_on_from",
     "is_fixed",
     "newest_checkpoint",
     "nothing_left",
@@ -58,6 +61,31 @@ def newest_checkpoint(run: RunDir) -> Manifest | None:
         if isinstance(found, Manifest):
             return found
     return None
+
+
+def goes_on_from(run: RunDir) -> Checkpoint | None:
+    """The checkpoint that a resumed run begins with; None: it has none, and begins with its start.
+
+    A master goes on from the one that its journal names, which another may stand in for when its bytes were damaged.
+    Strategy Local has no journal and takes the newest that is intact.
+
+    Raises:
+        StorageError: the journal is damaged, or the checkpoints cannot be read.
+    """
+    if begun(run):
+        return _journaled(run)
+    found = integrity.newest(run.checkpoints)
+    return Checkpoint(found.cut, found.step, found.version, found.ledger) if found else None
+
+
+def _journaled(run: RunDir) -> Checkpoint | None:
+    told = replay(run.journal)
+    was = told.snapshot["checkpoint"] if told.snapshot else None
+    found = Checkpoint(*was) if was else None
+    for entry in told.entries:
+        if entry["kind"] in ("saved", "checkpoint_back"):
+            found = Checkpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
+    return found
 
 
 def reopen(run: RunDir) -> None:
