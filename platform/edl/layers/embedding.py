@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from edl.layers.checks import check_rank, weights_of, within_table
 from edl.layers.combiners import COMBINERS, combined, over_columns, within
 from edl.layers.known_rows import constant, held_rows, positions
 
@@ -28,11 +29,17 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         **options: the others of ``keras.layers.Embedding``.
 
     Called with ids (dense ``[..., columns]``, ragged or sparse ``[records, columns]``) and, with a combiner, with their
-    weights, in the form of the ids. An absent entry of a sparse tensor is no id.
+    weights, in the form of the ids: of one shape, or with the same row_splits or indices. An absent entry of a sparse
+    tensor is no id.
 
     Raises:
         ValueError: arguments or inputs that do not go together.
+        tf.errors.InvalidArgumentError: inputs that do not, of which that is known only when they come; ids that the
+            table does not have.
     """
+
+    served_table: Any = None
+    """Set where the rows live on parameter servers; ids are then checked by who gets the rows."""
 
     def __init__(
         self,
@@ -76,6 +83,9 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         """Rows of ids, or one row of each record."""
         if weights is not None and self.combiner is None:
             raise ValueError("weights are for a combiner: set combiner to sum, mean or sqrtn")
+        if self.combiner is not None:
+            check_rank(self._described, inputs)
+            weights = None if weights is None else weights_of(self._described, inputs, weights)
         if isinstance(inputs, tf.SparseTensor):
             return self._of_sparse(inputs, weights)
         if isinstance(inputs, tf.RaggedTensor):
@@ -86,7 +96,6 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
     def _of_sparse(self, ids: Any, weights: Any) -> Any:
         if self.combiner is None:
             raise ValueError("sparse ids need a combiner: what is absent has no row")
-        weights = None if weights is None else weights.values
         total = within(ids.indices[:, 0], ids.dense_shape[0])
         return self._combined(ids.values, self._rows(ids.values), weights, total)
 
@@ -94,13 +103,19 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         rows = self._rows(ids.flat_values)
         if self.combiner is None:
             return ids.with_flat_values(rows)
-        if ids.ragged_rank != 1 or len(ids.shape) != 2:
-            raise ValueError(f"a combiner takes ragged ids of records and columns, not {ids.shape}")
-        weights = None if weights is None else weights.flat_values
         return self._combined(ids.flat_values, rows, weights, within(ids.value_rowids(), ids.nrows()))
 
     def _rows(self, ids: Any) -> Any:
-        return super().call(ids if self.ids is None else positions(self.ids, ids))
+        if self.ids is not None:
+            ids = positions(self.ids, ids)
+        elif self.input_dim is not None and self.served_table is None:
+            table = f"{self._described} ({self.input_dim} x {self.output_dim})"
+            ids = within_table(tf.convert_to_tensor(ids), self.input_dim, table)
+        return super().call(ids)
+
+    @property
+    def _described(self) -> str:
+        return f"the Embedding {self.path}"
 
     def _combined(self, ids: Any, rows: Any, weights: Any, total: Any) -> Any:
         weights = tf.ones_like(ids, rows.dtype) if weights is None else tf.cast(weights, rows.dtype)
@@ -116,6 +131,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         """Shape and type of the output, without running anything."""
         if self.combiner is None:
             return super().compute_output_spec(inputs)
+        check_rank(self._described, inputs)
         return keras.KerasTensor((*inputs.shape[:-1], self.output_dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,136 @@ def test_without_a_combiner_it_is_that_of_keras() -> None:
 def test_what_does_not_go_together_is_refused(call: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()
+
+
+SPARSE = tf.sparse.from_dense([[1, 2, 0], [3, 0, 0]])
+ONES = tf.ones([3])
+OTHER_FORMS: dict[str, Any] = {
+    "sparse ids of rank 3": (tf.sparse.from_dense([[[1, 2]], [[3, 0]]]), None, r"\[records, columns\]"),
+    "ragged ids, ragged weights of other lengths": (
+        tf.ragged.constant([[1, 2], [3]]),
+        tf.ragged.constant([[1.0], [2.0, 3.0]]),
+        "weights .* row_splits",
+    ),
+    "ragged ids, fewer weights": (
+        tf.ragged.constant([[1, 2], [3]]),
+        tf.ragged.constant([[1.0]]),
+        "weights .* row_splits",
+    ),
+    "ragged ids, weights that are ragged twice": (
+        tf.ragged.constant([[1, 2], [3]]),
+        tf.ragged.constant([[[1.0], [2.0]], [[3.0]]]),
+        "weights .* ragged .*rank 1",
+    ),
+    "ragged ids, a row of weights for each": (
+        tf.ragged.constant([[1, 2], [3]]),
+        tf.RaggedTensor.from_row_splits(tf.ones([3, 2]), [0, 2, 3]),
+        "weights .* ragged .*rank 1",
+    ),
+    "sparse ids, sparse weights elsewhere": (
+        SPARSE,
+        tf.sparse.from_dense([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]),
+        "weights .* indices",
+    ),
+    "sparse ids, fewer weights": (SPARSE, tf.sparse.from_dense([[1.0, 0, 0], [0, 0, 0]]), "weights .* indices"),
+    "dense ids, one weight a record": (tf.constant([[1, 2], [3, 0]]), tf.ones([2, 1]), "weights .* shape"),
+    "sparse ids, dense weights": (SPARSE, tf.ones([2, 3]), "ids are sparse .* weights .* dense"),
+    "sparse ids, ragged weights": (SPARSE, tf.ragged.constant([[1.0], [2.0]]), "ids are sparse .* weights .* ragged"),
+    "ragged ids, dense weights": (tf.ragged.constant([[1, 2], [3]]), ONES, "ids are ragged .* weights .* dense"),
+    "dense ids, sparse weights": (tf.constant([[1, 2]]), tf.sparse.from_dense([[1.0]]), "ids are dense .* sparse"),
+}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("case", OTHER_FORMS)
+def test_ids_and_weights_of_other_forms_are_refused(case: str, traced: bool) -> None:
+    ids, weights, said = OTHER_FORMS[case]
+    layer = Embedding(DIM, ROWS, combiner="sum", name="tags")
+    call = layer
+    if traced:  # with nothing known of the shapes but ranks
+        call = any_shape(layer, [ids, weights])
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"(?s)Embedding tags:.*{said}"):
+        call(*(each for each in (ids, weights) if each is not None))
+
+
+def any_shape(function: Any, arguments: Any) -> Any:
+    """A function as a graph for arguments of any shape of their ranks."""
+    specs = [unknown(each) for each in arguments if each is not None]
+    return tf.function(function, input_signature=specs, autograph=False)
+
+
+def unknown(tensor: Any) -> Any:
+    """The spec of a tensor of any shape of its rank."""
+    shape = [None] * len(tensor.shape)
+    if isinstance(tensor, tf.RaggedTensor):
+        inner = tensor.flat_values.shape[1:]
+        return tf.RaggedTensorSpec([*shape[: tensor.ragged_rank + 1], *inner], tensor.dtype, tensor.ragged_rank)
+    spec = tf.SparseTensorSpec if isinstance(tensor, tf.SparseTensor) else tf.TensorSpec
+    return spec(shape, tensor.dtype)
+
+
+def test_a_model_with_sparse_ids_of_rank_3_is_refused_when_it_is_made() -> None:
+    ids = keras.Input([2, None], dtype="int64", sparse=True)
+    with pytest.raises(ValueError, match=r"tags: .*\[records, columns\], not \(None, 2, None\).*tf.sparse.reshape"):
+        Embedding(DIM, ROWS, combiner="sum", name="tags")(ids)
+
+
+@pytest.mark.parametrize("wrong", [-1, -ROWS - 1, ROWS, 2**40])
+@pytest.mark.parametrize("kind", [*KINDS, "no combiner"])
+@pytest.mark.parametrize("traced", [False, True])
+def test_ids_outside_of_the_table_are_refused(kind: str, wrong: int, traced: bool) -> None:
+    layer = Embedding(DIM, ROWS, combiner=None if kind == "no combiner" else "sum", name="tags")
+    ids, _ = inputs_of("padded" if kind == "no combiner" else kind, [[(1, 1.0)], [(wrong, 1.0), (ROWS - 1, 1.0)]])
+    call = tf.function(layer, autograph=False) if traced else layer
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        call(ids)
+    assert "an id is outside of the Embedding tags (9 x 3), whose ids are 0 to 8" in str(caught.value)
+    assert re.search(rf"[\[\n ]{wrong}\b", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [("float32", -3.0), ("uint64", 2**63 + 5), ("int8", -1), ("float64", 2.0**40)]
+)
+def test_ids_of_other_types_are_checked_before_they_are_cut(kind: str, wrong: Any) -> None:
+    layer = Embedding(DIM, ROWS)
+    assert layer(np.array([0, ROWS - 1], kind)).shape == (2, DIM)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="outside of the Embedding"):
+        layer(np.array([0, wrong], kind))
+
+
+def test_no_ids_are_all_within_the_table() -> None:
+    for kind in ("int32", "int64"):
+        assert Embedding(DIM, ROWS)(np.empty((0, 2), kind)).shape == (0, 2, DIM)
+
+
+def test_plain_keras_compiles_and_fits_it() -> None:
+    """Keras compiles models with XLA where it can, which knows no assertions."""
+    ids, weights = keras.Input([2], dtype="int64"), keras.Input([2])
+    out = keras.layers.Dense(1)(Embedding(DIM, ROWS, combiner="mean")(ids, weights=weights))
+    model = keras.Model([ids, weights], out)
+    model.compile(optimizer="sgd", loss="mse", jit_compile=True)
+    history = model.fit([np.array([[1, 2], [3, 8]]), np.ones((2, 2))], np.ones((2, 1)), verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_survive_both_files(kind: str, tmp_path: Path) -> None:
+    options = {"ragged": kind == "ragged", "sparse": kind == "sparse"}
+    inputs = [keras.Input([None], dtype="int64", **options), keras.Input([None], **options)]
+    model = keras.Model(inputs, Embedding(DIM, ROWS, combiner="mean")(inputs[0], weights=inputs[1]))
+    given = inputs_of(kind, [[(1, 1.0), (2, 0.5)], [(3, 2.0)]])
+    expected = model(list(given))
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / "model.keras")(list(given)), expected)
+    saved = tf.Module()
+    saved.model = model
+    saved.serve = any_shape(lambda *both: model(list(both)), given)
+    tf.saved_model.save(saved, tmp_path / "saved")
+    served = tf.saved_model.load(tmp_path / "saved")
+    np.testing.assert_allclose(served.serve(*given), expected, rtol=1e-6)
+    others = inputs_of(kind, [[(1, 1.0)], [(3, 2.0), (2, 1.0), (2, 1.0)]])[1]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Embedding embedding.*: the weights"):
+        served.serve(given[0], others[:, :4] if kind == "padded" else others)
 
 
 def test_a_file_is_loaded_by_plain_keras_with_this_package(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""What an Embedding refuses of its ids and weights: at once where shapes are known, otherwise when they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def check_rank(where: str, ids: Any) -> None:
+    """Refuse ragged and sparse ids that are not of records and columns.
+
+    Args:
+        where: the layer, for people; without quotes, which TensorFlow would escape.
+        ids: a tensor, or a KerasTensor.
+    """
+    kind = _kind(ids)
+    if kind == "dense" or (len(ids.shape) == 2 and getattr(ids, "ragged_rank", None) in (None, 1)):
+        return
+    remedy = ": reshape them with tf.sparse.reshape, or look up each column by itself" if kind == "sparse" else ""
+    raise ValueError(
+        f"{where}: a combiner takes {kind} ids of records and columns, [records, columns], not "
+        f"{tuple(ids.shape)}{remedy}"
+    )
+
+
+def weights_of(where: str, ids: Any, weights: Any) -> Any:
+    """The weight of each id, as ids lie in memory; refuses weights that are not in the form of the ids."""
+    if not isinstance(weights, tf.SparseTensor | tf.RaggedTensor):
+        weights = tf.convert_to_tensor(weights)
+    kinds = _kind(ids), _kind(weights)
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            f"{where}: the ids are {kinds[0]} and their weights are {kinds[1]}; give weights in the form of the ids"
+        )
+    if kinds[0] == "sparse":
+        said = f"{where}: the weights are not where the ids are: give both the same indices"
+        return _where_equal(ids.indices, weights.indices, said, weights.values)
+    if kinds[0] == "ragged":
+        if weights.ragged_rank != 1 or weights.flat_values.shape.rank not in (None, 1):
+            raise ValueError(f"{where}: the weights of ragged ids are ragged, of rank 1 as these, not {weights.shape}")
+        said = f"{where}: the weights are not of as many ids in each record: give both the same row_splits"
+        return _where_equal(ids.row_splits, weights.row_splits, said, weights.flat_values)
+    said = f"{where}: the weights have another shape than the ids: give each id a weight"
+    if not ids.shape.is_compatible_with(weights.shape):
+        raise ValueError(f"{said}; {tuple(ids.shape)} and {tuple(weights.shape)}")
+    if ids.shape.is_fully_defined() and weights.shape.is_fully_defined():
+        return weights
+    with _after(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
+        return tf.identity(weights)
+
+
+def within_table(ids: Any, rows: int, table: str) -> Any:
+    """The ids, once it is known that all are 0 to rows - 1.
+
+    Keras counts negative ones from the table's end, and on a GPU ids past it have rows of zeros.
+
+    Args:
+        ids: dense.
+        rows: of the table.
+        table: what people are told of it.
+    """
+    ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+    said = f"an id is outside of {table}, whose ids are 0 to {rows - 1}"
+    # Without ids these are the largest and the smallest number there is
+    lowest, highest = (tf.cast(of(ids), tf.int64) for of in (tf.reduce_min, tf.reduce_max))
+    below = tf.debugging.assert_non_negative(lowest, said)
+    past = tf.debugging.assert_less(highest, tf.constant(rows, tf.int64), said)
+    with _after(below, past):
+        return tf.identity(ids)
+
+
+def _kind(tensor: Any) -> str:
+    """Of a tensor or a KerasTensor, which may be of a sparse or ragged tensor without knowing it."""
+    if isinstance(tensor, tf.SparseTensor) or getattr(tensor, "sparse", False):
+        return "sparse"
+    return "ragged" if isinstance(tensor, tf.RaggedTensor) or getattr(tensor, "ragged", False) else "dense"
+
+
+def _where_equal(ids: Any, weights: Any, said: str, values: Any) -> Any:
+    """The values, once it is known that ids and weights lie alike."""
+    if ids is weights:
+        return values
+    ids, weights = tf.cast(ids, tf.int64), tf.cast(weights, tf.int64)
+    with _after(tf.debugging.assert_equal(tf.shape(ids), tf.shape(weights), said)):
+        alike = tf.debugging.assert_equal(ids, weights, said)
+    with _after(alike):
+        return tf.identity(values)
+
+
+def _after(*assertions: Any) -> Any:
+    """A scope whose operations wait for assertions; one that was made at once is None."""
+    return tf.control_dependencies([each for each in assertions if each is not None])
