@@ -14,6 +14,7 @@ from edl.core.errors import BadInputError
 from edl.ps import requests
 from edl.ps.arrays import Floats
 from edl.ps.conversation import Stamp
+from edl.ps.exhaustion import no_memory
 from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
 from edl.rpc import edl_pb2 as pb
@@ -61,6 +62,8 @@ class BulkPlane:
             raise Refused(f"{frame.kind.name}: {error.message}", kind="bad", hint=error.hint) from error
         except DecodeError as error:
             raise Refused(f"{frame.kind.name}: {error}", kind="bad") from error
+        except MemoryError as error:
+            raise no_memory(f"a {frame.kind.name} of {len(frame.meta) + frame.body.nbytes} bytes") from error
 
     def parted(self) -> None:
         """A connection has ended; called in its thread."""

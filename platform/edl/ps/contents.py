@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from edl.ps.arrays import Floats
 from edl.ps.checkpoints import Cut
 from edl.ps.declaration import Declaration
+from edl.ps.exhaustion import TornError
 from edl.ps.leases import Leases
 from edl.ps.store import Gradients, ParameterStore
 from edl.ps.stores import Stores
@@ -34,6 +35,7 @@ class Contents:
         # Parameters put together from the shards of another number of PS have all values but no order of the slab
         # yet: only workers know it.
         self._ordered = False
+        self._torn: TornError | None = None
 
     @property
     def initialized(self) -> bool:
@@ -50,6 +52,7 @@ class Contents:
 
         Raises:
             Refused: kind ``model``, if another model or optimizer is here, or no store may hold this one.
+            NoMemoryError: for this one; nothing is held.
         """
         if self._store is None:
             self._hold(self._stores.make(declared, dense))
@@ -62,7 +65,14 @@ class Contents:
         return False
 
     def store(self) -> ParameterStore:
-        """The parameters; raises Refused (kind ``uninitialized``) until a worker has said in which order they are."""
+        """The parameters.
+
+        Raises:
+            Refused: kind ``uninitialized``, until a worker has said in which order they are.
+            TornError: a push is in them in part; until they are restored.
+        """
+        if self._torn is not None:
+            raise TornError(self._torn.message, hint=self._torn.hint)
         if self._store is None or not self._ordered:
             raise Refused("no worker has declared the variables to this PS yet", kind="uninitialized")
         return self._store
@@ -83,9 +93,15 @@ class Contents:
 
         Raises:
             TableFullError: a table has no room for its rows; nothing was changed.
+            NoMemoryError: the same of memory.
+            TornError: memory ran out later: nothing is given away from now on.
         """
         if gradients is not None:
-            self.store().apply(gradients, self.version + 1)
+            try:
+                self.store().apply(gradients, self.version + 1)
+            except TornError as error:
+                self._torn = error
+                raise
         self.version += 1
 
     def make_room(self) -> None:
@@ -98,9 +114,9 @@ class Contents:
         return Cut(cut, self.store().snapshot(), self.version, leases.applied())
 
     def restore(self, cut: Cut) -> None:
-        """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may."""
+        """Hold what a cut held, instead of what is here; raises Refused (``model``) if no store may, NoMemoryError."""
         self._hold(self._stores.restored(cut.snapshot, cut.version), ordered=cut.ordered)
         self.version = cut.version
 
     def _hold(self, store: ParameterStore, *, ordered: bool = True) -> None:
-        self._store, self._ordered = store, ordered
+        self._store, self._ordered, self._torn = store, ordered, None

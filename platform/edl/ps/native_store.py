@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edl.optimizers import Rule
 from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration
+from edl.ps.declaration import Declaration, RowTable
 from edl.ps.native_rules import slab_rule
 from edl.ps.native_table import NativeTable
 from edl.ps.retention import Retention
@@ -26,6 +24,7 @@ class NativeStore(TableStore):
 
     Raises:
         BadInputError: the optimizer has no native kernel.
+        NoMemoryError: for the dense values, or a table.
     """
 
     def __init__(
@@ -34,12 +33,8 @@ class NativeStore(TableStore):
         self._threads = threads
         super().__init__(declaration, dense, retention)
 
-    def _made(self, declaration: Declaration) -> Mapping[str, Table]:
-        optimizer = declaration.optimizer
-        return {
-            table.name: NativeTable(table, optimizer, threads=self._threads, retention=self._retention)
-            for table in declaration.tables
-        }
+    def _made(self, table: RowTable) -> Table:
+        return NativeTable(table, self._declaration.optimizer, threads=self._threads, retention=self._retention)
 
     @staticmethod
     def _rule(optimizer: OptimizerSpec, decay: float) -> Rule:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edl.optimizers import rule
-from edl.ps.declaration import Declaration
+from edl.ps.declaration import RowTable
 from edl.ps.numpy_table import NumpyTable
 from edl.ps.table import Table
 from edl.ps.table_store import TableStore
@@ -14,11 +12,6 @@ from edl.ps.table_store import TableStore
 class NumpyStore(TableStore):
     """A store whose tables are NumPy arrays."""
 
-    def _made(self, declaration: Declaration) -> Mapping[str, Table]:
-        optimizer = declaration.optimizer
-        return {
-            table.name: NumpyTable(
-                table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)), self._retention
-            )
-            for table in declaration.tables
-        }
+    def _made(self, table: RowTable) -> Table:
+        optimizer = self._declaration.optimizer
+        return NumpyTable(table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)), self._retention)

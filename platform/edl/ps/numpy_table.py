@@ -79,6 +79,7 @@ class NumpyTable:
         self._drop(step)
         new = int(np.count_nonzero(self._index[np.unique(ids)] == 0))
         self._retention.check(self._declared, len(self), new)
+        self._grow(self._count + max(0, new - len(self._free)))
 
     def read(self, ids: Ids) -> Floats:
         """Rows ``[n, dim]``, a new array."""
@@ -151,9 +152,10 @@ class NumpyTable:
         return self._index[ids] - 1
 
     def _append(self, ids: Ids) -> np.ndarray:
-        reused = [self._free.pop() for _ in range(min(len(self._free), len(ids)))]
-        count = self._count + len(ids) - len(reused)
+        free = min(len(self._free), len(ids))
+        count = self._count + len(ids) - free
         self._grow(count)
+        reused = [self._free.pop() for _ in range(free)]
         positions = np.array([*reused, *range(self._count, count)], np.int32)
         self._count = count
         self._ids[positions] = ids
@@ -166,10 +168,10 @@ class NumpyTable:
             return
         while capacity < count:
             capacity *= 2
-        self._ids = _extended(self._ids, capacity)
-        self._values = _extended(self._values, capacity)
-        self._seen = _extended(self._seen, capacity)
-        self._slots = {name: _extended(slot, capacity) for name, slot in self._slots.items()}
+        # All of them before one is replaced: memory may run out in between.
+        ids, values, seen = (_extended(array, capacity) for array in (self._ids, self._values, self._seen))
+        slots = {name: _extended(slot, capacity) for name, slot in self._slots.items()}
+        self._ids, self._values, self._seen, self._slots = ids, values, seen, slots
 
     def _initial(self, ids: Ids) -> Floats:
         table = self._declared

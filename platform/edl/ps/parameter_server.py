@@ -22,6 +22,7 @@ from edl.ps.conversation import Attachment, Origin, PushResult, Stamp, State, Ta
 from edl.ps.cuts import Cuts
 from edl.ps.declaration import Declaration
 from edl.ps.entrance import Entrance
+from edl.ps.exhaustion import no_memory
 from edl.ps.leases import Leases
 from edl.ps.shard_writer import Saved, ShardWriter
 from edl.ps.snapshot import StoredRows
@@ -267,7 +268,10 @@ class ParameterServer:
         """What an attachment restores, read without holding up pushes."""
         if attachment.restore is None or attachment.same_restore(self._last_restore):
             return None
-        return checkpoints.load(attachment.restore, self._index, attachment.slots)
+        try:
+            return checkpoints.load(attachment.restore, self._index, attachment.slots)
+        except MemoryError as error:
+            raise no_memory(f"its part of the checkpoint {attachment.restore}") from error
 
     def _restore(self, cut: Cut) -> None:
         self._entrance.replaced()

@@ -56,7 +56,11 @@ class ParameterStore(Protocol):
         """Copy the slab to ``out``, ``[declaration.size]``."""
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
-        """Rows ``[n, dim]``, a new array. A row that was never updated has its initial value and is not stored."""
+        """Rows ``[n, dim]``, a new array. A row that was never updated has its initial value and is not stored.
+
+        Raises:
+            NoMemoryError: for so many.
+        """
 
     def apply(self, gradients: Gradients, step: int) -> None:
         """Apply one push: duplicate ids are summed first, statistics get ``weight`` times their delta.
@@ -67,6 +71,8 @@ class ParameterStore(Protocol):
 
         Raises:
             TableFullError: a table has no room for its rows; nothing was changed.
+            NoMemoryError: the same of memory.
+            TornError: memory ran out later; the store may not be used any more.
         """
 
     def extent(self, table: str) -> int:
@@ -76,7 +82,15 @@ class ParameterStore(Protocol):
         """The stored rows at positions ``start`` to ``start + limit``; see :meth:`edl.ps.table.Table.scan`."""
 
     def make_room(self) -> None:
-        """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time."""
+        """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time.
+
+        Raises:
+            NoMemoryError: there is none.
+        """
 
     def snapshot(self) -> Snapshot:
-        """Everything as it is now: the slab and its slots are copied, tables as they can (:mod:`edl.ps.snapshot`)."""
+        """Everything as it is now: the slab and its slots are copied, tables as they can (:mod:`edl.ps.snapshot`).
+
+        Raises:
+            NoMemoryError: for the copy.
+        """

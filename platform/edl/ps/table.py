@@ -41,10 +41,15 @@ class Table(Protocol):
 
         Raises:
             TableFullError: it has not.
+            MemoryError: the same; a table that can get the memory of new rows beforehand does it here.
         """
 
     def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
-        """Drop what is due; sum the gradients ``[n, dim]`` of equal ids and update those rows, and no others."""
+        """Drop what is due; sum the gradients ``[n, dim]`` of equal ids and update those rows, and no others.
+
+        Raises:
+            MemoryError: a part of the rows may be updated.
+        """
 
     def scan(self, start: int, limit: int) -> StoredRows:
         """The stored rows at positions ``start`` to ``start + limit``, copied, without slot variables.

@@ -10,10 +10,11 @@ import numpy as np
 
 from edl.optimizers import Rule, rule
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import Declaration
+from edl.ps.declaration import Declaration, RowTable
+from edl.ps.exhaustion import no_memory, torn
 from edl.ps.retention import Retention
 from edl.ps.slab import Slab
-from edl.ps.snapshot import Snapshot, StoredRows
+from edl.ps.snapshot import FrozenRows, Snapshot, StoredRows
 from edl.ps.store import Gradients
 from edl.ps.table import Table
 from edl.spec.optimizer import OptimizerSpec
@@ -26,17 +27,32 @@ class TableStore(ABC):
         declaration: what it holds.
         dense: initial slab, copied.
         retention: which rows its tables keep; by default all.
+
+    Raises:
+        NoMemoryError: for the dense values, or a table.
     """
 
     def __init__(self, declaration: Declaration, dense: Floats, retention: Retention | None = None) -> None:
         self._declaration = declaration
         self._retention = retention or Retention()
-        self._slab = Slab(declaration, dense, self._rule)
-        self._tables = self._made(declaration)
+        self._slab = self._taken(dense)
+        self._tables = {table.name: self._empty(table) for table in declaration.tables}
+
+    def _taken(self, dense: Floats) -> Slab:
+        try:
+            return Slab(self._declaration, dense, self._rule)
+        except MemoryError as error:
+            raise no_memory(f"{self._dense}, with their slot variables") from error
+
+    def _empty(self, table: RowTable) -> Table:
+        try:
+            return self._made(table)
+        except MemoryError as error:
+            raise no_memory(table.described) from error
 
     @abstractmethod
-    def _made(self, declaration: Declaration) -> Mapping[str, Table]:
-        """The declared tables by name, empty."""
+    def _made(self, table: RowTable) -> Table:
+        """A declared table, empty."""
 
     @staticmethod
     def _rule(optimizer: OptimizerSpec, decay: float) -> Rule:
@@ -51,13 +67,20 @@ class TableStore(ABC):
         return store
 
     def load(self, snapshot: Snapshot, version: int = 0) -> None:
-        """Hold what a snapshot of the same declaration holds, after ``version`` steps; nothing was applied yet."""
+        """Hold what a snapshot of the same declaration holds, after ``version`` steps; nothing was applied yet.
+
+        Raises:
+            NoMemoryError: only a part of it is held.
+        """
         np.copyto(self._slab.values, snapshot.dense)
         for name, slot in self._slab.slots.items():
             np.copyto(slot, snapshot.slots[name])
         for name, rows in snapshot.tables.items():
-            for piece in rows.pieces():
-                self._tables[name].load(piece, version)
+            try:
+                for piece in rows.pieces():
+                    self._tables[name].load(piece, version)
+            except MemoryError as error:
+                raise no_memory(f"{len(rows)} rows of {self._declaration.table(name).described}") from error
 
     @property
     def declaration(self) -> Declaration:
@@ -75,15 +98,27 @@ class TableStore(ABC):
 
     def read_rows(self, table: str, ids: Ids) -> Floats:
         """As the port says."""
-        return self._tables[table].read(ids)
+        try:
+            return self._tables[table].read(ids)
+        except MemoryError as error:
+            raise no_memory(self._rows(table, ids)) from error
 
     def apply(self, gradients: Gradients, step: int) -> None:
         """As the port says."""
         for name, rows in gradients.rows.items():
-            self._tables[name].admit(rows.ids, step)
-        self._slab.apply(gradients, step)
+            try:
+                self._tables[name].admit(rows.ids, step)
+            except MemoryError as error:
+                raise no_memory(self._rows(name, rows.ids)) from error
+        try:
+            self._slab.apply(gradients, step)
+        except MemoryError as error:
+            raise torn(self._dense) from error
         for name, rows in gradients.rows.items():
-            self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, step)
+            try:
+                self._tables[name].apply(rows.ids, rows.values, gradients.learning_rate, step)
+            except MemoryError as error:
+                raise torn(self._rows(name, rows.ids)) from error
 
     def extent(self, table: str) -> int:
         """As the port says."""
@@ -95,10 +130,31 @@ class TableStore(ABC):
 
     def snapshot(self) -> Snapshot:
         """As the port says."""
-        slab = self._slab.copy()
-        tables = {name: table.snapshot() for name, table in self._tables.items()}
+        tables: dict[str, FrozenRows] = {}
+        try:
+            slab = self._slab.copy()
+            for name, table in self._tables.items():
+                tables[name] = table.snapshot()
+        except MemoryError as error:
+            for rows in tables.values():
+                rows.release()
+            raise no_memory(f"a copy of {self._copied}") from error
         return Snapshot(self._declaration, slab.values, slab.slots, tables)
 
     def make_room(self) -> None:
         """As the port says."""
-        self._slab.make_room()
+        try:
+            self._slab.make_room()
+        except MemoryError as error:
+            raise no_memory(f"a copy of {self._dense}") from error
+
+    def _rows(self, table: str, ids: Ids) -> str:
+        return f"{len(ids)} rows of {self._declaration.table(table).described}"
+
+    @property
+    def _dense(self) -> str:
+        return f"the {self._declaration.size} dense values"
+
+    @property
+    def _copied(self) -> str:
+        return ", ".join([self._dense, *(table.described for table in self._declaration.tables)])

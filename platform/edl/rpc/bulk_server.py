@@ -24,6 +24,7 @@ Handler = Callable[[Frame], Answer]
 _STRANGER = Limits(meta=MAX_TOKEN, body=0)
 _HANDSHAKE = 5.0  # seconds for the whole first frame
 _STOP = 5.0  # seconds that stop() waits for handlers
+_MORE_MEMORY = "give it more memory, or send less at once"
 _EXHAUSTED = 0.1  # seconds to wait when the process has no file descriptor left
 
 
@@ -141,6 +142,8 @@ class BulkServer:
             log.debug("%s", gone)
         except Refused as refused:
             self._part(connection, refused)
+        except MemoryError:
+            self._part(connection, Refused("The server has no memory for a frame", kind="full", hint=_MORE_MEMORY))
         finally:
             with self._lock:
                 del self._open[connection]

@@ -23,6 +23,7 @@ import pytest
 from edl.core.errors import RefusedError, RetryableError
 from edl.rpc import bulk_server
 from edl.rpc.bulk import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
+from edl.rpc.connection import Connection
 from edl.rpc.edl_pb2 import Refusal
 from edl.rpc.frames import MAX_META, encode_head
 from edl.rpc.proof import PROTOCOL_VERSION
@@ -207,6 +208,28 @@ def test_a_mistake_in_the_handler_is_logged_and_told(start: Start, caplog: pytes
         client.request(Kind.PULL, b"")
     assert refused.value.kind == "internal"
     assert any(record.exc_info for record in caplog.records if record.levelno == logging.ERROR)
+
+
+def test_a_body_that_there_is_no_memory_for_is_refused_and_others_are_served(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer whose connection just ended would send the same again and again."""
+
+    room = Connection._room_for_body
+
+    def none_left(connection: Connection, size: int, into: memoryview | None) -> memoryview:
+        if size:
+            raise MemoryError
+        return room(connection, size, into)
+
+    server = start(lambda frame: Answer(Kind.PULLED, b"on"))
+    with monkeypatch.context() as little:
+        little.setattr(Connection, "_room_for_body", none_left)
+        with client_of(server) as client, pytest.raises(BulkRefused, match="no memory for a frame") as refused:
+            client.request(Kind.PUSH, b"", [bytes(9)])
+    assert refused.value.kind == "full"
+    with client_of(server) as client:
+        assert client.request(Kind.PULL, b"").meta == b"on"
 
 
 def test_a_slow_answer_ends_in_an_error_that_names_the_peer(start: Start) -> None:

@@ -1,0 +1,238 @@
+"""Memory runs out: a refusal names what there is none for and what helps; no value of half a push is given away."""
+
+from __future__ import annotations
+
+import importlib.util
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.core.partition import placement
+from edl.ps import numpy_table
+from edl.ps.bulk_plane import BulkPlane
+from edl.ps.conversation import Attachment, Stamp
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.exhaustion import REMEDY, NoMemoryError, TornError
+from edl.ps.leases import Admission
+from edl.ps.merging import merged
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.shard_writer import ShardWriter
+from edl.ps.slab import Slab
+from edl.ps.store import Gradients, RowGradients
+from edl.ps.stores import NATIVE, NUMPY, Stores
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import Frame, Kind
+from edl.spec.job import Strategy
+from edl.spec.optimizer import OptimizerSpec
+from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
+
+USERS, ITEMS = (RowTable(name, rows, 8, {"name": "zeros"}, seed=1) for name, rows in (("users", 0), ("items", 1000)))
+DECLARED = Declaration((DenseVariable("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")
+LEASE = (1 << 32) + 1
+HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.ps._native") else [])]
+Start = Callable[..., ParameterServer]
+
+
+def none_left(*_: object, **__: object) -> Any:
+    raise MemoryError
+
+
+def push(**ids: range) -> Gradients:
+    rows = {
+        name: RowGradients(np.array(each, np.int64), np.ones((len(each), 8), np.float32)) for name, each in ids.items()
+    }
+    return Gradients(np.ones(2, np.float32), rows, 0.5, 1.0)
+
+
+@pytest.fixture(params=HERE)
+def server(request: pytest.FixtureRequest) -> ParameterServer:
+    """A server that holds DECLARED."""
+    made = ParameterServer(0, ShardWriter(0), stores=Stores(request.param), patience=0.0)
+    made.attach(Attachment(1, 0))
+    made.declare(DECLARED, np.zeros(2, np.float32))
+    return made
+
+
+def table(server: ParameterServer, name: str) -> Any:
+    return server.account().tables[name]
+
+
+def sent(server: ParameterServer, step: int, gradients: Gradients) -> Admission:
+    return server.push(Stamp(LEASE, step, 0), server.declaration(), gradients).admission
+
+
+def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY))
+    server.attach(Attachment(1, 0))
+    with monkeypatch.context() as little:
+        little.setattr(numpy_table.NumpyTable, "__init__", none_left)
+        with pytest.raises(NoMemoryError) as refused:
+            server.declare(DECLARED, np.zeros(2, np.float32))
+    assert str(refused.value) == (
+        f"there is no memory on this parameter server for table 'users' (any id x 8)\n  {REMEDY}"
+    )
+    assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
+
+
+def test_dense_values_that_cannot_be_held_are_refused_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY))
+    server.attach(Attachment(1, 0))
+    with monkeypatch.context() as little:
+        little.setattr(Slab, "__init__", none_left)
+        with pytest.raises(NoMemoryError, match=r"for the 2 dense values, with their slot variables\n.*ps.count"):
+            server.declare(DECLARED, np.zeros(2, np.float32))
+    assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
+
+
+@pytest.mark.parametrize("fails_after", range(4))
+def test_a_numpy_table_that_cannot_grow_refuses_a_push_before_anything_of_it_is_in(
+    fails_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``fails_after``: of its arrays that have grown: ids, values, steps and slots."""
+    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY))
+    server.attach(Attachment(1, 0))
+    server.declare(DECLARED, np.zeros(2, np.float32))
+    left, extended = iter(range(fails_after)), numpy_table._extended
+
+    def extend(array: np.ndarray, capacity: int) -> np.ndarray:
+        return extended(array, capacity) if next(left, None) is not None else none_left()
+
+    with monkeypatch.context() as little:
+        little.setattr(numpy_table, "_extended", extend)
+        with pytest.raises(NoMemoryError, match=r"for 300 rows of table 'users' \(any id x 8\)\n.*ps.max_rows"):
+            sent(server, 0, push(items=range(3), users=range(300)))
+    slab = np.empty(2, np.float32)
+    assert server.pull(server.declaration(), slab) == 0
+    np.testing.assert_array_equal(slab, 0)
+    assert (len(table(server, "users")), len(table(server, "items"))) == (0, 0)
+    assert sent(server, 0, push(items=range(3), users=range(300))) is Admission.APPLIED
+    assert server.pull(server.declaration(), slab) == 1
+
+
+def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
+    server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    assert sent(server, 0, push(users=range(3))) is Admission.APPLIED
+    server.snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=True)
+    saved = server.saved(1, 1, 10.0)
+    shard = ShardInfo(saved.file, saved.size, int(saved.checksum, 16))
+    commit(directory, Manifest(1, 1, "2026-01-01T00:00:00+00:00", (shard,), {}))
+    held = server.declaration()
+    with monkeypatch.context() as little:
+        little.setattr(type(table(server, "users")), "apply", none_left)
+        with pytest.raises(TornError, match=r"in the middle of a push, at 4 rows of table 'users' \(any id x 8\): its"):
+            sent(server, 1, push(users=range(4)))
+    for call in (
+        lambda: server.pull(held, np.empty(2, np.float32)),
+        lambda: server.pull_rows({"users": np.array([1])}),
+        lambda: server.scan("users", 0, 9),
+        lambda: server.push(Stamp(LEASE, 1, 0), held, push(users=range(4))),
+        lambda: server.snapshot(1, 2, None, pin=True),
+        server.declaration,
+    ):
+        with pytest.raises(TornError, match=r"at 4 rows of table 'users' \(any id x 8\)"):
+            call()
+    assert server.pinned(1).snapshot.read_rows("users", np.array([1])).any(), "what was taken before is whole"
+
+    server.attach(Attachment(2, 0, restore=directory, cut=1, slots=placement(1)))
+    slab = np.empty(2, np.float32)
+    assert server.pull(server.declaration(), slab) == 1
+    assert len(table(server, "users")) == 3
+
+
+def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_goes_on(
+    server: ParameterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sent(server, 0, push(users=range(3))) is Admission.APPLIED
+    kind = type(table(server, "users"))
+    with monkeypatch.context() as little:
+        little.setattr(kind, "read", none_left)
+        with pytest.raises(NoMemoryError, match=r"for 2 rows of table 'users' \(any id x 8\)"):
+            server.pull_rows({"users": np.array([1, 2])})
+        little.setattr(kind, "snapshot", none_left)
+        with pytest.raises(NoMemoryError, match=r"for a copy of the 2 dense values, table 'users' \(any id x 8\), tab"):
+            server.snapshot(1, 1, None, pin=True)
+        little.setattr(Slab, "make_room", none_left)
+        with pytest.raises(NoMemoryError, match="for a copy of the 2 dense values"):
+            server.announce(1, 1)
+    assert server.snapshot(1, 1, None, pin=True).version == 1
+    assert server.pull_rows({"users": np.array([1, 2])})[0].all()
+
+
+def test_a_checkpoint_that_there_is_no_memory_for_leaves_what_was_held(
+    server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    assert sent(server, 0, push(users=range(3))) is Admission.APPLIED
+    server.snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=False)
+    saved = server.saved(1, 1, 10.0)
+    commit(directory, Manifest(1, 1, "", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {}))
+    assert sent(server, 1, push(users=range(5))) is Admission.APPLIED
+    for what, owner, name in (
+        (r"3 rows of table 'users' \(any id x 8\)", type(table(server, "users")), "load"),
+        (f"its part of the checkpoint {directory}", sys.modules["edl.ps.checkpoints"], "load"),
+    ):
+        with monkeypatch.context() as little:
+            little.setattr(owner, name, none_left)
+            with pytest.raises(NoMemoryError, match=f"for {what}\n"):
+                server.attach(Attachment(2, 0, restore=directory, cut=1, slots=placement(1)))
+        assert server.pull(server.declaration(), np.empty(2, np.float32)) == 2
+        assert len(table(server, "users")) == 5
+
+
+def test_a_round_that_there_is_no_memory_to_put_together_is_refused_to_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no table is at fault, the refusal says how large the request was."""
+    server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY), strategy=Strategy(mode="sync"))
+    server.attach(Attachment(1, 0))
+    server.declare(DECLARED, np.zeros(2, np.float32))
+    monkeypatch.setattr(f"edl.ps.together.{merged.__name__}", none_left)
+    head = pb.Push(lease=LEASE, learning_rate=0.5, weight=1).SerializeToString()
+    with pytest.raises(NoMemoryError, match=f"for a PUSH of {len(head) + 8} bytes\n"):
+        BulkPlane(server)(Frame(Kind.PUSH, head, memoryview(bytes(8))))
+    assert server.pull(server.declaration(), np.empty(2, np.float32)) == 0
+
+
+REAL = """
+import resource, sys
+import numpy as np
+from edl.core.errors import RefusedError
+from edl.ps.stores import Stores
+from edl.ps.store import Gradients, RowGradients
+from edl.ps.contents import Contents
+from edl.ps.declaration import Declaration, RowTable
+from edl.spec.optimizer import OptimizerSpec
+
+users = RowTable("users", 0, 64, {"name": "zeros"}, seed=1)
+contents = Contents(Stores(sys.argv[1]))
+contents.declare(Declaration((), (users,), OptimizerSpec("adam"), "model"), np.empty(0, np.float32))
+batch, dense = 4000, np.empty(0, np.float32)
+values = np.ones((batch, 64), np.float32)
+push = lambda at: Gradients(dense, {"users": RowGradients(np.arange(at, at + batch), values)}, 0.1, 1.0)
+contents.apply(push(0))
+used = 4096 * int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20), resource.RLIM_INFINITY))
+try:
+    for at in range(batch, 1000 * batch, batch):
+        contents.apply(push(at))
+except RefusedError as error:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(type(error).__name__, contents.version * batch - len(contents.tables["users"]), error.message)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit of addresses is Linux's")
+@pytest.mark.parametrize("store", HERE)
+def test_a_process_without_memory_says_which_table_wants_it(store: str) -> None:
+    assert resource.getrlimit(resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY
+    ran = subprocess.run([sys.executable, "-c", REAL, store], capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr
+    kind, beyond, message = ran.stdout.split(maxsplit=2)
+    assert "4000 rows of table 'users' (any id x 64)" in message
+    assert kind == ("NoMemoryError" if store == NUMPY else "TornError")
+    assert store == NATIVE or beyond == "0", "rows that no push that is in has stored"
