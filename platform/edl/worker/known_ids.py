@@ -7,12 +7,13 @@ nothing is run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from edl.worker.ancestry import leading_to
 from edl.worker.lookups import Recording, rows_from
 from edl.worker.not_served import not_served
 
@@ -77,7 +78,7 @@ def _text(attribute: Any) -> str:
 
 
 def _check(layer: Any, ids: Any, given: set[Any]) -> None:
-    for operation in _leading_to(ids):
+    for operation in leading_to(ids):
         if operation in given:
             raise not_served(layer, "its ids depend on rows that were looked up before")
         if operation.type.startswith("LookupTable"):  # of a vocabulary
@@ -86,14 +87,3 @@ def _check(layer: Any, ids: Any, given: set[Any]) -> None:
             raise not_served(layer, "its ids depend on variables of the model")
         if operation.op_def.is_stateful:
             raise not_served(layer, f"its ids depend on more than the features: on a {operation.type}")
-
-
-def _leading_to(tensor: Any) -> Iterator[Any]:
-    """All operations whose values the tensor depends on."""
-    left, seen = [tensor.op], set()
-    while left:
-        operation = left.pop()
-        if operation not in seen:
-            seen.add(operation)
-            yield operation
-            left += [value.op for value in operation.inputs if value.dtype != tf.resource]

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from edl.worker.ancestry import narrowed
 from edl.worker.not_served import NotServedError, not_served
 
 
@@ -74,23 +75,35 @@ class Recording:
         """As :class:`Source`.
 
         Raises:
-            NotServedError: what the layer is called with cannot be known outside of the call.
+            NotServedError: what the layer is called with cannot be known outside of the call, or is not what the
+                features say.
         """
-        reason = self._why_unknown(layer)
-        if reason:
-            self.refused = not_served(layer, reason)
+        refused = self._why_unknown(layer) or _why_others(ids)
+        if refused:
+            self.refused = not_served(layer, *refused)
             raise self.refused
         self.calls[layer].append(ids)
         zeros = _zeros(layer, ids)
         self.given.add(zeros.op)
         return zeros
 
-    def _why_unknown(self, layer: Any) -> str | None:
+    def _why_unknown(self, layer: Any) -> tuple[str, ...] | None:
         if layer not in self.calls:
-            return _UNKNOWN
+            return (_UNKNOWN,)
         if tf.compat.v1.get_default_graph() is not self._graph:
-            return "it is called inside of a loop, a tf.cond or a tf.function of the model's"
+            return ("it is called inside of a loop, a tf.cond or a tf.function of the model's",)
         return None
+
+
+def _why_others(ids: Any) -> tuple[str, ...] | None:
+    """Why ids may be looked up that are in no record, and what to do; a dense table would do the same."""
+    types = narrowed(ids)
+    if types is None:
+        return None
+    return (
+        "its ids come as {} and are cut to {} on the way, so that larger ones become others".format(*types),
+        f'declare the input as {types[0]}: keras.Input(..., dtype="{types[0]}"), or give {types[1]} in feed',
+    )
 
 
 class Lent:

@@ -79,15 +79,15 @@ def sequential(*layers: Any) -> Any:
 
 
 def functional(layer: Any) -> Any:
-    ids = keras.Input([5], dtype="int32")
+    ids = keras.Input([5], dtype="int64")
     return keras.Model(ids, Layers.Dense(1)(Layers.Flatten()(layer(ids))))
 
 
 def used_twice() -> Any:
-    a, b = keras.Input([5], dtype="int32"), keras.Input([5], dtype="int32")
+    a, b = keras.Input([5], dtype="int64"), keras.Input([5], dtype="int64")
     shared = Layers.Embedding(50, 4, mask_zero=True, embeddings_initializer="normal")
     pooled = [Layers.GlobalAveragePooling1D()(shared(each)) for each in (a, b)]
-    ids = keras.Input([5], dtype="int32")
+    ids = keras.Input([5], dtype="int64")
     twice = keras.Model([a, b], Layers.Dense(1)(pooled[0] * pooled[1]))
     return keras.Model(ids, twice([ids, 49 - ids]))
 
@@ -336,10 +336,101 @@ def test_ids_that_the_input_can_hold_are_looked_up(rows: int, kind: str | None) 
     np.testing.assert_array_equal(network.ids(np.array([rows - 1]))[name], [rows - 1])
 
 
+class Narrowing(keras.Model):  # type: ignore[misc]
+    """Looks ids up that ``how`` makes of the features."""
+
+    def __init__(self, how: Any, table: Any = None) -> None:
+        super().__init__()
+        self.how = how
+        self.table, self.out = table or Layers.Embedding(50, 4, name="table"), Layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(self.table(self.how(inputs))[:, 0])
+
+
+def narrow(ids: Any) -> Any:
+    return tf.cast(ids, tf.int32)
+
+
+CUT: dict[str, tuple[Any, Any]] = {
+    "by the Input": (lambda: int32_input(Layers.Embedding(50, 4, name="table")), None),
+    "by the model": (lambda: Narrowing(narrow), None),
+    "a column of it": (lambda: Narrowing(lambda ids: tf.concat([narrow(ids[:, :2]), narrow(ids)[:, 4:]], 1)), None),
+    "before something is computed": (lambda: Narrowing(lambda ids: narrow(ids) % 50), None),
+    "through a float": (lambda: Narrowing(lambda ids: narrow(tf.cast(ids, tf.float64))), None),
+    "where it is not padding": (
+        lambda: Narrowing(lambda ids: narrow(tf.where(ids < 0, tf.zeros_like(ids), ids))),
+        None,
+    ),
+    "and widened again": (lambda: Narrowing(lambda ids: tf.cast(narrow(ids), tf.int64)), None),
+    "in a table of any id": (lambda: Narrowing(narrow, AnyId(4, name="table")), None),
+    "ragged": (lambda: Narrowing(lambda ids: narrow(ids).to_tensor()), tf.RaggedTensor.from_tensor(IDS)),
+    "sparse": (lambda: Narrowing(lambda ids: tf.sparse.to_dense(narrow(ids))), tf.sparse.from_dense(IDS)),
+}
+
+
+def narrow_sparse(ids: Any) -> Any:
+    return tf.cast(ids, tf.int32)
+
+
+def int32_input(layer: Any) -> Any:
+    ids = keras.Input([5], dtype="int32")
+    return keras.Model(ids, Layers.Dense(1)(Layers.Flatten()(layer(ids))))
+
+
+@pytest.mark.parametrize("how", CUT)
+def test_ids_that_lose_bits_are_refused_when_the_model_is_made(how: str) -> None:
+    model, features = CUT[how]
+    features = tf.constant(IDS) if features is None else features
+    with pytest.raises(NotServedError, match=r"the Embedding '.*table' .*come as int64 and are cut to int32") as caught:
+        network_of(model, features)
+    assert 'declare the input as int64: keras.Input(..., dtype="int64")' in str(caught.value)
+
+
+def test_ids_that_lose_bits_are_refused_when_they_come_otherwise_than_the_first_ones() -> None:
+    network = network_of(CUT["by the Input"][0], IDS.astype(np.int32))
+    network.ids(IDS.astype(np.int32))
+    with pytest.raises(NotServedError, match="come as int64 and are cut to int32"):
+        network.ids(IDS)
+
+
+def hashed(ids: Any) -> Any:
+    return tf.cast(tf.strings.to_hash_bucket_fast(tf.strings.as_string(ids), 50), tf.int32)
+
+
+def from_vocabulary(ids: Any) -> Any:
+    return tf.cast(tf.gather(tf.range(50, dtype=tf.int64), ids), tf.int32)
+
+
+def hashed_for_a_model() -> Any:
+    """A model in a model: the inner one takes int32, which the numbers of buckets fit."""
+    ids = keras.Input([5], dtype="int64")
+    return keras.Model(ids, int32_input(Layers.Embedding(50, 4))(Layers.Hashing(50)(ids)))
+
+
+HARMLESS: dict[str, tuple[Any, Any]] = {
+    "int32 from the beginning": (lambda: int32_input(Layers.Embedding(50, 4)), np.int32),
+    "widened and back": (lambda: Narrowing(lambda ids: narrow(tf.cast(ids, tf.int64))), np.int32),
+    "as wide as they came": (lambda: Narrowing(narrow), np.uint32),
+    "widened from int8": (lambda: Narrowing(narrow), np.int8),
+    "within bounds before": (lambda: Narrowing(lambda ids: narrow(ids % 50)), np.int64),
+    "of a hash": (lambda: Narrowing(hashed), np.int64),
+    "of a vocabulary": (lambda: Narrowing(from_vocabulary), np.int64),
+    "of buckets, by an Input": (hashed_for_a_model, np.int64),
+}
+
+
+@pytest.mark.parametrize("how", HARMLESS)
+def test_casts_that_lose_nothing_are_served(how: str) -> None:
+    model, kind = HARMLESS[how]
+    ids = IDS.astype(kind)
+    check_step(network_of(model, ids), ids, LABELS)
+
+
 def test_a_table_that_the_model_does_not_track_is_refused() -> None:
     def hidden() -> Any:
         table = Layers.Embedding(50, 4)
-        ids = keras.Input([5], dtype="int32")
+        ids = keras.Input([5], dtype="int64")
         return keras.Model(ids, Layers.Dense(1)(Layers.Lambda(lambda x: table(x)[:, 0], output_shape=(4,))(ids)))
 
     network = network_of(hidden)

@@ -1,0 +1,60 @@
+"""What a tensor of a graph is made of; nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+_ALL = slice(None)
+_MOVED = {
+    **dict.fromkeys(["Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Slice"], slice(1)),
+    **dict.fromkeys(["StridedSlice", "Unpack", "SplitV", "GatherV2", "GatherNd", "Tile", "BroadcastTo"], slice(1)),
+    **dict.fromkeys(["IdentityN", "Pack", "ConcatV2"], _ALL),
+    "Split": slice(1, 2),
+    "SelectV2": slice(1, 3),
+    "SparseToDense": slice(2, 3),
+    "RaggedTensorToTensor": slice(1, 2),
+}
+"""Operations that take values elsewhere as they are, or in another type; and which of their inputs these are."""
+
+
+def leading_to(tensor: Any) -> Iterator[Any]:
+    """All operations whose values the tensor depends on."""
+    left, seen = [tensor.op], set()
+    while left:
+        operation = left.pop()
+        if operation not in seen:
+            seen.add(operation)
+            yield operation
+            left += [value.op for value in operation.inputs if value.dtype != tf.resource]
+
+
+def narrowed(tensor: Any) -> tuple[str, str] | None:
+    """Two types of integers: what the tensor depends on is given to the graph as the first and cut to the second.
+
+    What is computed before it is cut counts as fit for it: a remainder, the number of a bucket.
+    """
+    captured = {id(inner.op) for _, inner in tensor.graph.captures}
+    for operation in leading_to(tensor):
+        if operation.type != "Cast" or not operation.outputs[0].dtype.is_integer:
+            continue
+        for given in _moved_from(operation.inputs[0]):
+            if given.type != "Placeholder" or id(given) in captured:
+                continue
+            before, after = given.outputs[0].dtype, operation.outputs[0].dtype
+            if before.is_integer and before.size > after.size:
+                return before.name, after.name
+    return None
+
+
+def _moved_from(tensor: Any) -> Iterator[Any]:
+    """The operations that made values which the tensor has."""
+    left, seen = [tensor.op], set()
+    while left:
+        operation = left.pop()
+        if operation not in seen:
+            seen.add(operation)
+            yield operation
+            left += [value.op for value in operation.inputs[_MOVED.get(operation.type, slice(0))]]
