@@ -8,6 +8,7 @@ does not is tried on two batches before it is trusted.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ import tensorflow as tf
 
 from edl.core.errors import BadInputError
 from edl.worker.contract import ModelModule
+
+_LOG = logging.getLogger(__name__)
 
 LOSS = "loss"
 
@@ -76,6 +79,7 @@ class Metrics:
         self._entries = entries
         self._fresh = fresh
         self.trusted = all(not entry.additive or type(entry.metric) is _Averaged for entry in entries)
+        self._warned = False
 
     @classmethod
     def of(cls, module: ModelModule) -> Metrics:
@@ -93,10 +97,13 @@ class Metrics:
     def trust(self, labels: Any, predictions: Any) -> None:
         """Check on the halves of a minibatch that states add up.
 
+        Where states are not finite, as when training diverged, they cannot show it: a later minibatch decides.
+
         Raises:
             BadInputError: the sum of both halves' states is not the state after both; the metric is named.
         """
         halves = [_part(labels, predictions, half) for half in (0, 1)]
+        undecided = None
         for first, second, both in zip(self._fresh(), self._fresh(), self._fresh(), strict=True):
             if not first.additive:
                 continue
@@ -104,8 +111,13 @@ class Metrics:
             second.update(*halves[1])
             both.update(*halves[0])
             both.update(*halves[1])
-            _check_sum(first, second, both)
-        self.trusted = True
+            if not _add_up(first, second, both):
+                undecided = both
+        self.trusted = undecided is None
+        if undecided is not None and not self._warned:
+            self._warned = True
+            what = f"the states of the metric '{undecided.name}'" if _are_finite(predictions) else "predictions"
+            _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
 
     def update(self, loss: Any, labels: Any, predictions: Any) -> None:
         """Take a minibatch in; also while a graph is traced."""
@@ -183,14 +195,29 @@ def _part(labels: Any, predictions: Any, half: int) -> tuple[Any, Any]:
     return cut[0], cut[1]
 
 
-def _check_sum(first: _Entry, second: _Entry, both: _Entry) -> None:
-    sums = [a + b for a, b in zip(_values(first.metric), _values(second.metric), strict=True)]
-    if all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(sums, _values(both.metric), strict=True)):
-        return
-    raise BadInputError(
-        f"the states of the metric '{first.name}' ({type(first.metric).__name__}) do not add up over workers",
-        hint="define merge_state(self, states) in it: states has one list of arrays for each task",
-    )
+def _add_up(first: _Entry, second: _Entry, both: _Entry) -> bool:
+    """True if the states of two batches add up to those of both; False if that cannot be said of some of them.
+
+    Raises:
+        BadInputError: they do not.
+    """
+    decided = True
+    for a, b, together in zip(*(_values(entry.metric) for entry in (first, second, both)), strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            added = a + b
+        finite = np.isfinite(added) & np.isfinite(together)
+        decided = decided and bool(finite.all())
+        if not np.allclose(added[finite], together[finite], rtol=1e-3, atol=1e-4):
+            raise BadInputError(
+                f"the states of the metric '{first.name}' ({type(first.metric).__name__}) do not add up over workers",
+                hint="define merge_state(self, states) in it: states has one list of arrays for each task",
+            )
+    return decided
+
+
+def _are_finite(predictions: Any) -> bool:
+    tensors = (tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(predictions, expand_composites=True))
+    return all(bool(tf.reduce_all(tf.math.is_finite(tensor))) for tensor in tensors if tensor.dtype.is_floating)
 
 
 def _values(metric: Any) -> list[Any]:

@@ -1,0 +1,100 @@
+"""Whether the states of a metric add up over workers is judged by minibatches that can show it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.metrics import Metrics  # noqa: E402
+
+LABELS = tf.zeros([4, 1])
+FINE = tf.constant([[1.0], [2.0], [3.0], [4.0]])
+DIVERGED = tuple(
+    tf.constant(np.array(values, np.float32).reshape(4, 1))
+    for values in ([math.nan] * 4, [1.0, math.nan, 3.0, 4.0], [1.0, 2.0, math.inf, -math.inf])
+)
+
+
+class Largest(keras.metrics.Metric):  # type: ignore[misc]
+    """The largest prediction: states do not add up."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.largest = self.add_variable((), "zeros")
+        self.seen = self.add_variable((), "zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.largest.assign(tf.maximum(self.largest.value, tf.reduce_max(y_pred)))
+        self.seen.assign_add(1.0)
+
+
+def metrics(metric: Any) -> Metrics:
+    return Metrics.of(SimpleNamespace(eval_metrics_fn=lambda: {"mine": metric()}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("predictions", DIVERGED, ids=["all", "one", "infinite"])
+def test_predictions_that_are_not_finite_say_nothing_of_a_metric(predictions: Any) -> None:
+    found = metrics(keras.metrics.MeanSquaredError)
+    found.trust(LABELS, predictions)
+    assert not found.trusted
+
+
+def test_the_next_finite_minibatch_decides() -> None:
+    good, bad = metrics(keras.metrics.MeanSquaredError), metrics(Largest)
+    for found in (good, bad):
+        found.trust(LABELS, DIVERGED[0])
+    good.trust(LABELS, FINE)
+    assert good.trusted
+    with pytest.raises(BadInputError, match=r"'mine' \(Largest\).*do not add up"):
+        bad.trust(LABELS, FINE)
+
+
+def test_finite_states_are_judged_beside_others_that_are_not() -> None:
+    """A metric that counts wrongly is found at once."""
+
+    class Counting(keras.metrics.MeanSquaredError):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.updated = self.add_variable((), "zeros")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            super().update_state(y_true, y_pred)
+            self.updated.assign(1.0)
+
+    with pytest.raises(BadInputError, match="do not add up"):
+        metrics(Counting).trust(LABELS, DIVERGED[0])
+
+
+def test_that_predictions_are_not_finite_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    found = metrics(keras.metrics.MeanSquaredError)
+    with caplog.at_level(logging.WARNING):
+        for predictions in DIVERGED:
+            found.trust(LABELS, predictions)
+    (said,) = caplog.messages
+    assert "predictions are not finite" in said
+
+
+def test_where_predictions_are_finite_the_metric_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    found = metrics(keras.metrics.MeanSquaredError)
+    with caplog.at_level(logging.WARNING):
+        found.trust(LABELS + math.nan, FINE)
+    (said,) = caplog.messages
+    assert "'mine'" in said
+    assert "predictions" not in said
+
+
+def test_values_of_such_states_are_not_finite_either() -> None:
+    found = metrics(keras.metrics.MeanSquaredError)
+    found.update(tf.constant(math.nan), LABELS, DIVERGED[0])
+    assert all(math.isnan(value) for value in found.values(found.states()).values())
