@@ -88,5 +88,5 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport) -> LocalTraining:
     corrupt = CorruptRecords(spec.data.max_corrupt_records)
     sample = first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
     model = LocalModel(module, seed=spec.train.seed, sample=sample)
-    watcher = callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo)
+    watcher = callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo, local=True)
     return LocalTraining(spec, run, model, reader, feeder, report, watcher)

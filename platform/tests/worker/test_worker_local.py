@@ -223,3 +223,30 @@ def test_an_interrupt_ends_with_130(local: Callable[..., Local], capsys: pytest.
     run, code = local(model).run()
     assert code == 130
     assert [e.phase for e in events(run) if e.kind == "job_ended"] == ["Interrupted"]
+
+
+def test_callbacks_see_the_trained_model_and_may_stop_the_run(
+    local: Callable[..., Local], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    import keras
+
+    kept = tmp_path / "kept.weights.h5"
+    callbacks = f"""
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 2
+
+def callbacks():
+    return [Stop(), keras.callbacks.ModelCheckpoint({str(kept)!r}, save_weights_only=True)]
+"""
+    run, code = local(MODEL + callbacks).run(export={})
+    assert code == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["reason"] == "a callback stopped training"
+    assert [e.step for e in events(run) if e.kind == "checkpoint_saved"] == [3]
+    assert "no effect" not in caplog.text
+    exported = keras.models.load_model(run.path / "export" / "model.keras")
+    expected = exported.get_weights()
+    exported.load_weights(kept)
+    for found, weight in zip(exported.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(found, weight)

@@ -1,0 +1,283 @@
+"""What Keras callbacks are given, and which of them are refused because they could not do their work."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.callbacks import NoCallbacks, watcher  # noqa: E402
+from edl.worker.refused_callbacks import refuse  # noqa: E402
+from edl.worker.user_code import ModuleError  # noqa: E402
+
+CALLBACKS = keras.callbacks
+
+
+class Callback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Does at each call what it was given, and writes down what it sees."""
+
+    def __init__(self, act: Any = None) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+        self._act = act
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._act is not None:
+            self._act(self.model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(("begin", epoch, logs))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(("end", epoch, logs))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.seen.append(("test", logs))
+
+
+class Own(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+    """A subclass needs what its base does."""
+
+
+def dense() -> Any:
+    return keras.Sequential([keras.Input([1]), keras.layers.Dense(1, name="head")])
+
+
+def watch(callback: Any, folder: Path, *, model: Any = None, optimizer: Any = None, local: bool = False) -> Any:
+    model, optimizer = model or dense(), optimizer or keras.optimizers.SGD(0.1)
+    return watcher(lambda: [callback], model, optimizer, folder, local=local)
+
+
+def train(watching: Any, losses: list[list[float]]) -> None:
+    """Epochs of steps, each of the loss that is given; an evaluation after each epoch."""
+    step = 0
+    for epoch, of_epoch in enumerate(losses):
+        watching.begin_epoch(epoch)
+        for loss in of_epoch:
+            watching.begin_step(step)
+            watching.end_step(step, loss)
+            step += 1
+        watching.begin_test()
+        watching.end_test()
+    watching.end()
+
+
+# ---------------------------------------------------------------- what is refused
+
+NEVER: dict[str, tuple[Any, str]] = {
+    "EarlyStopping": (CALLBACKS.EarlyStopping, "train.max_steps"),
+    "ReduceLROnPlateau": (CALLBACKS.ReduceLROnPlateau, "schedule"),
+    "BackupAndRestore": (lambda: CALLBACKS.BackupAndRestore("backup"), "checkpoint.every_steps"),
+    "TerminateOnNaN": (CALLBACKS.TerminateOnNaN, "train.on_nan"),
+    "save_best_only=True of the callback ModelCheckpoint": (
+        lambda: CALLBACKS.ModelCheckpoint("m.keras", save_best_only=True),
+        "leave it out",
+    ),
+    "swap_on_epoch=True of the callback SwapEMAWeights": (lambda: CALLBACKS.SwapEMAWeights(True), "leave it out"),
+}
+"""What a job cannot do, wherever it trains: the callback, and a word of what is to be used instead."""
+WITHOUT_WEIGHTS: dict[str, tuple[Any, str]] = {
+    "ModelCheckpoint": (lambda: CALLBACKS.ModelCheckpoint("m.keras"), "checkpoint.every_steps"),
+    r"Own \(a keras.callbacks.ModelCheckpoint\)": (lambda: Own("m.keras"), "checkpoint.every_steps"),
+    "SwapEMAWeights": (CALLBACKS.SwapEMAWeights, "average"),
+    "histogram_freq=2 of the callback TensorBoard": (lambda: CALLBACKS.TensorBoard(histogram_freq=2), "checkpoint"),
+    "embeddings_freq=1 of the callback TensorBoard": (lambda: CALLBACKS.TensorBoard(embeddings_freq=1), "checkpoint"),
+}
+"""What needs the trained weights, which a worker of parameter servers does not have."""
+
+
+def refusal(callback: Any, folder: Path, *, local: bool) -> BadInputError:
+    with pytest.raises(BadInputError) as caught:
+        watch(callback, folder, local=local)
+    return caught.value
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["servers", "local"])
+@pytest.mark.parametrize("named", [name for name in NEVER if " of " not in name])
+def test_what_no_job_can_do_is_refused_by_name(named: str, local: bool, tmp_path: Path) -> None:
+    make, instead = NEVER[named]
+    error = refusal(make(), tmp_path, local=local)
+    assert f"the callback {named} " in error.message
+    assert instead in str(error.hint)
+
+
+@pytest.mark.parametrize("named", [name for name in NEVER if " of " in name])
+def test_arguments_that_need_an_evaluation_are_refused_where_the_rest_works(named: str, tmp_path: Path) -> None:
+    make, instead = NEVER[named]
+    error = refusal(make(), tmp_path, local=True)
+    assert named in error.message
+    assert instead in str(error.hint)
+
+
+@pytest.mark.parametrize("named", WITHOUT_WEIGHTS)
+def test_what_needs_the_trained_weights_is_refused_where_parameter_servers_have_them(
+    named: str, tmp_path: Path
+) -> None:
+    make, instead = WITHOUT_WEIGHTS[named]
+    with pytest.raises(BadInputError, match=named) as caught:
+        watch(make(), tmp_path)
+    assert "initial weights" in caught.value.message
+    assert instead in str(caught.value.hint)
+    refuse([make()], local=True)  # does not raise
+
+
+def test_nested_callbacks_are_looked_at_too(tmp_path: Path) -> None:
+    refusal([Callback(), [CALLBACKS.EarlyStopping()]], tmp_path, local=False)
+
+
+def test_every_callback_of_keras_is_known(tmp_path: Path) -> None:
+    """A new one is to be looked at: it works, or it is refused."""
+    works = {
+        "CSVLogger",
+        "Callback",
+        "CallbackList",
+        "History",
+        "LambdaCallback",
+        "LearningRateScheduler",
+        "ProgbarLogger",
+        "RemoteMonitor",
+        "TensorBoard",
+    }
+    refused = {*(name for name in (*NEVER, *WITHOUT_WEIGHTS) if " " not in name), "OrbaxCheckpoint"}
+    assert {name for name in dir(CALLBACKS) if name[0].isupper()} == works | refused
+
+
+# ---------------------------------------------------------------- what works
+
+
+def test_an_epoch_ends_with_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
+    seen = Callback()
+    train(watch(seen, tmp_path), [[4.0, 2.0], [1.0]])
+    assert seen.seen == [
+        ("begin", 0, {}),
+        ("test", {}),
+        ("end", 0, {"loss": 3.0}),
+        ("begin", 1, {}),
+        ("test", {}),
+        ("end", 1, {"loss": 1.0}),
+    ]
+
+
+def test_an_epoch_without_a_step_ends_without_a_loss(tmp_path: Path) -> None:
+    seen = Callback()
+    train(watch(seen, tmp_path), [[4.0], []])
+    assert seen.seen[-1] == ("end", 1, {})
+
+
+def test_a_csv_logger_writes_a_row_an_epoch(tmp_path: Path) -> None:
+    train(watch(CALLBACKS.CSVLogger(tmp_path / "log.csv"), tmp_path), [[4.0, 2.0], [1.0]])
+    with (tmp_path / "log.csv").open() as file:
+        assert [(row["epoch"], row["loss"]) for row in csv.DictReader(file)] == [("0", "3.0"), ("1", "1.0")]
+
+
+def test_the_optimizer_is_at_the_global_step(tmp_path: Path) -> None:
+    """What callbacks log as the rate of a schedule is that of the step."""
+    rates: list[float] = []
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.125])
+    optimizer = keras.optimizers.SGD(schedule)
+    seen = Callback(lambda model: rates.append(float(model.optimizer.learning_rate)))
+    train(watch(seen, tmp_path, optimizer=optimizer), [[1.0, 1.0, 1.0]])
+    assert rates == [0.5, 0.25, 0.125]
+
+
+def test_where_the_process_trains_itself_the_optimizer_counts(tmp_path: Path) -> None:
+    optimizer = keras.optimizers.SGD(0.1)
+    train(watch(Callback(), tmp_path, optimizer=optimizer, local=True), [[1.0, 1.0, 1.0]])
+    assert int(optimizer.iterations) == 0
+
+
+def test_a_model_checkpoint_has_the_weights_of_the_process_that_trains(tmp_path: Path) -> None:
+    model = dense()
+    watching = watch(CALLBACKS.ModelCheckpoint(tmp_path / "m.keras"), tmp_path, model=model, local=True)
+    watching.begin_epoch(0)
+    model.get_layer("head").bias.assign([1.45])
+    watching.end()
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    np.testing.assert_array_equal(loaded.get_layer("head").bias, np.float32([1.45]))
+
+
+# ---------------------------------------------------------------- what the model of a callback can do
+
+WEIGHTS = {
+    "save": lambda model: model.save("m.keras"),
+    "save_weights": lambda model: model.save_weights("m.weights.h5"),
+    "get_weights": lambda model: model.get_weights(),
+    "set_weights": lambda model: model.set_weights([]),
+    "load_weights": lambda model: model.load_weights("m.weights.h5"),
+    "predict": lambda model: model.predict(np.ones([1, 1])),
+    "evaluate": lambda model: model.evaluate(np.ones([1, 1])),
+    "export": lambda model: model.export("m"),
+}
+
+
+@pytest.mark.parametrize("method", WEIGHTS)
+def test_a_callback_that_wants_trained_weights_is_told_where_they_are(method: str, tmp_path: Path) -> None:
+    watching = watch(Callback(WEIGHTS[method]), tmp_path)
+    with pytest.raises(ModuleError, match=f"model\\.{method}.*initial weights.*parameter servers"):
+        train(watching, [[1.0]])
+
+
+def test_where_the_process_trains_itself_the_model_has_them(tmp_path: Path) -> None:
+    found: list[Any] = []
+    train(watch(Callback(lambda model: found.extend(model.get_weights())), tmp_path, local=True), [[1.0]])
+    assert [weight.shape for weight in found] == [(1, 1), (1,)]
+
+
+def test_a_method_of_the_users_own_model_stays(tmp_path: Path) -> None:
+    class Model(keras.Model):  # type: ignore[misc]
+        def call(self, features: Any) -> Any:
+            return self.predict(features)
+
+        def predict(self, features: Any) -> Any:
+            return features + 1.0
+
+    model = Model()
+    watch(Callback(), tmp_path, model=model)
+    np.testing.assert_array_equal(model(np.zeros([1, 1], np.float32)), [[1.0]])
+
+
+def stop(model: Any) -> None:
+    model.stop_training = True
+
+
+def test_that_stop_training_has_no_effect_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(watch(Callback(stop), tmp_path), [[1.0, 1.0]])
+    (said,) = caplog.messages
+    assert "train.max_steps" in said
+
+
+def test_it_is_said_wherever_the_callback_does_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class AtTheTest(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_test_end(self, logs: Any = None) -> None:
+            stop(self.model)
+
+    watching = watch(AtTheTest(), tmp_path)
+    watching.begin_test()
+    assert not caplog.messages
+    watching.end_test()
+    assert len(caplog.messages) == 1
+
+
+def test_where_the_process_trains_itself_it_has_an_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = dense()
+    train(watch(Callback(stop), tmp_path, model=model, local=True), [[1.0]])
+    assert model.stop_training
+    assert not caplog.messages
+
+
+def test_without_callbacks_nothing_is_watched(tmp_path: Path) -> None:
+    for make in (None, list, lambda: None):
+        assert type(watcher(make, None, None, tmp_path)) is NoCallbacks
