@@ -9,6 +9,7 @@ from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
 from edl.worker.model_port import Network, RowSource, Watcher, rows_of
 from edl.worker.progress import Progress
+from edl.worker.records import of_records
 from edl.worker.slab import Floats
 from edl.worker.stream import RecordStream
 
@@ -52,8 +53,9 @@ class Evaluator:
                 return
             if loaded.minibatch is not None:
                 features = loaded.minibatch.features
-                rows = rows_of(self._network, self._parameters, features, task.pin)
-                self._network.evaluate(slab, rows, features, loaded.minibatch.labels)
+                with of_records(task, loaded.step):
+                    rows = rows_of(self._network, self._parameters, features, task.pin)
+                    self._network.evaluate(slab, rows, features, loaded.minibatch.labels)
             # No step is reported as in: the states exist here only, and all of them go with the report or none.
             self._progress.stepped(task.lease, 0, loss=None, skipped=loaded.skipped)
         self._watcher.end_test()

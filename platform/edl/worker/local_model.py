@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from edl.core import evaluation
 from edl.core.errors import BadInputError
+from edl.worker.bad_ids import dense_ids
 from edl.worker.contract import ModelModule
 from edl.worker.fresh_model import new_model
 from edl.worker.metrics import Metrics
@@ -55,7 +56,7 @@ class LocalModel:
             keep_if_not_finite: put statistics back to what they were before a step that is not applied.
         """
         before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
-        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss):
+        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
             loss, finite, gradients = self._gradients(features, labels)
             if bool(finite):
                 self._apply(gradients)
@@ -89,7 +90,7 @@ class LocalModel:
 
     def evaluate(self, features: Any, labels: Any) -> None:
         """Update loss and metrics with a minibatch."""
-        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss):
+        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
             if not self._metrics.trusted:
                 self._metrics.trust(labels, self._predict(features))
             self._evaluate(features, labels)

@@ -29,6 +29,7 @@ from edl.worker.local_model import LocalModel
 from edl.worker.local_report import LocalReport
 from edl.worker.not_finite import report_not_finite
 from edl.worker.pipeline import Feeder, fed
+from edl.worker.records import of_records
 from edl.worker.serving import KERAS_FILE, SAVED_MODEL, export_directory
 
 _LOG = logging.getLogger(__name__)
@@ -166,7 +167,8 @@ class LocalTraining:
         if minibatch.features is not None:
             self._watcher.begin_step(self._step)
             skip = self._spec.train.on_nan == "skip"
-            value, finite = self._model.train(minibatch.features, minibatch.labels, keep_if_not_finite=skip)
+            with of_records(plan.task, plan.step):
+                value, finite = self._model.train(minibatch.features, minibatch.labels, keep_if_not_finite=skip)
             if finite:
                 loss = value
                 self._watcher.end_step(self._step, value)

@@ -20,6 +20,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
+from edl.worker.bad_ids import Table, dense_ids, outside
 from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
 from edl.worker.features import feature_spec
@@ -176,7 +177,7 @@ class Network:
         """
         if self.tables:
             raise BadInputError(
-                f"the embedding '{self.tables[0].name}' has no bound, and its rows cannot be looked up in a file",
+                f"the embedding '{table.name}' {reason}, and its rows cannot be looked up in a file",
                 where=str(path),
                 hint="predict with a checkpoint, or load the file with Keras",
             )
@@ -209,7 +210,8 @@ class Network:
         Raises:
             ModuleError: model or loss raised.
         """
-        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss):
+            BadInputError: an id is outside of a dense table.
+        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
             loss, gradients, row_gradients = self._train(slab, self._lent(rows, features), features, labels)
         taken = array if self.optimizer.clip is None else _copied
         found = zip(self.tables, row_gradients, strict=True)
@@ -225,7 +227,7 @@ class Network:
             BadInputError: a metric's states do not add up, and it cannot merge them.
             ModuleError: model, loss or a metric raised.
         """
-        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss):
+        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
             if not self._metrics.trusted:
                 self._metrics.trust(labels, self._predict(slab, self._lent(rows, features), features))
             self._evaluate(slab, self._lent(rows, features), features, labels)
@@ -245,14 +247,14 @@ class Network:
 
     def predict(self, slab: Slab, rows: RowsByTable, features: Any) -> Any:
         """Outputs of a minibatch: nested arrays as the model nests them."""
-        with user_code(self.module.zoo, "the model"):
+        with user_code(self.module.zoo, "the model"), dense_ids(self.model):
             found = self._predict(slab, self._lent(rows, features), features)
         return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
 
     def _wanted(self, features: Any) -> Iterator[tuple[str, WantedIds]]:
         if not self._served:
             return
-        with user_code(self.module.zoo, "the model"):
+        with user_code(self.module.zoo, "the model"), dense_ids(self.model):
             looked_up = self._looked_up(features)
         for table, ids in zip(self.tables, self._distinct.each(looked_up), strict=True):
             yield table.name, _checked(table, ids)
@@ -355,11 +357,7 @@ def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
     # As unsigned numbers negative ids are the largest of all
     if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
         wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise BadInputError(
-            f"id {wrong} is outside of the embedding '{table.name}' ({table.rows} x {table.dim}), whose ids are 0 to "
-            f"{table.rows - 1}",
-            hint="raise the Embedding's input_dim, or map ids into that range: in feed, or by a layer such as Hashing",
-        )
+        raise outside(int(wrong), [Table(table.name, table.rows, table.dim)])
     return ids
 
 

@@ -22,6 +22,7 @@ from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
 from edl.worker.model_port import Network, RowSource, rows_of
 from edl.worker.progress import Progress
+from edl.worker.records import of_records
 from edl.worker.slab import Floats
 from edl.worker.stream import RecordStream
 
@@ -82,7 +83,9 @@ class Predictor:
             predictions = None
             if loaded.minibatch is not None:
                 features = loaded.minibatch.features
-                predictions = self._network.predict(self._slab, rows_of(self._network, self._rows, features), features)
+                with of_records(task, loaded.step):
+                    rows = rows_of(self._network, self._rows, features)
+                    predictions = self._network.predict(self._slab, rows, features)
             with self._gate.critical():
                 if predictions is not None and self._output.add(predictions):
                     done = loaded.step + 1

@@ -131,7 +131,9 @@ class Trainer:
             taken.append(loaded)
             if loaded.minibatch is not None:
                 rows = self._rows(task, loaded.step, loaded.minibatch)
-                self._network.train(self._parameters.slab(), rows, loaded.minibatch.features, loaded.minibatch.labels)
+                with of_records(task, loaded.step):
+                    given = loaded.minibatch
+                    self._network.train(self._parameters.slab(), rows, given.features, given.labels)
                 self._traced = True
         return chain(taken, minibatches)
 
@@ -184,7 +186,8 @@ class Trainer:
         if ready.loaded.minibatch is None:
             return None
         minibatch: Minibatch = ready.loaded.minibatch
-        result = self._network.train(ready.slab, ready.rows, minibatch.features, minibatch.labels)
+        with of_records(task, ready.loaded.step):
+            result = self._network.train(ready.slab, ready.rows, minibatch.features, minibatch.labels)
         if is_finite(result):
             return result
         self._not_finite += 1

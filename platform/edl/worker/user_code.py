@@ -21,6 +21,8 @@ _GRAPH = "Graph execution error:"
 """What an error starts with that TensorFlow raised in a traced function; the cause comes some lines later."""
 _GRAPH_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
 _OPERATION = re.compile(r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+")
+_ASSERTED = re.compile(r"^assertion failed: \[(?P<parts>.*)\]$")
+"""What ``tf.debugging`` raises in a graph: each part in brackets, with quotes escaped."""
 _REMEDIES = (
     (
         re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"),
@@ -115,7 +117,9 @@ def _headline(text: str) -> str:
         lines = [line for line in lines if not _GRAPH_NOISE.match(line)] or lines
     elif len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
         del lines[0]
-    return _OPERATION.sub("", lines[0].strip()) if lines else ""
+    headline = _OPERATION.sub("", lines[0].strip()) if lines else ""
+    asserted = _ASSERTED.match(headline)
+    return asserted["parts"].replace("] [", " ").replace("\\'", "'") if asserted else headline
 
 
 def _detail(error: BaseException, text: str, own: Frames, traced: Frames) -> str:

@@ -16,10 +16,16 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from worker.loop_stage import LinearNetwork, LinearStep, Stage, task  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
+from edl.layers import Embedding  # noqa: E402
+from edl.worker.bad_ids import Table, outside  # noqa: E402
+from edl.worker.callbacks import NoCallbacks  # noqa: E402
 from edl.worker.contract import ModelModule  # noqa: E402
+from edl.worker.evaluation import Evaluator  # noqa: E402
 from edl.worker.leases import Leased  # noqa: E402
+from edl.worker.local_model import LocalModel  # noqa: E402
 from edl.worker.network import Network  # noqa: E402
 from edl.worker.records import of_records  # noqa: E402
 from edl.worker.slab import Rows  # noqa: E402
@@ -34,6 +40,10 @@ def network(dtype: str, threshold: int) -> Network:
         rows = keras.layers.Embedding(50, 3, name="emb")(inputs)
         return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
 
+    return network_of(model, threshold)
+
+
+def network_of(model: Any, threshold: int, sample: Any = None) -> Network:
     module = ModelModule(
         zoo=Path(__file__).parent,
         model=model,
@@ -42,7 +52,7 @@ def network(dtype: str, threshold: int) -> Network:
         eval_metrics_fn=dict,
         feed=lambda dataset, mode, metadata: dataset,
     )
-    return Network.build(module, seed=1, embedding_threshold=threshold, part=lambda name: 0, parts=1)
+    return Network.build(module, seed=1, embedding_threshold=threshold, part=lambda name: 0, parts=1, sample=sample)
 
 
 def step(built: Network, ids: Any) -> float:
@@ -75,10 +85,101 @@ def test_ids_of_a_served_table_are_named_with_its_shape_and_a_remedy(dtype: str,
     assert np.isfinite(step(built, np.array([[0, 49]], dtype))), "and goes on"
 
 
-def test_ids_of_a_dense_table_are_told_with_a_remedy() -> None:
+@pytest.mark.parametrize("wrong", [50, 2**31 - 1, -51])
+def test_ids_of_a_dense_table_are_told_as_those_of_a_served_one(wrong: int) -> None:
+    """Keras looks ids from -50 to -1 up from the table's end."""
+    built = network("int32", DENSE)
+    with pytest.raises(BadInputError) as caught:
+        step(built, np.array([[1, wrong]], np.int32))
+    assert (
+        caught.value.message
+        == f"id {wrong} is outside of the embedding 'emb/embeddings' (50 x 3), whose ids are 0 to 49"
+    )
+    assert "input_dim" in str(caught.value.hint)
+    assert caught.value.where is None, "that is left to who knows the records"
+    assert np.isfinite(step(built, np.array([[0, 49]], np.int32))), "and goes on"
+
+
+@pytest.mark.parametrize("how", ["train", "evaluate", "predict"])
+@pytest.mark.parametrize("wrong", [50, -1])
+@pytest.mark.parametrize("kind", [None, "mean"])
+def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str | None) -> None:
+    def model() -> Any:
+        inputs = keras.Input([2], dtype="int64")
+        rows = Embedding(3, 50, combiner=kind, name="emb")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+
+    built, features = network_of(model, DENSE), np.array([[1, wrong]])
+    given = () if how == "predict" else (np.ones((1, 1), np.float32),)
+    with pytest.raises(BadInputError, match=rf"^id {wrong} is outside of the embedding 'emb/embeddings' \(50 x 3\)"):
+        getattr(built, how)(built.initial(), {}, features, *given)
+
+
+class Several(keras.Model):  # type: ignore[misc]
+    """Tables in a list, without names, and a table that is none of an Embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = [keras.layers.Embedding(rows, 3) for rows in (50, 50, 7)]
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        other = tf.gather(tf.zeros([50, 3]), inputs[:, 3])
+        return self.out(sum((table(inputs[:, at]) for at, table in enumerate(self.tables)), other))
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([1, 50, 1, 1], "'several/embedding_1/embeddings' (50 x 3), whose ids are 0 to 49"),
+        ([1, 1, 7, 1], "'several/embedding_2/embeddings' (7 x 3), whose ids are 0 to 6"),
+    ],
+)
+def test_the_table_is_found_by_its_name_and_rows(ids: list[int], said: str) -> None:
+    built = network_of(Several, DENSE, np.ones((1, 4), np.int64))
+    with pytest.raises(BadInputError) as caught:
+        step(built, np.array([ids]))
+    assert said in caught.value.message
+
+
+def test_what_is_gathered_elsewhere_is_no_embedding() -> None:
+    built = network_of(Several, DENSE, np.ones((1, 4), np.int64))
     with pytest.raises(ModuleError, match="is not in") as caught:
-        step(network("int32", DENSE), np.array([[1, 50]], np.int32))
-    assert "it has 50 rows and was given the id 50: raise its input_dim" in str(caught.value.hint)
+        step(built, np.array([[1, 1, 1, 50]]))
+    assert "if this is an Embedding" in str(caught.value.hint)
+
+
+def test_strategy_local_tells_them_too() -> None:
+    model = LocalModel(network("int32", DENSE).module, seed=1, sample=None)
+    features, labels = tf.constant([[1, 50]]), tf.ones([1, 1])
+    for call in (
+        lambda: model.train(features, labels, keep_if_not_finite=False),
+        lambda: model.evaluate(features, labels),
+    ):
+        with pytest.raises(BadInputError, match="id 50 is outside of the embedding 'emb/embeddings'"):
+            call()
+
+
+def test_weights_that_are_not_those_of_the_ids_are_told_in_a_line() -> None:
+    class Weighted(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tags = Embedding(1, 5, combiner="mean", name="tags")
+
+        def call(self, inputs: Any) -> Any:
+            return self.tags(inputs["ids"], weights=inputs["weights"])
+
+    def features(*records: list[float]) -> Any:
+        return {"ids": tf.ragged.constant([[1, 2], [3]]), "weights": tf.ragged.constant(records)}
+
+    built = network_of(Weighted, DENSE, features([1.0, 2.0], [3.0]))
+    with pytest.raises(ModuleError) as caught:
+        built.predict(built.initial(), {}, features([1.0], [2.0, 3.0]))
+    assert caught.value.message.startswith(
+        "the model raised InvalidArgumentError: the Embedding weighted/tags: the weights are not of as many ids in "
+        "each record: give both the same row_splits"
+    )
+    assert "[" not in caught.value.message.partition("Condition")[0]
 
 
 @pytest.mark.parametrize("threshold", [SERVED, DENSE])
@@ -98,3 +199,44 @@ def test_the_records_are_named() -> None:
         raise BadInputError("id 50 is outside")
     with pytest.raises(BadInputError, match=r"^model\.py:3: no"), of_records(task, 1):
         raise BadInputError("no", where="model.py:3")
+
+
+class Outside(LinearNetwork):
+    """A dense table does not have the id of one record."""
+
+    def __init__(self, bad: int) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def train(self, slab: Any, rows: Any, features: Any, labels: Any) -> LinearStep:
+        self.check(labels)
+        return super().train(slab, rows, features, labels)
+
+    def evaluate(self, slab: Any, rows: Any, features: Any, labels: Any) -> None:
+        self.check(labels)
+        super().evaluate(slab, rows, features, labels)
+
+    def check(self, labels: Any) -> None:
+        if self.bad in labels:
+            raise outside(7, [Table("emb/embeddings", 5, 3)])
+
+
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+@pytest.mark.parametrize(("bad", "records"), [(1, "0 to 3"), (9, "8 to 11")])
+def test_the_records_of_a_step_are_named(kind: str, bad: int, records: str) -> None:
+    stage = Stage()
+    network = Outside(bad)
+    parameters = stage.parameters(network)
+    parameters.pull = lambda pin: network.initial()  # type: ignore[method-assign]
+    doing: dict[str, Any] = {
+        "training": stage.trainer(network, parameters),
+        "evaluation": Evaluator(
+            network, parameters, stage.streams[kind], stage.leases, stage.progress, stage.gate, NoCallbacks()
+        ),
+    }
+    (leased,) = stage.take(task(1, 0, 16, kind))
+    try:
+        with pytest.raises(BadInputError, match=rf"^s, records {records}: id 7 is outside of the embedding 'emb/"):
+            doing[kind].run(leased)
+    finally:
+        stage.close()

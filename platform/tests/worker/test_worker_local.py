@@ -193,6 +193,20 @@ def test_nan_stops_and_names_the_records(local: Callable[..., Local], capsys: py
     assert json.loads(out.out.splitlines()[-1])["phase"] == "Failed"
 
 
+def test_an_id_that_no_embedding_has_is_told_with_its_records(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = MODEL.replace(
+        "keras.layers.Dense(8,",
+        """keras.layers.Lambda(lambda x: tf.cast(x * 0, "int32") + 7), keras.layers.Embedding(5, 3, name="emb"),
+        keras.layers.Flatten(), keras.layers.Dense(8,""",
+    )
+    _, code = local(model).run()
+    assert code == 2
+    told = r"data\.csv, records \d+ to \d+: id 7 is outside of the embedding 'sequential/emb/embeddings' \(5 x 3\)"
+    assert re.search(told, capsys.readouterr().err)
+
+
 def test_nan_may_be_skipped_without_a_trace(local: Callable[..., Local]) -> None:
     model = MODEL.replace("tf.square(labels - predictions)", "tf.math.log(labels * 0.0 - 1.0)")
     run, code = local(model).run(on_nan="skip", max_steps=3)

@@ -1,0 +1,90 @@
+"""Ids that no Embedding has: which table, which id, what to do; the same for tables that are served and for dense ones.
+
+Of a dense table TensorFlow says only how many rows it has, and in which operation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from edl.core.errors import BadInputError
+
+_GATHER = re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)")
+_NODE = re.compile(r"\{\{node (?P<scopes>[^}]+)\}\}")
+_ASSERTED = re.compile(
+    r"an id is outside of the Embedding (?P<layer>\S+) \((?P<rows>\d+) x (?P<dim>\d+)\)"
+    r".*\[x \([^)]*\) = \] \[(?P<id>-?\d+)\]"
+)
+"""What a dense ``edl.layers.Embedding`` raises."""
+
+
+class Table(NamedTuple):
+    """An Embedding's table, for people."""
+
+    name: str
+    rows: int
+    dim: int
+
+
+def outside(wrong: int, tables: Sequence[Table]) -> BadInputError:
+    """The error for an id.
+
+    Args:
+        wrong: the id.
+        tables: with equal numbers of rows: the one that was meant, or all that it may have been.
+    """
+    named = " or ".join(f"'{table.name}' ({table.rows} x {table.dim})" for table in tables)
+    return BadInputError(
+        f"id {wrong} is outside of the embedding {named}, whose ids are 0 to {tables[0].rows - 1}",
+        hint="raise the Embedding's input_dim, or map ids into that range: in feed, or by a layer such as Hashing",
+    )
+
+
+@contextmanager
+def dense_ids(model: Any) -> Iterator[None]:
+    """Say of an id that a dense Embedding of the model does not have which Embedding it is.
+
+    Raises:
+        BadInputError: in place of TensorFlow's error, where it is one of an Embedding.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        told = _asserted(str(error)) or _gathered(str(error), model)
+        if told is None:
+            raise
+        raise told from error
+
+
+def _asserted(text: str) -> BadInputError | None:
+    found = _ASSERTED.search(text)
+    if found is None:
+        return None
+    table = Table(f"{found['layer']}/embeddings", int(found["rows"]), int(found["dim"]))
+    return outside(int(found["id"]), [table])
+
+
+def _gathered(text: str, model: Any) -> BadInputError | None:
+    found, node = _GATHER.search(text), _NODE.search(text)
+    if found is None or node is None:
+        return None
+    wrong, rows = int(found["id"]), int(found["rows"])
+    scopes = node["scopes"].split("/")
+    tables = [
+        Table(layer.embeddings.path, rows, layer.output_dim)
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.Embedding) and layer.input_dim == rows and _is_in(layer, scopes)
+    ]
+    # Keras looks negative ids up from the table's end
+    return outside(wrong - rows if wrong < 0 else wrong, tables) if tables else None
+
+
+def _is_in(layer: Any, scopes: Sequence[str]) -> bool:
+    """Whether an operation was made by a layer; TensorFlow numbers scopes of one name."""
+    return any(re.fullmatch(rf"{re.escape(layer.name)}(_\d+)?", scope) for scope in scopes)
