@@ -173,9 +173,11 @@ class Network:
         """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab.
 
         Raises:
-            BadInputError: the file cannot be read, or is of another model; or a table of the model has no bound.
+            BadInputError: the file cannot be read, or is of another model; or a table of the model is served.
         """
         if self.tables:
+            table = self.tables[0]
+            reason = "is served by the parameter servers" if table.rows else "has no bound"
             raise BadInputError(
                 f"the embedding '{table.name}' {reason}, and its rows cannot be looked up in a file",
                 where=str(path),
@@ -208,9 +210,9 @@ class Network:
             labels: as ``feed`` gave them.
 
         Raises:
+            BadInputError: an id is outside of a dense table.
             ModuleError: model or loss raised.
         """
-            BadInputError: an id is outside of a dense table.
         with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
             loss, gradients, row_gradients = self._train(slab, self._lent(rows, features), features, labels)
         taken = array if self.optimizer.clip is None else _copied
