@@ -26,6 +26,7 @@ from edl.worker.fresh_model import new_model
 from edl.worker.full_tables import Chunks, built_with, full_table, known, saved_as_views
 from edl.worker.network import Network
 from edl.worker.plain_layers import needs_edl, of_keras
+from edl.worker.same_model import check_same_model
 from edl.worker.slab import Floats
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables
@@ -54,6 +55,7 @@ def save(
 
     Raises:
         StorageError: the files cannot be written; what was there before is still valid.
+        BadInputError: the user's function makes another model than the one that was trained.
         ModuleError: the user's code raised.
     """
     model = plain_model(network, slab, tables)
@@ -68,18 +70,25 @@ def save(
 
 
 def plain_model(network: Network, slab: Floats, tables: StoredRows) -> Any:
-    """The user's Keras model, without parameter servers, with the given values."""
-    unbound = {
-        table.name.rpartition("/")[0]: known(table, tables[table.name]) for table in network.tables if not table.rows
-    }
+    """The user's Keras model, without parameter servers, with the given values.
+
+    Raises:
+        BadInputError: the user's function makes another model than the one that was trained.
+    """
+    unbound = {table.name: known(table, tables[table.name]) for table in network.tables if not table.rows}
     full = {table.name: full_table(table, tables[table.name]) for table in network.tables if table.rows}
-    with known_rows(unbound), built_with(full):
+    by_layer = {name.rpartition("/")[0]: rows for name, rows in unbound.items()}
+    with known_rows(by_layer), built_with(full) as filled:
         model = new_model(network.module, seed=0, sample=network.sample)
     places = zip(network.variables, network.offsets, strict=True)
     values = full | {spec.name: slab[place].reshape(spec.shape) for spec, place in places}
     plain = Variables.of(model, lambda name: 0, 1)
+    check_same_model(
+        trained={name: array.shape for name, array in values.items()} | {n: k.rows.shape for n, k in unbound.items()},
+        made={spec.name: spec.shape for spec in plain.specs},
+    )
     for spec, weight in zip(plain.specs, plain.weights, strict=True):
-        if spec.name in values:
+        if spec.name not in unbound and not any(weight is each for each in filled):
             weight.assign(values[spec.name])
     return model
 

@@ -7,13 +7,14 @@ write them. Here the values are computed where the variable then has them, and K
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 
+from edl.layers import Embedding as AnyId
 from edl.layers.known_rows import Known, constant
 from edl.spec.initializer import initial_rows
 from edl.worker import aligned
@@ -52,18 +53,28 @@ def known(table: TableSpec, stored: Chunks) -> Known:
 
 
 @contextmanager
-def built_with(tables: MutableMapping[str, Floats]) -> Iterator[None]:
+def built_with(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
     """Embeddings that are built in here have these values from the start.
 
+    The user's function may make a model more than once (``clone_model``), and only the last one is known when it has
+    ended. So each Embedding of a name has its values, all of them in the same memory.
+
     Args:
-        tables: by name of the variable. Those that an Embedding takes are removed, and are not to be written to.
+        tables: by name of the variable; not to be written to.
+
+    Yields:
+        The variables that have values of ``tables``.
     """
     build = keras.layers.Embedding.build
+    filled: list[Any] = []
 
     @functools.wraps(build)
     def build_filled(layer: Any, input_shape: Any = None) -> None:
-        values = tables.pop(f"{layer.path}/embeddings", None)
-        if values is None:
+        if layer.input_dim is None and isinstance(layer, AnyId):  # known_rows has none of this name
+            _build_empty(layer, input_shape)
+            return
+        values = tables.get(f"{layer.path}/embeddings")
+        if values is None or values.shape != (layer.input_dim, layer.output_dim):
             build(layer, input_shape)
             return
         own = layer.embeddings_initializer
@@ -72,12 +83,19 @@ def built_with(tables: MutableMapping[str, Floats]) -> Iterator[None]:
             build(layer, input_shape)
         finally:
             layer.embeddings_initializer = own
+        filled.append(layer._embeddings)
 
     keras.layers.Embedding.build = build_filled
     try:
-        yield
+        yield filled
     finally:
         keras.layers.Embedding.build = build
+
+
+def _build_empty(layer: Any, input_shape: Any) -> None:
+    """Build a layer for ids without a bound whose name no trained table has: mostly one of a model that is not kept."""
+    layer.known = 0
+    AnyId.build(layer, input_shape)
 
 
 @contextmanager
