@@ -135,9 +135,12 @@ def test_keras_own_layers_take_the_place_of_edls_in_a_file(tmp_path: Path) -> No
     np.testing.assert_allclose(loaded(IDS), network.predict(network.initial(), rows, IDS), rtol=1e-5)
 
 
-def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(tmp_path: Path) -> None:
-    network = network_of(lambda: combining("dense", "sum", None))
-    with pytest.raises(BadInputError, match="'tags/embeddings' has no bound"):
+@pytest.mark.parametrize(("input_dim", "reason"), [(None, "has no bound"), (5, "is served by the parameter servers")])
+def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(
+    input_dim: int | None, reason: str, tmp_path: Path
+) -> None:
+    network = network_of(lambda: combining("dense", "sum", input_dim))
+    with pytest.raises(BadInputError, match=f"'tags/embeddings' {reason}"):
         network.load(tmp_path / "model.keras")
 
 
