@@ -53,7 +53,7 @@ def weights_of(where: str, ids: Any, weights: Any) -> Any:
 def within_table(ids: Any, rows: int, table: str) -> Any:
     """The ids, once it is known that all are 0 to rows - 1.
 
-    Keras counts negative ones from the table's end, and on a GPU ids past it have rows of zeros.
+    Keras counts negative ones from the table's end; ids past it have rows of zeros on a GPU, as ``tf.gather`` says.
 
     Args:
         ids: dense.

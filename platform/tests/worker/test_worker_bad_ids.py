@@ -16,6 +16,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
+from worker.embedding_stage import write_export  # noqa: E402
 from worker.loop_stage import LinearNetwork, LinearStep, Stage, task  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
@@ -113,6 +114,29 @@ def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str 
     given = () if how == "predict" else (np.ones((1, 1), np.float32),)
     with pytest.raises(BadInputError, match=rf"^id {wrong} is outside of the embedding 'emb/embeddings' \(50 x 3\)"):
         getattr(built, how)(built.initial(), {}, features, *given)
+
+
+def test_keras_counts_negative_ids_of_a_dense_table_from_its_end() -> None:
+    """As the documentation says; it cannot be seen from outside of Keras' layer."""
+    built = network("int64", DENSE)
+    (place,) = (at for spec, at in zip(built.variables, built.offsets, strict=True) if spec.name == "emb/embeddings")
+    features, labels = np.array([[-3, -3]]), np.ones((1, 1), np.float32)
+    gradient = built.train(built.initial(), {}, features, labels).slab[place].reshape(50, 3)
+    assert np.flatnonzero(np.abs(gradient).sum(1)).tolist() == [47]
+
+
+@pytest.mark.parametrize("threshold", [SERVED, DENSE])
+@pytest.mark.parametrize("wrong", [50, -1])
+def test_an_exported_saved_model_refuses_them_as_the_job_does(threshold: int, wrong: int, tmp_path: Path) -> None:
+    def model() -> Any:
+        inputs = keras.Input([2], dtype="int64")
+        return keras.Model(inputs, keras.layers.Dense(1)(Embedding(3, 50, combiner="sum", name="emb")(inputs)))
+
+    write_export(network_of(model, threshold), {}, tmp_path)
+    served = tf.saved_model.load(tmp_path / "saved_model")
+    assert served.serve(tf.constant([[0, 49]], tf.int64)).shape == (1, 1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="an id is outside of the Embedding emb "):
+        served.serve(tf.constant([[0, wrong]], tf.int64))
 
 
 class Several(keras.Model):  # type: ignore[misc]
