@@ -46,10 +46,10 @@ class Body:
         return np.frombuffer(self._data, np.float32, count, start)
 
     def ids(self, count: int, of: Callable[[], str]) -> Ids:
-        """The next int64 values; copied if they are not aligned."""
+        """The next int64 values; copied if they are not aligned, which NumPy does not say of an array without any."""
         start = self._advance(8 * count, of)
         found = np.frombuffer(self._data, np.int64, count, start)
-        return found if found.flags.aligned else found.copy()
+        return found if count and found.flags.aligned else found.copy()
 
     def end(self) -> None:
         """Refuse a body that goes on."""

@@ -1,10 +1,16 @@
-"""Any frame to a parameter server: an answer or a refusal with its reason, bounded memory, and parameters untouched."""
+"""Any frame to a parameter server: an answer or a refusal with its reason, bounded memory, and parameters untouched.
+
+Memory is what Python and NumPy have taken, and what the native tables say that they have of the kernel.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,16 +20,21 @@ from hypothesis import strategies as st
 from edl.core.errors import RefusedError
 from edl.ps.bulk_plane import BulkPlane
 from edl.ps.conversation import Attachment
+from edl.ps.declaration import MAX_DIM
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
+from edl.ps.stores import NATIVE, NUMPY, Stores
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import Answer, Frame, Kind
 from edl.rpc.bulk_server import refusal
 
+if importlib.util.find_spec("edl.ps._native") is not None:
+    from edl.ps.native_table import NativeTable
+
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of gradients that are not finite
 
 MANY = settings(
-    deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 LEASE = (1 << 32) + 1
 DENSE, ROWS, DIM = 5, 1000, 4
@@ -41,10 +52,17 @@ ANSWERS = {
     Kind.SCAN_ROWS: Kind.SCANNED,
     Kind.DECLARE: Kind.DECLARED,
 }
+HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.ps._native") else [])]
 BOUND = 1 << 18
 """Bytes that a request may take of a server that holds little, beside a multiple of its own size."""
 FACTOR = 200
 """An id of 8 bytes asks for DIM floats, and making their initial values takes some arrays of float64 meanwhile."""
+MANY_ROWS = 1 << 26
+"""Of a table whose index alone, 256 MiB in NumPy, would be told from any bound."""
+SLOTS, FIRST_ROWS = 3, 256
+"""Most slot variables that an optimizer has, and rows that a NumPy table has room for at first."""
+ADDRESSES = 64 << 20
+"""Bytes of addresses that a native table of few rows reserves at most; the kernel gives memory when they are used."""
 
 counts = st.one_of(st.integers(0, 6), st.sampled_from([-1, -(2**63), 2**31, 2**61, 2**62, 2**63 - 1]))
 numbers = st.one_of(st.integers(-3, 8), st.integers(-(2**63), 2**63 - 1))
@@ -124,6 +142,23 @@ def bodies(draw: st.DrawFn, kind: Kind, head: pb.Push | pb.PullRows) -> bytes:
 
 
 @st.composite
+def sound(draw: st.DrawFn) -> tuple[pb.Declare, bytes]:
+    """Declarations that can be, of small and of large tables, with optimizers of no to three slot variables."""
+    shapes = draw(st.lists(st.lists(st.integers(0, 9), max_size=2), max_size=3))
+    tables = draw(
+        st.lists(st.tuples(st.sampled_from([0, 1, ROWS, MANY_ROWS]), st.sampled_from([1, DIM, MAX_DIM])), max_size=3)
+    )
+    named = draw(st.sampled_from([("sgd", {}), ("adam", {}), ("rmsprop", {"centered": True, "momentum": 0.5})]))
+    head = pb.Declare(
+        dense=[pb.Variable(name=f"w{n}", shape=shape) for n, shape in enumerate(shapes)],
+        tables=[pb.Table(name=f"t{n}", rows=r, dim=dim, initializer=UNIFORM) for n, (r, dim) in enumerate(tables)],
+        optimizer=json.dumps({"name": named[0], "hyperparameters": named[1]}),
+        fingerprint="model",
+    )
+    return head, bytes(4 * sum(math.prod(shape) for shape in shapes))
+
+
+@st.composite
 def requests(draw: st.DrawFn) -> Frame:
     """Frames whose heads are of their kind, of which some were damaged on the way."""
     kind, head = draw(heads)
@@ -143,25 +178,61 @@ anything = st.builds(
 )
 
 
-def plane() -> BulkPlane:
-    server = ParameterServer(0, ShardWriter(0), patience=0.0)
+@dataclass(frozen=True)
+class Plane:
+    """The bulk plane of a server, to which a master has attached."""
+
+    server: ParameterServer
+    bulk: BulkPlane
+    store: str
+
+    def __call__(self, request: Frame) -> Answer:
+        return self.bulk(request)
+
+    def native(self) -> tuple[int, int]:
+        """Bytes that native tables have, of memory and of addresses, as they say exactly."""
+        if self.store == NUMPY:
+            return 0, 0
+        tables = self.server.account().tables.values()
+        reports = [table.memory for table in tables if isinstance(table, NativeTable)]
+        return sum(each.resident for each in reports), sum(each.reserved for each in reports)
+
+    def declared(self, request: Frame) -> int:
+        """Bytes of the arrays that a declaration asks for by numbers: native tables have none before the first push."""
+        if self.store == NATIVE:
+            return 0
+        tables = pb.Declare.FromString(request.meta).tables
+        return sum(4 * table.rows + FIRST_ROWS * (16 + 4 * table.dim * (1 + SLOTS)) for table in tables)
+
+
+def plane(store: str) -> Plane:
+    server = ParameterServer(0, ShardWriter(0), stores=Stores(store), patience=0.0)
     server.attach(Attachment(1, 0, slots=[0] * 256))
-    return BulkPlane(server)
+    return Plane(server, BulkPlane(server), store)
+
+
+@pytest.fixture(params=HERE)
+def store(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def holding() -> BulkPlane:
+def holding(store: str) -> Plane:
+    return held(store)
+
+
+def held(store: str) -> Plane:
     """A server that holds DECLARE's model, with some rows."""
-    found = plane()
+    found = plane(store)
     found(frame(Kind.DECLARE, DECLARE, bytes(4 * DENSE)))
-    head = pb.Push(lease=LEASE, step=0, learning_rate=0.5, weight=1, tables=[pb.TableRows(name="emb", count=3)])
-    ids, values = np.array([1, 2, 999], np.int64), np.ones((3, DIM), np.float32)
-    found(frame(Kind.PUSH, head, bytes(4 * DENSE) + ids.tobytes() + values.tobytes()))
+    found(push(0, [1, 2, 999]))
     return found
 
 
 @pytest.fixture(autouse=True, scope="module")
 def traced() -> Iterator[None]:
+    for store in HERE:
+        contents(held(store))  # imports what a first request does: no memory of that request
     tracemalloc.start()
     yield
     tracemalloc.stop()
@@ -171,8 +242,17 @@ def frame(kind: Kind, head: pb.Push | pb.Declare | pb.PullRows, body: bytes = b"
     return Frame(kind, head.SerializeToString(), memoryview(body))
 
 
-def answer(server: BulkPlane, request: Frame) -> Answer:
+def push(step: int, ids: list[int]) -> Frame:
+    """One that is right."""
+    parts = [pb.TableRows(name="emb", count=len(ids))]
+    head = pb.Push(lease=LEASE, step=step, learning_rate=0.5, weight=1, tables=parts)
+    rows = np.array(ids, np.int64).tobytes() + np.ones((len(ids), DIM), np.float32).tobytes()
+    return frame(Kind.PUSH, head, bytes(4 * DENSE) + rows)
+
+
+def answer(server: Plane, request: Frame) -> Answer:
     """What a bulk server sends for it; anything but a refusal would end the connection as a failure inside."""
+    resident_before, _ = server.native()
     tracemalloc.reset_peak()
     before = tracemalloc.get_traced_memory()[0]
     try:
@@ -180,15 +260,20 @@ def answer(server: BulkPlane, request: Frame) -> Answer:
     except RefusedError as refused:
         given = refusal(refused)
     taken = tracemalloc.get_traced_memory()[1] - before
+    resident, reserved = server.native()
     bound = BOUND + FACTOR * (len(request.meta) + request.body.nbytes)
-    assert taken <= bound or given.kind is Kind.DECLARED, f"{taken} bytes were taken"
+    if given.kind is Kind.DECLARED:
+        bound += server.declared(request)
+    native = max(0, resident - resident_before)
+    assert taken + native <= bound, f"{taken} bytes were taken, and {native} of native memory"
+    assert reserved <= ADDRESSES * len(server.server.account().tables)
     assert given.kind in (Kind.REFUSED, ANSWERS.get(request.kind))
     return given
 
 
 @MANY
 @given(st.data())
-def test_a_frame_is_answered_or_refused_with_a_reason(holding: BulkPlane, data: st.DataObject) -> None:
+def test_a_frame_is_answered_or_refused_with_a_reason(holding: Plane, data: st.DataObject) -> None:
     for request in data.draw(st.lists(st.one_of(requests(), anything), min_size=1, max_size=6)):
         answer(holding, request)
     for kind, head in ((Kind.PULL, pb.Pull()), (Kind.SCAN_ROWS, pb.ScanRows(table="emb", limit=5))):
@@ -197,18 +282,29 @@ def test_a_frame_is_answered_or_refused_with_a_reason(holding: BulkPlane, data: 
 
 @MANY
 @given(requests())
-def test_a_server_that_holds_nothing_is_as_firm(request_: Frame) -> None:
-    answer(plane(), request_)
+def test_a_server_that_holds_nothing_is_as_firm(store: str, request_: Frame) -> None:
+    answer(plane(store), request_)
 
 
 @MANY
-@given(declarations, st.binary(max_size=64))
-@example(DECLARE, bytes(4 * DENSE))
-def test_what_is_declared_can_be_held_or_is_refused(head: pb.Declare, body: bytes) -> None:
+@given(st.tuples(declarations, st.binary(max_size=64)))
+def test_what_is_declared_can_be_held_or_is_refused(store: str, given_: tuple[pb.Declare, bytes]) -> None:
     """A declaration that is taken makes a server that answers."""
-    server = plane()
-    if answer(server, frame(Kind.DECLARE, head, body)).kind is Kind.REFUSED:
-        return
+    server = plane(store)
+    if answer(server, frame(Kind.DECLARE, *given_)).kind is Kind.DECLARED:
+        serves(server, given_[0])
+
+
+@MANY
+@given(sound())
+@example((DECLARE, bytes(4 * DENSE)))
+def test_what_can_be_held_takes_no_more_memory_than_it_declares(store: str, given_: tuple[pb.Declare, bytes]) -> None:
+    server = plane(store)
+    assert answer(server, frame(Kind.DECLARE, *given_)).kind is Kind.DECLARED
+    serves(server, given_[0])
+
+
+def serves(server: Plane, head: pb.Declare) -> None:
     for table in head.tables:
         asked = pb.PullRows(tables=[pb.TableRows(name=table.name, count=1)])
         rows = np.frombuffer(server(frame(Kind.PULL_ROWS, asked, bytes(8))).buffers[0], np.float32)
@@ -217,14 +313,25 @@ def test_what_is_declared_can_be_held_or_is_refused(head: pb.Declare, body: byte
 
 
 @MANY
+@given(st.lists(st.lists(st.integers(0, ROWS - 1), max_size=60), max_size=6))
+@example([list(range(start, start + 60)) for start in range(0, 900, 60)])
+@example([[]])
+def test_rows_that_are_stored_take_a_multiple_of_what_is_pushed(store: str, pushes: list[list[int]]) -> None:
+    server = plane(store)
+    server(frame(Kind.DECLARE, DECLARE, bytes(4 * DENSE)))
+    for step, ids in enumerate(pushes):
+        assert answer(server, push(step, ids)).kind is Kind.PUSHED
+
+
+@MANY
 @given(requests())
-def test_what_is_refused_has_changed_nothing(holding: BulkPlane, request_: Frame) -> None:
+def test_what_is_refused_has_changed_nothing(holding: Plane, request_: Frame) -> None:
     before = contents(holding)
     if answer(holding, request_).kind is Kind.REFUSED:
         assert contents(holding) == before
 
 
-def contents(server: BulkPlane) -> list[bytes]:
+def contents(server: Plane) -> list[bytes]:
     asked = frame(Kind.PULL, pb.Pull()), frame(Kind.SCAN_ROWS, pb.ScanRows(table="emb", limit=ROWS))
     return [
         part for request in asked for given in [server(request)] for part in (given.meta, *map(bytes, given.buffers))
