@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ _ALL = slice(None)
 _MOVED = {
     **dict.fromkeys(["Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "Transpose", "Slice"], slice(1)),
     **dict.fromkeys(["StridedSlice", "Unpack", "SplitV", "GatherV2", "GatherNd", "Tile", "BroadcastTo"], slice(1)),
+    **dict.fromkeys(["ReverseV2", "Roll", "Pad", "PadV2"], slice(1)),
     **dict.fromkeys(["IdentityN", "Pack", "ConcatV2"], _ALL),
     "Split": slice(1, 2),
     "SelectV2": slice(1, 3),
@@ -18,17 +19,26 @@ _MOVED = {
     "RaggedTensorToTensor": slice(1, 2),
 }
 """Operations that take values elsewhere as they are, or in another type; and which of their inputs these are."""
+_CHOOSING = frozenset({"GatherV2", "GatherNd", "SelectV2"})
+"""Those of them whose other inputs are more than shapes and places: they may be ids."""
 
 
-def leading_to(tensor: Any) -> Iterator[Any]:
-    """All operations whose values the tensor depends on."""
+def leading_to(
+    tensor: Any, inputs: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
+) -> Iterator[Any]:
+    """All operations whose values the tensor depends on.
+
+    Args:
+        tensor: of a graph.
+        inputs: those inputs of an operation that count.
+    """
     left, seen = [tensor.op], set()
     while left:
         operation = left.pop()
         if operation not in seen:
             seen.add(operation)
             yield operation
-            left += [value.op for value in operation.inputs if value.dtype != tf.resource]
+            left += [value.op for value in inputs(operation) if value.dtype != tf.resource]
 
 
 def narrowed(tensor: Any) -> tuple[str, str] | None:
@@ -37,10 +47,10 @@ def narrowed(tensor: Any) -> tuple[str, str] | None:
     What is computed before it is cut counts as fit for it: a remainder, the number of a bucket.
     """
     captured = {id(inner.op) for _, inner in tensor.graph.captures}
-    for operation in leading_to(tensor):
+    for operation in leading_to(tensor, _deciding):
         if operation.type != "Cast" or not operation.outputs[0].dtype.is_integer:
             continue
-        for given in _moved_from(operation.inputs[0]):
+        for given in leading_to(operation.inputs[0], _moved):
             if given.type != "Placeholder" or id(given) in captured:
                 continue
             before, after = given.outputs[0].dtype, operation.outputs[0].dtype
@@ -49,12 +59,12 @@ def narrowed(tensor: Any) -> tuple[str, str] | None:
     return None
 
 
-def _moved_from(tensor: Any) -> Iterator[Any]:
-    """The operations that made values which the tensor has."""
-    left, seen = [tensor.op], set()
-    while left:
-        operation = left.pop()
-        if operation not in seen:
-            seen.add(operation)
-            yield operation
-            left += [value.op for value in operation.inputs[_MOVED.get(operation.type, slice(0))]]
+def _moved(operation: Any) -> Sequence[Any]:
+    """The inputs whose values an operation has as they are."""
+    return tuple(operation.inputs[_MOVED.get(operation.type, slice(0))])
+
+
+def _deciding(operation: Any) -> Sequence[Any]:
+    """The inputs that an operation's values depend on; shapes are cut without harm."""
+    keeps = operation.type in _MOVED and operation.type not in _CHOOSING
+    return _moved(operation) if keeps else operation.inputs

@@ -25,6 +25,7 @@ from edl.worker.not_served import NotServedError  # noqa: E402
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 50, (12, 5))
 LABELS = RNG.random((12, 1), np.float32)
+VOCABULARY = tf.range(50, dtype=tf.int64)
 Layers = keras.layers
 
 
@@ -399,7 +400,7 @@ def hashed(ids: Any) -> Any:
 
 
 def from_vocabulary(ids: Any) -> Any:
-    return tf.cast(tf.gather(tf.range(50, dtype=tf.int64), ids), tf.int32)
+    return tf.cast(tf.gather(VOCABULARY, ids), tf.int32)
 
 
 def hashed_for_a_model() -> Any:
@@ -418,6 +419,14 @@ HARMLESS: dict[str, tuple[Any, Any]] = {
     "of a vocabulary": (lambda: Narrowing(from_vocabulary), np.int64),
     "of buckets, by an Input": (hashed_for_a_model, np.int64),
 }
+
+
+def test_shapes_may_be_cut() -> None:
+    def shaped(ids: Any) -> Any:
+        return tf.reshape(tf.sparse.to_dense(ids), tf.cast(ids.dense_shape, tf.int32))
+
+    ids = tf.sparse.from_dense(IDS)
+    check_step(network_of(lambda: Narrowing(shaped), ids), ids, LABELS)
 
 
 @pytest.mark.parametrize("how", HARMLESS)
