@@ -52,7 +52,7 @@ def edl_rate(place: ClickPlace, batch: int, given: argparse.Namespace) -> float:
     options = [word for change in given.set for word in ("--set", change)]
     samples: list[tuple[float, int]] = []
     with JobProcess(job, *options, cwd=place.folder) as run:
-        run.wait_status(lambda status: status["step"] >= WARM_STEPS and _at_work(status) == WORKERS)
+        run.wait_status(lambda status: status["step"] >= WARM_STEPS and at_work(status) == WORKERS)
         time.sleep(WARM_SECONDS)
         until = time.monotonic() + given.seconds
         while time.monotonic() < until:
@@ -64,7 +64,8 @@ def edl_rate(place: ClickPlace, batch: int, given: argparse.Namespace) -> float:
     return steady_rate(samples, 0)
 
 
-def _at_work(status: Mapping[str, Any]) -> int:
+def at_work(status: Mapping[str, Any]) -> int:
+    """How many workers train."""
     return sum(worker["state"] == "training" for worker in status["workers"])
 
 

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, README, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "README.md", ROOT / "bench" / "results"
 ORDER = (
     "deepfm",
+    "step_cost",
     "native_table",
     "bulk_plane",
     "checkpoint_stall",

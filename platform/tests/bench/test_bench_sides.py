@@ -85,6 +85,16 @@ def test_ratios_are_of_one_round_each() -> None:
     ]
 
 
+def test_each_thread_of_a_job_has_a_part() -> None:
+    from step_cost import COMPUTING, FEEDING, RUNNING, SERVING, TURNING, part_of
+
+    assert part_of("edl.worker", "tf_Compute", first=False) == COMPUTING
+    assert part_of("edl.worker", "python", first=True) == TURNING
+    assert part_of("edl.worker", "python", first=False) == FEEDING
+    assert part_of("edl.ps", "python", first=True) == SERVING
+    assert part_of("edl.master", "python", first=True) == part_of("", "edl", first=True) == RUNNING
+
+
 def test_a_peer_answers_and_ends(tmp_path: Path) -> None:
     from peer import Peer, ask_all
 

@@ -1,0 +1,104 @@
+"""Where the processor time of a DeepFM step goes: one PS and two workers, by process and thread.
+
+The job of deepfm.py. Processor time of every thread between two moments in its middle, as the kernel counts it, by the
+steps that the ledger counts between them. What the limit of deepfm.py leaves for parameter servers is the difference
+between this sum and the cores' time of one of its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import psutil
+from click_job import BLOCKS, ClickPlace, click_place
+from deepfm import TASK_RECORDS, WARM_SECONDS, WARM_STEPS, WORKERS, at_work
+from figures import Figure, Result
+from script import main, say
+
+from edl.testing.jobs import JobProcess
+
+COMPUTING = "workers: TensorFlow's threads (the step, parsing)"
+FEEDING = "workers: other threads (reading, parsing, progress)"
+TURNING = "workers: main thread (ids, frames, sockets, calling the step)"
+SERVING = "the PS"
+RUNNING = "the master and `edl run`"
+PARTS = (COMPUTING, FEEDING, TURNING, SERVING, RUNNING)
+Costs = dict[str, float]
+
+
+def part_of(module: str, thread: str, *, first: bool) -> str:
+    """Which part a thread belongs to, by the module that its process runs, its name, and whether it is the first."""
+    if module == "edl.worker":
+        return COMPUTING if thread == "tf_Compute" else TURNING if first else FEEDING
+    return SERVING if module == "edl.ps" else RUNNING
+
+
+def spent() -> Counter[str]:
+    """Seconds of processor time so far of the job that runs below this process, by part."""
+    found: Counter[str] = Counter()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            words = process.cmdline()
+            module = words[words.index("-m") + 1] if "-m" in words else ""
+            for thread in process.threads():
+                name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text().strip()
+                found[part_of(module, name, first=thread.id == process.pid)] += thread.user_time + thread.system_time
+        except (psutil.NoSuchProcess, FileNotFoundError):
+            continue  # it has just ended
+    return found
+
+
+def costs(place: ClickPlace, batch: int, seconds: float) -> Costs:
+    """Milliseconds of processor time a step, by part, and how many cores were at work."""
+    train = {
+        "epochs": 100_000,
+        "minibatch_size": batch,
+        "minibatches_per_task": max(1, TASK_RECORDS // batch),
+    }
+    job = place.job(f"cost-{batch}", train=train, checkpoint=None, workers={"max": WORKERS})
+    with JobProcess(job, cwd=place.folder) as run:
+        run.wait_status(lambda status: status["step"] >= WARM_STEPS and at_work(status) == WORKERS)
+        time.sleep(WARM_SECONDS)
+        before, first, begun = spent(), run.status(), time.monotonic()
+        time.sleep(seconds)
+        after, last, ended = spent(), run.status(), time.monotonic()
+        run.interrupt()
+        run.wait()
+    # The ledger counts in its own moments: rates are compared, not counts.
+    steps = (last["records_done"] - first["records_done"]) / batch / (last["updated"] - first["updated"])
+    used = {part: (after[part] - before[part]) / (ended - begun) for part in PARTS}
+    return {part: 1e3 * cores / steps for part, cores in used.items()} | {"cores": sum(used.values())}
+
+
+def measure(given: argparse.Namespace) -> Result:
+    rounds: dict[int, list[Costs]] = {batch: [] for batch in given.batches}
+    with click_place(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as place:
+        for number in range(given.rounds):
+            for batch, found in rounds.items():
+                found.append(costs(place, batch, given.seconds))
+                said = ", ".join(f"{part} {value:.1f}" for part, value in found[-1].items())
+                say(f"round {number + 1} of {given.rounds}, batch {batch}: {said}")
+    return Result("step_cost", tuple(figures(rounds)), {"rounds": rounds, "vocabulary": given.vocabulary})
+
+
+def figures(rounds: dict[int, list[Costs]]) -> Iterator[Figure]:
+    for batch, taken in rounds.items():
+        for part in PARTS:
+            yield Figure(f"DeepFM, batch {batch}, a step: {part}", median(one[part] for one in taken), "ms")
+        yield Figure(f"DeepFM, batch {batch}: cores at work", median(one["cores"] for one in taken), "")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a round; default 8")
+    parser.add_argument("--records", type=int, default=200_000, help="of the log; default 200,000")
+    parser.add_argument("--vocabulary", type=int, default=1_000_000, help="default a million")
+    parser.add_argument("--batches", type=int, nargs="+", default=[512, 4096], help="default 512 and 4096")
+
+
+if __name__ == "__main__":
+    main(__doc__, measure, rounds=3, options=options)
