@@ -1,6 +1,6 @@
 """All benchmarks, one after another: ``bench/results/<name>.json`` and the table in ``docs/benchmarks.md``.
 
-About fifty minutes on two cores; nothing else should run meanwhile. A script that fails or takes too long is
+About forty minutes on two cores; nothing else should run meanwhile. A script that fails or takes too long is
 reported, the others still run, and the exit code is 1. A requirement that is not met is a result, not a failure.
 
     python bench/run_all.py [--quick] [NAME ...]
