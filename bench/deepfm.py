@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -41,30 +41,36 @@ UNROLLS = tuple({"unroll": count} for count in (1, 4, 16))
 Rates = dict[str, float]
 
 
-def edl_rate(place: ClickPlace, batch: int, given: argparse.Namespace) -> float:
-    """Samples a second of a job in its middle."""
+@contextmanager
+def in_its_middle(place: ClickPlace, batch: int, changes: Sequence[str] = ()) -> Iterator[JobProcess]:
+    """The job at a batch, with ``changes`` (FIELD=VALUE) of it, once all workers train and have for a while."""
     train = {
         "epochs": 100_000,
         "minibatch_size": batch,
         "minibatches_per_task": max(1, TASK_RECORDS // batch),
     }
     job = place.job(f"deepfm-{batch}", train=train, checkpoint=None, workers={"max": WORKERS})
-    options = [word for change in given.set for word in ("--set", change)]
-    samples: list[tuple[float, int]] = []
-    with JobProcess(job, *options, cwd=place.folder) as run:
-        run.wait_status(lambda status: status["step"] >= WARM_STEPS and at_work(status) == WORKERS)
+    with JobProcess(job, *(word for change in changes for word in ("--set", change)), cwd=place.folder) as run:
+        run.wait_status(lambda status: status["step"] >= WARM_STEPS and _at_work(status) == WORKERS)
         time.sleep(WARM_SECONDS)
+        yield run
+        run.interrupt()
+        run.wait()
+
+
+def edl_rate(place: ClickPlace, batch: int, given: argparse.Namespace) -> float:
+    """Samples a second of a job in its middle."""
+    samples: list[tuple[float, int]] = []
+    with in_its_middle(place, batch, given.set) as run:
         until = time.monotonic() + given.seconds
         while time.monotonic() < until:
             status = run.status()
             samples.append((status["updated"], status["records_done"]))
             time.sleep(POLL_SECONDS)
-        run.interrupt()
-        run.wait()
     return steady_rate(samples, 0)
 
 
-def at_work(status: Mapping[str, Any]) -> int:
+def _at_work(status: Mapping[str, Any]) -> int:
     """How many workers train."""
     return sum(worker["state"] == "training" for worker in status["workers"])
 

@@ -16,11 +16,9 @@ from statistics import median
 
 import psutil
 from click_job import BLOCKS, ClickPlace, click_place
-from deepfm import TASK_RECORDS, WARM_SECONDS, WARM_STEPS, WORKERS, at_work
+from deepfm import in_its_middle
 from figures import Figure, Result
 from script import main, say
-
-from edl.testing.jobs import JobProcess
 
 COMPUTING = "workers: TensorFlow's threads (the step, parsing)"
 FEEDING = "workers: other threads (reading, parsing, progress)"
@@ -55,20 +53,10 @@ def spent() -> Counter[str]:
 
 def costs(place: ClickPlace, batch: int, seconds: float) -> Costs:
     """Milliseconds of processor time a step, by part, and how many cores were at work."""
-    train = {
-        "epochs": 100_000,
-        "minibatch_size": batch,
-        "minibatches_per_task": max(1, TASK_RECORDS // batch),
-    }
-    job = place.job(f"cost-{batch}", train=train, checkpoint=None, workers={"max": WORKERS})
-    with JobProcess(job, cwd=place.folder) as run:
-        run.wait_status(lambda status: status["step"] >= WARM_STEPS and at_work(status) == WORKERS)
-        time.sleep(WARM_SECONDS)
+    with in_its_middle(place, batch) as run:
         before, first, begun = spent(), run.status(), time.monotonic()
         time.sleep(seconds)
         after, last, ended = spent(), run.status(), time.monotonic()
-        run.interrupt()
-        run.wait()
     # The ledger counts in its own moments: rates are compared, not counts.
     steps = (last["records_done"] - first["records_done"]) / batch / (last["updated"] - first["updated"])
     used = {part: (after[part] - before[part]) / (ended - begun) for part in PARTS}
