@@ -172,7 +172,12 @@ class CheckpointSaved(Event):
     kind: ClassVar[str] = "checkpoint_saved"
     cut: Annotated[int, Option(_COUNT, "Number of the cut.")]
     step: Step
-    pause_seconds: Annotated[float, Option(Number(0.0), "How long updates waited for it.", "seconds")]
+    pause_seconds: Annotated[
+        float,
+        Option(
+            Number(0.0), "How long updates waited for it at most: from its announcement to the last copy.", "seconds"
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
         (RoleEnded(0.0, "worker", 0, 7, "Killed (SIGKILL)", 137), "worker 0 ended (pid 7): Killed (SIGKILL)"),
         (RecordsReturned(0.0, 0, 64, "/d/a.recordio", 2, "gone"), "records 0 to 64 of a.recordio of worker 2 back"),
         (RecordsReturned(0.0, 0, 1, "export", 2, "gone"), "the export of worker 2 back in the queue: gone"),
-        (CheckpointSaved(0.0, 3, 1200, 0.0124), "checkpoint 3 at step 1,200 saved, updates waited 0.012 s"),
+        (CheckpointSaved(0.0, 3, 1200, 0.0124), "checkpoint 3 at step 1,200 saved, updates waited at most 0.012 s"),
         (RoleAsked(0.0, "worker", 4, "refused before:\n  quota"), "worker 4 asked for: refused before: quota"),
         (RoleLeaving(0.0, "worker", 0, "preempted", "by b"), "worker 0 was told to go: preempted, by b"),
         (RoleLeaving(0.0, "ps", 1, ""), "ps 1 was told to go"),

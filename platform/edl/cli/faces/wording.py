@@ -89,7 +89,8 @@ def _of_parameters(event: Event) -> str | None:
         case EvaluationEnded():
             return f"evaluation of step {event.step:,}: {measures(event.metrics) or 'done'}"
         case CheckpointSaved():
-            return f"checkpoint {event.cut} at step {event.step:,} saved, updates waited {event.pause_seconds:.3f} s"
+            waited = f"updates waited at most {event.pause_seconds:.3f} s"
+            return f"checkpoint {event.cut} at step {event.step:,} saved, {waited}"
         case RolledBack():
             to = "the start" if event.to_cut is None else f"checkpoint {event.to_cut}"
             lost = f", {event.updates:,} updates lost" if event.updates else ""
