@@ -61,6 +61,8 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
 
     def build(self, input_shape: Any = None) -> None:
         """Make the table; of one without a bound, only what an export holds of it."""
+        if self.built:
+            return
         held = held_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
         if held is None:
             super().build(input_shape)  # which a worker intercepts for tables that are served

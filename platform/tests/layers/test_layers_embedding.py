@@ -261,6 +261,15 @@ def test_a_file_is_loaded_by_plain_keras_with_this_package(tmp_path: Path) -> No
     np.testing.assert_array_equal(loaded(given), model(given))
 
 
+def test_a_table_of_an_export_that_is_built_once_more_is_the_same() -> None:
+    known = Known(np.array([7]), np.arange(6, dtype=np.float32).reshape(2, DIM))
+    with known_rows({"any": known}):
+        layer = Embedding(DIM, name="any")
+        layer.build()
+        layer.build()
+    np.testing.assert_array_equal(layer(tf.constant([7, 8], tf.int64)), known.rows[[1, 0]])
+
+
 def test_the_package_imports_nothing_else_of_edl() -> None:
     code = "import sys, edl.layers; print(sorted(n for n in sys.modules if n.startswith('edl.') and 'layers' not in n))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
