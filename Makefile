@@ -119,4 +119,4 @@ constraints: $(STAMP) ## write the versions of this environment to constraints.t
 	  $(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+=='; } > constraints.txt
 
 clean: ## remove what was built and trained here (not the virtual environment)
-	rm -rf build dist platform/edl/ps/_native*.so $(DEMO) .edl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist platform/edl/ps/_native*.so platform/edl/worker/_distinct*.so $(DEMO) .edl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.hpp"
 #include "gather.hpp"
 #include "slab.hpp"
 #include "table.hpp"
@@ -25,9 +26,7 @@ namespace nb = nanobind;
 namespace edl {
 namespace {
 
-using IdArray = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using RowArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using NewIds = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Steps = nb::ndarray<const std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewSteps = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewRows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -36,16 +35,6 @@ using NewFloats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>
 
 constexpr std::size_t kMostDim = std::size_t{1} << 16;  // as edl.ps.declaration has it
 constexpr std::size_t kMostThreads = 1024;
-
-// The elements of an array. NumPy makes arrays at any address; what is not aligned, C++ may not read.
-template <typename Array>
-auto* elements(const Array& array) {
-  auto* const first = array.data();
-  if (reinterpret_cast<std::uintptr_t>(first) % sizeof(*first) != 0) throw std::invalid_argument("an array is not aligned");
-  return first;
-}
-
-Ids span(const IdArray& ids) { return {elements(ids), ids.shape(0)}; }
 
 template <typename Rows>
 void check(const Table& table, std::size_t count, const Rows& rows) {

@@ -1,38 +1,18 @@
 #include "gradients.hpp"
 
-#include <algorithm>
-#include <bit>
-
-#include "hash.hpp"
-
 namespace edl {
-namespace {
-
-constexpr std::size_t kAhead = 16;
-
-}  // namespace
 
 void Gradients::take(std::span<const std::int64_t> ids, const float* gradients) {
-  const std::size_t count = ids.size();
-  const std::size_t capacity = std::bit_ceil(std::max<std::size_t>(2 * count, 16));
-  const unsigned shift = static_cast<unsigned>(64 - std::bit_width(capacity - 1));
-  const auto spot = [&](std::size_t i) { return place(static_cast<std::uint64_t>(ids[i])) >> shift; };
   given_ = gradients;
-  places_.assign(capacity, 0);
-  ids_.clear(), sources_.clear(), sums_.clear();
-  ids_.reserve(count), sources_.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) prefetch_to_write(&places_[spot(i + kAhead)]);
-    std::size_t here = spot(i);
-    while (places_[here] != 0 && ids_[places_[here] - 1] != ids[i]) here = (here + 1) & (capacity - 1);
-    if (places_[here] != 0) {
-      add(places_[here] - 1, gradients + i * dim_);
-      continue;
+  sources_.clear(), sums_.clear();
+  sources_.reserve(ids.size());
+  distinct_.take(ids, [&](std::size_t i, std::uint32_t index, bool is_new) {
+    if (is_new) {
+      sources_.push_back(static_cast<std::int64_t>(i));
+    } else {
+      add(index, gradients + i * dim_);
     }
-    ids_.push_back(ids[i]);
-    sources_.push_back(static_cast<std::int64_t>(i));
-    places_[here] = static_cast<std::uint32_t>(ids_.size());
-  }
+  });
 }
 
 void Gradients::add(std::uint32_t index, const float* gradient) {
@@ -45,8 +25,7 @@ void Gradients::add(std::uint32_t index, const float* gradient) {
 }
 
 std::size_t Gradients::bytes() const {
-  return places_.capacity() * sizeof(places_[0]) + ids_.capacity() * sizeof(ids_[0]) +
-         sources_.capacity() * sizeof(sources_[0]) + sums_.capacity() * sizeof(sums_[0]);
+  return distinct_.bytes() + sources_.capacity() * sizeof(sources_[0]) + sums_.capacity() * sizeof(sums_[0]);
 }
 
 }  // namespace edl

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "distinct.hpp"
 #include "kernels.hpp"
 
 namespace edl {
@@ -17,8 +18,8 @@ class Gradients {
   // Take `ids` and their gradients, `[ids.size(), dim]`; they must stay where they are. Throws std::bad_alloc.
   void take(std::span<const std::int64_t> ids, const float* gradients);
 
-  std::size_t size() const { return ids_.size(); }
-  std::span<const std::int64_t> ids() const { return ids_; }
+  std::size_t size() const { return ids().size(); }
+  std::span<const std::int64_t> ids() const { return distinct_.ids(); }
   // Of the id at `index`; the gradient itself where the id came once.
   const float* gradient(std::size_t index) const {
     const std::int64_t source = sources_[index];
@@ -33,8 +34,7 @@ class Gradients {
   const Kernels& kernels_;
   std::size_t dim_;
   const float* given_ = nullptr;
-  std::vector<std::uint32_t> places_;  // by hash: index + 1, 0 for none
-  std::vector<std::int64_t> ids_;
+  Distinct distinct_;
   std::vector<std::int64_t> sources_;  // a given gradient, or ~ a sum
   std::vector<float> sums_;
 };

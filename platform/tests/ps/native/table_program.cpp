@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "distinct.hpp"
 #include "table.hpp"
 
 namespace {
@@ -59,6 +60,25 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
   restored.read(stored, read.data());
   require(read == values && restored.size() == table.size(), "the restored table differs");
   require(table.memory().resident <= table.memory().reserved, "more is resident than was reserved");
+}
+
+void each_once(std::size_t count, std::int64_t range, std::size_t seed) {
+  std::mt19937_64 random(seed);
+  std::uniform_int_distribution<std::int64_t> any(-range, range);
+  edl::Distinct distinct;
+  std::vector<std::int64_t> ids(count);
+  for (int batch = 0; batch < 3; ++batch) {
+    for (std::int64_t& id : ids) id = any(random);
+    std::unordered_map<std::int64_t, std::uint32_t> expected;
+    std::size_t next = 0;
+    distinct.take(ids, [&](std::size_t i, std::uint32_t index, bool is_new) {
+      require(i == next++, "an id was left out");
+      const auto [known, entered] = expected.try_emplace(ids[i], static_cast<std::uint32_t>(expected.size()));
+      require(known->second == index && entered == is_new, "an id has the number of another");
+    });
+    require(next == count && distinct.ids().size() == expected.size(), "an id is there twice");
+    for (const auto& [id, index] : expected) require(distinct.ids()[index] == id, "an id is not where it was said to be");
+  }
 }
 
 void readers_beside_a_writer() {
@@ -177,6 +197,8 @@ int main(int count, char** words) {
       against_a_map(7, 3, threads, 300, 1000, 30, seed);
       against_a_map(9'000'000, 0, threads, 1, 2, 1, seed);  // a row that is larger than a chunk
     }
+    each_once(5000, 3000, seed);
+    each_once(20'000, std::int64_t{1} << 62, seed);
     readers_beside_a_writer();
     snapshots_beside_writers(3);
     snapshots_while_rows_are_dropped(seed);

@@ -1,0 +1,27 @@
+"""The ids of a minibatch, each once, in native code: what ``numpy_distinct`` finds, in about half of the time.
+
+The extension is built by ``make native``; importing this module without it is an ImportError.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.worker import _distinct, aligned
+
+Ids = NDArray[np.int64]
+
+
+class NativeDistinct:
+    """A hash table in the processor's cache; used by one thread at a time. The GIL is released."""
+
+    def __init__(self) -> None:
+        self._found = _distinct.Distinct()
+
+    def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
+        """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
+        positions = aligned.empty(len(ids), dtype=np.int32)
+        each = np.empty(self._found.take(ids, positions), np.int64)
+        self._found.copy(each)
+        return each, positions
