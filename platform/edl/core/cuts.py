@@ -1,6 +1,6 @@
-"""When a cut is taken: announced, acknowledged by every holder of older leases, snapshot by every PS.
+"""How far a cut is: prepared, updates held, a copy made by every PS, saved.
 
-The protocol is described in docs/design/0002-record-accounting.md. This module only keeps score; ``job`` acts on it.
+The protocol is described in docs/design/0002-record-accounting.md. This module keeps score, ``snapshots`` acts on it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,23 @@ from enum import StrEnum
 
 from edl.core.decision import Decision
 
-ACKNOWLEDGE_FLOOR = 5.0
-ACKNOWLEDGE_STEPS = 4.0
+HOLD_SECONDS = 5.0
+"""How long the PS may take to hold updates. They hold them for no longer than that by themselves, for want of steps."""
+COPY_SECONDS = 60.0
+"""How long they may take for the arrival of such steps and for their copies."""
 
 
 class Stage(StrEnum):
     """How far a cut is."""
 
-    ANNOUNCED = "announced"
+    PREPARING = "preparing"
+    """The PS make room for their copies while updates go on."""
+    HOLDING = "holding"
+    """They are told to let no further step in, and say how far they are."""
     SNAPSHOT = "snapshot"
+    """They let in what any of them has, copy, and go on."""
     SAVING = "saving"
+    """The copies are on their way to the disk while updates go on."""
 
 
 @dataclass(slots=True)
@@ -30,65 +37,79 @@ class Cut:
     Attributes:
         checkpoint: whether it is written to disk.
         pin: whether the PS keep it in memory for an evaluation or the export.
-        holders: uids of workers that may still send pushes stamped below ``number``.
-        parts: uids of PS that have not yet taken their snapshot, or not yet saved it.
-        pause: seconds from the announcement to the last snapshot; updates waited for a part of it.
-        applied: what each PS said of its live leases when it took the snapshot.
+        parts: uids of PS that have not answered in this stage yet.
+        applied: what each PS said of the leases when it began to hold updates: ``through``.
+        within: steps of each live lease that the cut holds.
+        below: leases from this number on were granted later, and the cut holds nothing of them.
+        versions: of each PS, when it made its copy.
+        deadline: when updates have been held for too long.
+        pause: seconds for which one PS held updates, at most.
     """
 
     number: int
     checkpoint: bool
     pin: bool
-    step: int
-    began: float
-    holders: set[str] = field(default_factory=set)
-    stage: Stage = Stage.ANNOUNCED
+    stage: Stage = Stage.PREPARING
     parts: set[str] = field(default_factory=set)
-    applied: dict[str, dict[int, int]] = field(default_factory=dict)
+    applied: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    within: dict[int, int] = field(default_factory=dict)
+    below: int = 0
     versions: dict[str, int] = field(default_factory=dict)
     deadline: float = float("inf")
     pause: float = 0.0
 
-    def acknowledged(self, worker: str, known: int) -> None:
-        """A worker says that every push of its that is stamped below ``known`` has been answered."""
-        if known >= self.number:
-            self.holders.discard(worker)
+    def enter(self, stage: Stage, parts: Iterable[str], deadline: float = float("inf")) -> None:
+        """Wait for every PS once more."""
+        self.stage, self.parts, self.deadline = stage, set(parts), deadline
 
-    def let_go(self, worker: str) -> None:
-        """A worker holds no leases any more: none of its pushes can arrive and be admitted."""
-        self.holders.discard(worker)
+    def answered(self, stage: Stage, ps: str) -> bool:
+        """A PS answered what it was asked in a stage; whether the cut was waiting for that."""
+        if self.stage is not stage or ps not in self.parts:
+            return False
+        self.parts.discard(ps)
+        return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether every PS has answered in this stage."""
+        return not self.parts
 
     @property
     def awaited(self) -> bool:
-        """Whether pushes stamped with its number wait at the PS."""
+        """Whether some PS has no copy yet."""
         return self.stage is not Stage.SAVING
 
+    @property
+    def holds(self) -> bool:
+        """Whether updates may be held for it."""
+        return self.stage in (Stage.HOLDING, Stage.SNAPSHOT)
+
     def overdue(self, now: float) -> bool:
-        """Whether the cut should be given up, because others wait behind it."""
-        return self.awaited and now >= self.deadline
+        """Whether updates have been held for too long."""
+        return self.holds and now >= self.deadline
 
-    def steps(self, born: Mapping[str, int]) -> Decision[dict[int, int] | None]:
-        """Steps of each live lease that the cut holds; None when two PS disagree, which the protocol rules out.
+    def steps(self, live: Mapping[int, int], born: Mapping[str, int]) -> Decision[dict[int, int] | None]:
+        """Steps of each live lease that all PS are to have in their copies; None if nobody can know.
 
-        A PS that was restored after a lease was granted may know less of it, but never more.
+        A step that any PS has applied is on its way to the others, because a worker sends it to all of them, and sends
+        no other before all have answered. So those that lack it wait for it, and for nothing else. A PS that went back
+        to a checkpoint after a lease was granted cannot tell a step that is on its way from one that it has lost, until
+        a push of that lease has reached it.
+
+        Args:
+            live: the leases that are held, and how many steps of each are known to be in.
+            born: by PS: it knows everything of leases from this number on.
         """
-        agreed: dict[int, int] = {}
-        later: dict[int, int] = {}
-        for ps, applied in self.applied.items():
-            for lease, through in applied.items():
-                if born.get(ps, 0) > lease:
-                    later[lease] = max(later.get(lease, 0), through)
-                elif agreed.setdefault(lease, through) != through:
-                    return Decision(None, f"{ps} holds {through} steps of lease {lease}, another PS {agreed[lease]}")
-        return Decision({**later, **agreed}, "all PS agree")
-
-
-def begin(
-    number: int, *, checkpoint: bool, pin: bool, step: int, holders: Iterable[str], slowest_step: float, now: float
-) -> Cut:
-    """A new cut. It is given up after a few of the slowest steps: a stopped worker must not stop the others."""
-    deadline = now + max(ACKNOWLEDGE_FLOOR, ACKNOWLEDGE_STEPS * slowest_step)
-    return Cut(number, checkpoint, pin, step, now, set(holders), deadline=deadline)
+        within: dict[int, int] = {}
+        for lease, known in live.items():
+            through = {ps: applied[lease] for ps, applied in self.applied.items() if lease in applied}
+            unaware = [ps for ps in self.applied if ps not in through and born.get(ps, 0) > lease]
+            within[lease] = max(through.values(), default=0)
+            if unaware and (through or known):
+                return Decision(None, f"{unaware[0]} has met no push of lease {lease} since it went back")
+            if within[lease] < known:
+                return Decision(None, f"{known} steps of lease {lease} are in, and no PS has more than {within[lease]}")
+        return Decision(within, "whatever one PS has, the others get")
 
 
 def due(step: int, last: int, every: int | None) -> bool:

@@ -146,7 +146,6 @@ class Progressed:
     """A worker's batched progress, which is also its heartbeat."""
 
     worker: str
-    known_cut: int
     steps: tuple[Steps, ...] = ()
 
 
@@ -158,7 +157,6 @@ class TaskReported:
     lease: int
     last: Steps | None = None
     result: Any = None
-    known_cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +188,30 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
+class CutPrepared:
+    """A PS has room for its copy of a cut."""
+
+    ps: str
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatesHeld:
+    """A PS lets no further step in for a cut; it has applied so many of each lease, of those that it has met."""
+
+    ps: str
+    cut: int
+    applied: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """A PS holds its part of a cut."""
+    """A PS has its copy of a cut, for which it held updates for ``pause`` seconds."""
 
     ps: str
     cut: int
     version: int
-    applied: Mapping[int, int]
+    pause: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +266,8 @@ Event = (
     | WorkerLeft
     | WorkerFailed
     | Revoked
+    | CutPrepared
+    | UpdatesHeld
     | SnapshotTaken
     | CheckpointSaved
     | StopWanted
@@ -350,15 +367,22 @@ class RevokeLeases:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnounceCut:
-    """Tell every PS that cut is coming."""
+class PrepareCut:
+    """Make every PS get room for its copy of a cut; updates go on."""
+
+    cut: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldUpdates:
+    """Make every PS let no further step in and say how far it is."""
 
     cut: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Every push stamped below the cut is in: copy the state, keep later pushes out of the copy.
+    """Make every PS wait for the steps below ``within``, by lease, copy its state, and let all others in again.
 
     ``floor``: every lease below was closed when the ledger's half of the cut was taken; a later one would not do.
     """
@@ -367,11 +391,12 @@ class TakeSnapshot:
     checkpoint: bool
     pin: bool
     floor: int = 0
+    within: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCut:
-    """The cut is off: let the pushes in that wait for it."""
+    """The cut is off: let updates in again."""
 
     cut: int
 
@@ -425,7 +450,8 @@ Command = (
     | DeletePod
     | AttachPs
     | RevokeLeases
-    | AnnounceCut
+    | PrepareCut
+    | HoldUpdates
     | TakeSnapshot
     | ReleaseCut
     | SaveCheckpoint

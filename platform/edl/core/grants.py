@@ -156,7 +156,6 @@ def _extras(state: State, kind: str) -> tuple[int, int, Any]:
 def progressed(state: State, event: Progressed, now: float) -> None:
     """Enter a worker's progress; answer which of its leases are not its own any more."""
     heard(state, event.worker, now)
-    acknowledge_cut(state, event.worker, event.known_cut)
     lost = tuple(steps.lease for steps in event.steps if _owned(state, event.worker, steps.lease) is None)
     for steps in event.steps:
         advance_lease(state, event.worker, steps, now)
@@ -209,16 +208,9 @@ def _worked(state: State, worker: str, lease: int, made: int, now: float) -> Non
     state.fleet.worked(Role.PS, made)
 
 
-def acknowledge_cut(state: State, worker: str, known: int) -> None:
-    """A worker has no push stamped below ``known`` in flight."""
-    if state.cut is not None:
-        state.cut.acknowledged(worker, known)
-
-
 def reported(state: State, event: TaskReported, now: float) -> None:
     """Enter the end of a task, if it is the worker's to report."""
     heard(state, event.worker, now)
-    acknowledge_cut(state, event.worker, event.known_cut)
     found = _owned(state, event.worker, event.lease)
     if found is None:
         state.do(Acknowledged((event.lease,)))

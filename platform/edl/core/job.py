@@ -56,7 +56,7 @@ class JobState(State):
         times += [at for at in (*self.fleet.not_before.values(), *refused, self.held_cuts) if at > now]
         if self.more_missing and not self.ended:
             times.append(now + staffing.SOON)
-        if self.cut is not None and self.cut.awaited:
+        if self.cut is not None and self.cut.holds:
             times.append(self.cut.deadline)
         return min(times)
 
@@ -98,6 +98,8 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.WorkerLeft: recovery.left,
     events.WorkerFailed: recovery.failed,
     events.Revoked: reclaim.revoked,
+    events.CutPrepared: snapshots.prepared,
+    events.UpdatesHeld: snapshots.held,
     events.SnapshotTaken: snapshots.taken,
     events.CheckpointSaved: snapshots.saved,
     events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),

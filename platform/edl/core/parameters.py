@@ -42,7 +42,7 @@ def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
 
 
 def passed_cut(state: State) -> int:
-    """Pushes stamped up to this cut need not wait for it."""
+    """No PS is to hold updates for this cut, or for one before it."""
     return state.cut_number - 1 if state.cut is not None and state.cut.awaited else state.cut_number
 
 
@@ -191,7 +191,7 @@ def lost(state: State, pod: Pod, reason: str, now: float) -> None:
     """A PS ended."""
     state.pins.pop(pod.uid, None)
     if state.cut is not None:
-        snapshots.call_off(state, f"ps-{pod.index} was lost", now)
+        snapshots.call_off(state, f"ps-{pod.index} was lost", now, snapshots.RETRY_SECONDS)
     for revocation in state.revocations:
         revocation.lost(pod.uid)
     check(state, reason)

@@ -19,7 +19,7 @@ def advance(state: State, now: float) -> None:
     staffing.advance(state, now)
     _check_pins(state)
     _proceed(state, now)
-    # Last: a cut that nobody has to acknowledge is taken at once, also one that has just begun.
+    # Last: what a cut waited for may be settled by now.
     if not state.ended:
         snapshots.advance(state, now)
 
@@ -90,14 +90,14 @@ def _cut_if_due(state: State, now: float) -> None:
     evaluate = bool(state.validation) and state.round is None and not first
     pin = evaluate and due(state.step, state.last_evaluation, s.evaluation_steps)
     if checkpoint or pin:
-        snapshots.begin(state, now, checkpoint=checkpoint, pin=pin)
+        snapshots.begin(state, checkpoint=checkpoint, pin=pin)
 
 
 def _finish(state: State, now: float) -> None:
     """All records are done: a last cut, evaluation and export of it, and the end."""
     if state.final_pin == 0:
         if state.round is None and state.cut is None and state.fleet.ps_ready() and now >= state.held_cuts:
-            snapshots.begin(state, now, checkpoint=state.settings.durable, pin=True)
+            snapshots.begin(state, checkpoint=state.settings.durable, pin=True)
         return
     if state.validation and not state.evaluated_final:
         _enter(state, "Evaluating", _why_over(state))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from edl.core import snapshots
 from edl.core.cluster import Role
-from edl.core.cuts import Stage
 from edl.core.events import Revoked, RevokeLeases
 from edl.core.kinds import TRAINING
 from edl.core.leases import Holder
@@ -73,13 +72,6 @@ def closed(state: State, worker: str, lease: int, now: float) -> None:
     holder = state.holders.get(worker)
     if holder is not None:
         holder.drop(lease, now)
-    let_go(state, worker)
-
-
-def let_go(state: State, worker: str) -> None:
-    """A worker that can push nothing any more holds no cut up."""
-    if state.cut is not None and not state.holds_training(worker):
-        state.cut.let_go(worker)
 
 
 def _where(work: Work) -> dict[str, int | str]:
@@ -87,9 +79,11 @@ def _where(work: Work) -> dict[str, int | str]:
 
 
 def _revoke(state: State, revocation: Revocation, now: float) -> None:
-    if state.cut is not None and state.cut.stage is Stage.SNAPSHOT:
-        # A PS that has revoked a lease leaves it out of its snapshot: nobody could say how far the cut has it.
-        snapshots.call_off(state, f"leases of {revocation.worker} were taken back meanwhile", now)
+    if state.cut is not None and state.cut.holds:
+        # A step that one PS has may never reach the others now: they would wait for it.
+        snapshots.call_off(
+            state, f"leases of {revocation.worker} were taken back meanwhile", now, snapshots.RETRY_SECONDS
+        )
     names = ("worker", "leases", "reason", "in_flight", "crashed")
     state.record({"kind": "revoking", **dict(zip(names, revocation.row(), strict=True))})
     for number in revocation.leases:
@@ -122,7 +116,6 @@ def settle_revocations(state: State, now: float) -> None:
         quarantine = _crashing(state, revocation, settlements)
         for s in reversed(settlements):
             _return(state, revocation, s, quarantine.get(s.lease, 0))
-        let_go(state, revocation.worker)
 
 
 def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int) -> None:

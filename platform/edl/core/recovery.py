@@ -11,7 +11,7 @@ from edl.core.hearing import heard
 from edl.core.leases import Holder
 from edl.core.pods import TERMINAL
 from edl.core.pods import State as PodState
-from edl.core.reclaim import ask, let_go, take_back
+from edl.core.reclaim import ask, take_back
 from edl.core.state import State
 
 _GONE = "gone when the master came back"
@@ -110,7 +110,6 @@ def _worker_lost(state: State, pod: Pod, reason: str, now: float) -> None:
     crashed = pod.state is PodState.CRASHED and pod.uid not in state.fleet.dismissed
     state.record({"kind": "worker", "index": pod.index, "uid": pod.uid, "lost": 1})
     take_back(state, pod.uid, reason, now, crashed=crashed)
-    let_go(state, pod.uid)
     state.holders.pop(pod.uid, None)
 
 

@@ -7,51 +7,56 @@ from __future__ import annotations
 
 from edl.core import cuts
 from edl.core.cluster import Role
-from edl.core.cuts import Stage
-from edl.core.events import AnnounceCut, CheckpointSaved, ReleaseCut, SaveCheckpoint, SnapshotTaken, TakeSnapshot
+from edl.core.cuts import Cut, Stage
+from edl.core.events import (
+    CheckpointSaved,
+    CutPrepared,
+    HoldUpdates,
+    PrepareCut,
+    ReleaseCut,
+    SaveCheckpoint,
+    SnapshotTaken,
+    TakeSnapshot,
+    UpdatesHeld,
+)
 from edl.core.state import State
 from edl.core.tasks import Ledger
 
 RETRY_SECONDS = 1.0
+RETRY_HELD_SECONDS = 10.0
 RETRY_SAVING_SECONDS = 30.0
 
 
-def begin(state: State, now: float, *, checkpoint: bool, pin: bool) -> None:
-    """Announce a cut."""
+def begin(state: State, *, checkpoint: bool, pin: bool) -> None:
+    """Begin a cut: the PS make room for it."""
     assert state.training is not None
     number = state.cut_number + 1
     state.record({"kind": "cut_announced", "cut": number, "step": state.step})
-    state.cut = cuts.begin(
-        number,
-        checkpoint=checkpoint,
-        pin=pin,
-        step=state.step,
-        holders={lease.worker for lease in state.training.leases.values()},
-        slowest_step=state.patience.step,
-        now=now,
-    )
-    state.do(AnnounceCut(number))
+    state.cut = Cut(number, checkpoint, pin)
+    state.cut.enter(Stage.PREPARING, _servers(state))
+    state.do(PrepareCut(number))
 
 
 def advance(state: State, now: float) -> None:
-    """Take the snapshot when nobody can push below the cut any more, or call the cut off when that takes too long."""
+    """Hold updates when all PS have room and no lease is on its way back; call the cut off when it takes too long."""
     cut = state.cut
     if cut is None:
         return
-    if cut.stage is Stage.ANNOUNCED and not cut.holders and not state.revocations:
-        assert state.training is not None
-        cut.stage = Stage.SNAPSHOT
-        cut.parts = {ps.uid for ps in state.fleet.live(Role.PS)}
-        state.frozen = state.training.snapshot()
-        state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor()))
+    if cut.stage is Stage.PREPARING and cut.complete and not state.revocations:
+        cut.enter(Stage.HOLDING, _servers(state), now + cuts.HOLD_SECONDS)
+        state.do(HoldUpdates(cut.number))
     elif cut.overdue(now):
-        revoked = {ps for revocation in state.revocations for ps in revocation.waiting}
-        waiting = (cut.holders or revoked) if cut.stage is Stage.ANNOUNCED else cut.parts
-        call_off(state, f"no answer from {', '.join(sorted(waiting))} for {now - cut.began:.1f} s", now)
+        call_off(state, f"no answer from {', '.join(sorted(cut.parts))} in time", now)
 
 
-def call_off(state: State, reason: str, now: float, retry: float = RETRY_SECONDS) -> None:
-    """Give the cut on its way up; it is tried again under another number."""
+def call_off(state: State, reason: str, now: float, retry: float = RETRY_HELD_SECONDS) -> None:
+    """Give the cut on its way up; it is tried again under another number.
+
+    Args:
+        reason: for people.
+        now: the time.
+        retry: seconds until then; long where what stopped it may last, because updates may be held in vain each time.
+    """
     assert state.cut is not None
     state.record({"kind": "cut_off", "cut": state.cut.number, "reason": reason})
     state.do(ReleaseCut(state.cut.number))
@@ -59,46 +64,72 @@ def call_off(state: State, reason: str, now: float, retry: float = RETRY_SECONDS
     state.cut, state.held_cuts = None, now + retry
 
 
-def taken(state: State, event: SnapshotTaken, now: float) -> None:
-    """A PS holds its part; with the last one, the cut's ledger position is complete."""
+def prepared(state: State, event: CutPrepared, now: float) -> None:
+    """A PS has room for its copy; ``advance`` goes on when all have."""
     cut = state.cut
-    if cut is None or cut.number != event.cut or cut.stage is not Stage.SNAPSHOT:
+    if cut is not None and cut.number == event.cut:
+        cut.answered(Stage.PREPARING, event.ps)
+
+
+def held(state: State, event: UpdatesHeld, now: float) -> None:
+    """A PS lets no further step in; with the last one it is known which steps the cut has: the ledger's half of it."""
+    cut, training = state.cut, state.training
+    if cut is None or cut.number != event.cut or not cut.answered(Stage.HOLDING, event.ps):
         return
-    cut.parts.discard(event.ps)
-    cut.applied[event.ps], cut.versions[event.ps] = dict(event.applied), event.version
+    cut.applied[event.ps] = event.applied
+    if not cut.complete:
+        return
+    assert training is not None
+    steps = cut.steps({number: lease.through for number, lease in training.leases.items()}, state.fleet.born)
+    if steps.value is None:
+        call_off(state, steps.reason, now)
+        return
+    cut.within, cut.below = steps.value, state.next_number()
+    state.frozen = training.position(cut.within)
+    cut.enter(Stage.SNAPSHOT, _servers(state), now + cuts.COPY_SECONDS)
+    state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor(), cut.within))
+
+
+def taken(state: State, event: SnapshotTaken, now: float) -> None:
+    """A PS has its copy and lets updates in again; with the last one the cut is taken."""
+    cut = state.cut
+    if cut is None or cut.number != event.cut or not cut.answered(Stage.SNAPSHOT, event.ps):
+        return
+    cut.versions[event.ps], cut.pause = event.version, max(cut.pause, event.pause)
     if event.ps in state.fleet.pods:
         state.fleet.pods[event.ps].version = event.version
-    if not cut.parts:
-        _complete(state, now)
+    if cut.complete:
+        _complete(state, cut)
 
 
-def _complete(state: State, now: float) -> None:
-    cut, training = state.cut, state.training
-    assert cut is not None
-    assert training is not None
-    agreed = cut.steps(state.fleet.born)
-    if agreed.value is None:
-        state.end("Failed", f"cut {cut.number} is not the same on all parameter servers: {agreed.reason}")
-        return
-    frozen = Ledger(training.plan, training.epochs, training.minibatch)
-    frozen.restore(state.frozen)
-    position = frozen.position(agreed.value)
-    cut.pause, version = now - cut.began, max(cut.versions.values(), default=0)
-    applied = {str(number): through for number, through in agreed.value.items()}
-    entry = {"kind": "cut_taken", "cut": cut.number, "step": position["done_steps"], "version": version}
+def _complete(state: State, cut: Cut) -> None:
+    version, step = max(cut.versions.values(), default=0), state.frozen["done_steps"]
+    applied = {str(number): through for number, through in cut.within.items()}
+    entry = {"kind": "cut_taken", "cut": cut.number, "step": step, "version": version, "below": cut.below}
     state.record({**entry, "applied": applied, "pause": round(cut.pause, 6)})
     if cut.pin:
         for uid in cut.versions:
             state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
-        frozen.restore(position)
         lasting = cut.checkpoint or not state.settings.durable
-        _pinned(state, cut.number, frozen.done_steps, final=lasting and state.over(frozen))
+        _pinned(state, cut.number, step, final=lasting and state.over(_ledger(state)))
     if cut.checkpoint:
-        cut.stage = Stage.SAVING
-        state.do(SaveCheckpoint(cut.number, position["done_steps"], version, position, cut.pause))
-        state.frozen = position
+        cut.enter(Stage.SAVING, ())
+        state.do(SaveCheckpoint(cut.number, step, version, state.frozen, cut.pause))
     else:
         state.cut = None
+
+
+def _ledger(state: State) -> Ledger:
+    """The training ledger as the cut has it."""
+    training = state.training
+    assert training is not None
+    ledger = Ledger(training.plan, training.epochs, training.minibatch)
+    ledger.restore(state.frozen)
+    return ledger
+
+
+def _servers(state: State) -> set[str]:
+    return {ps.uid for ps in state.fleet.live(Role.PS)}
 
 
 def _pinned(state: State, pin: int, step: int, *, final: bool) -> None:

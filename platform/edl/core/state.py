@@ -56,7 +56,7 @@ class State:
         scaled: least and most workers that somebody wants instead of what the spec says; None: as it says.
         synced: every pod that exists has been seen.
         cut: the cut on its way, if any; ``cut_number`` is the last number used.
-        frozen: the ledger when its snapshot was asked for, then the position that is being saved.
+        frozen: the ledger's half of the cut on its way.
         held_cuts: no cut is begun before.
         pins: the cuts that each PS keeps, by uid.
         registered: uids of PS that said where they listen before the cluster showed them.
@@ -165,11 +165,6 @@ class State:
         ]
         return sorted(held, key=lambda item: item[1].number)
 
-    def holds_training(self, worker: str) -> bool:
-        """Whether a worker may still push: it holds training leases, or their way back is not over."""
-        training = self.training
-        return training is not None and bool(training.held(worker))
-
     def next_number(self) -> int:
         """The number that the next lease gets."""
         return (self.incarnation << INCARNATION_SHIFT) + self.lease_counter + 1
@@ -180,10 +175,10 @@ class State:
         return self.next_number() if lowest is None else lowest
 
     def floor(self) -> int:
-        """Every lease below is closed. Leases of a snapshot on its way stay open: the PS still have to name them."""
+        """Every lease below is closed. Leases of a snapshot on its way stay open: their pushes may be, too."""
         floor = self.oldest()
         if self.cut is not None and self.cut.stage is Stage.SNAPSHOT:
-            floor = min([floor, *(row[0] for row in self.frozen["leases"][:1])])
+            floor = min([floor, *self.cut.within])
         return floor
 
     # ------------------------------------------------------------------ deciding

@@ -113,9 +113,15 @@ class ParameterServers:
             except RefusedError as error:
                 self._refused(link, question, error)
             else:
-                event = question.event(reply)
-                if event is not None:
-                    self._handle(event)
+                self._answered(link, question, reply)
+
+    def _answered(self, link: Link, question: Question, reply: Any) -> None:
+        if question.waits(reply):
+            link.put(question)
+            return
+        event = question.event(reply)
+        if event is not None:
+            self._handle(event)
 
     def _refused(self, link: Link, question: Question, error: RefusedError) -> None:
         method, kind = question.method.name, kind_of(error)

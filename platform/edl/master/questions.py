@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edl.core.events import (
-    AnnounceCut,
     AttachPs,
     Command,
+    CutPrepared,
     Event,
+    HoldUpdates,
+    PrepareCut,
     PsAttached,
     ReleaseCut,
     Revoked,
@@ -19,6 +21,7 @@ from edl.core.events import (
     SnapshotTaken,
     TakeSnapshot,
     Unpin,
+    UpdatesHeld,
 )
 from edl.core.partition import placement
 from edl.rpc import edl_pb2 as pb
@@ -35,6 +38,10 @@ def _nothing(reply: Any) -> Event | None:
     return None
 
 
+def _never(reply: Any) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """One call to one PS.
@@ -43,6 +50,7 @@ class Question:
         event: what an answer tells the core.
         deadline: seconds for one try.
         needed: the job cannot go on when the PS refuses.
+        waits: whether an answer says to ask again, behind what is to be asked by then.
         cut: the cut that is off when the PS refuses; 0 when none is.
         restore: the cut that the PS is to load; 0 when none is.
     """
@@ -50,6 +58,7 @@ class Question:
     method: Method[Any, Any]
     request: Any
     event: Callable[[Any], Event | None] = _nothing
+    waits: Callable[[Any], bool] = _never
     deadline: float = DEADLINE
     needed: bool = False
     cut: int = 0
@@ -79,8 +88,10 @@ class Asker:
                 return self._revoke(command)
             case TakeSnapshot():
                 return self._snapshot(command, uid)
-            case AnnounceCut(cut):
-                return Question(PsControl.Announce, pb.AnnounceRequest(incarnation=self.incarnation, cut=cut))
+            case PrepareCut(cut):
+                return self._prepare(cut, uid)
+            case HoldUpdates(cut):
+                return self._hold(cut, uid)
             case ReleaseCut(cut):
                 return Question(PsControl.Release, pb.ReleaseRequest(incarnation=self.incarnation, cut=cut))
             case Unpin(cut):
@@ -103,15 +114,25 @@ class Asker:
             return PsAttached(command.uid, reply.initialized, reply.version, tuple(reply.pins))
 
         deadline = DEADLINE if restore is None else RESTORE_DEADLINE
-        return Question(PsControl.Attach, request, event, deadline, needed=True, restore=restore or 0)
+        return Question(PsControl.Attach, request, event, deadline=deadline, needed=True, restore=restore or 0)
 
     def _revoke(self, command: RevokeLeases) -> Question:
         request = pb.RevokeRequest(incarnation=self.incarnation, leases=command.leases, floor=command.floor)
 
         def event(reply: pb.RevokeReply) -> Event:
-            return Revoked(command.ps, {step.lease: step.through for step in reply.applied})
+            return Revoked(command.ps, _steps(reply.applied))
 
         return Question(PsControl.Revoke, request, event, needed=True)
+
+    def _prepare(self, cut: int, uid: str) -> Question:
+        request = pb.PrepareRequest(incarnation=self.incarnation, cut=cut)
+        return Question(PsControl.Prepare, request, lambda reply: CutPrepared(uid, cut), cut=cut)
+
+    def _hold(self, cut: int, uid: str) -> Question:
+        def event(reply: pb.HoldReply) -> Event:
+            return UpdatesHeld(uid, cut, _steps(reply.applied))
+
+        return Question(PsControl.Hold, pb.HoldRequest(incarnation=self.incarnation, cut=cut), event, cut=cut)
 
     def _snapshot(self, command: TakeSnapshot, uid: str) -> Question:
         request = pb.SnapshotRequest(
@@ -120,9 +141,14 @@ class Asker:
             checkpoint=str(cut_directory(self.checkpoints, command.cut)) if command.checkpoint else "",
             pin=command.pin,
             floor=command.floor,
+            within=[pb.LeaseStep(lease=lease, through=through) for lease, through in command.within.items()],
         )
 
         def event(reply: pb.SnapshotReply) -> Event:
-            return SnapshotTaken(uid, command.cut, reply.version, {step.lease: step.through for step in reply.applied})
+            return SnapshotTaken(uid, command.cut, reply.version, reply.pause_seconds)
 
-        return Question(PsControl.Snapshot, request, event, cut=command.cut)
+        return Question(PsControl.Snapshot, request, event, lambda reply: reply.waits, cut=command.cut)
+
+
+def _steps(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
+    return {step.lease: step.through for step in steps}

@@ -68,9 +68,7 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         """Ask for work."""
         seconds = min(request.wait_seconds, LONGEST_WAIT) if request.wait_seconds > 0 else 0.0
         answer = self._shell.lease(uid_of(request.member), seconds, frozenset(request.held))
-        reply = pb.LeaseReply(
-            incarnation=self._incarnation, cut=self._shell.announced, placement_version=self._placement_version()
-        )
+        reply = pb.LeaseReply(incarnation=self._incarnation, placement_version=self._placement_version())
         match answer:
             case Granted():
                 reply.task.CopyFrom(task_of(answer))
@@ -82,10 +80,9 @@ class Servicer(edl_pb2_grpc.MasterServicer):
 
     def Progress(self, request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:  # noqa: N802
         """Say how far leases are; also the heartbeat."""
-        answer = self._ask(Progressed(uid_of(request.member), request.known_cut, steps_of(request.leases)))
+        answer = self._ask(Progressed(uid_of(request.member), steps_of(request.leases)))
         return pb.ProgressReply(
             incarnation=self._incarnation,
-            cut=self._shell.announced,
             placement_version=self._placement_version(),
             lost=answer.lost,
         )
@@ -94,12 +91,10 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         """Say that a task is done."""
         last = steps_of([request.last])[0] if request.HasField("last") else None
         uid, result = uid_of(request.member), result_of(request.result)
-        answer = self._ask(TaskReported(uid, request.lease, last, result, request.known_cut))
+        answer = self._ask(TaskReported(uid, request.lease, last, result))
         lost = request.lease in answer.lost
         reason = "the lease is not yours (any more)" if lost else ""
-        return pb.ReportReply(
-            accepted=not lost, reason=reason, incarnation=self._incarnation, cut=self._shell.announced
-        )
+        return pb.ReportReply(accepted=not lost, reason=reason, incarnation=self._incarnation)
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.FailReply:  # noqa: N802
         """Say why a worker cannot go on."""

@@ -19,7 +19,6 @@ from typing import Protocol
 from edl.core.errors import EdlError, RefusedError, RetryableError
 from edl.core.events import (
     Acknowledged,
-    AnnounceCut,
     Answer,
     Command,
     DeletePod,
@@ -94,7 +93,6 @@ class Shell:
         lock: held while state is read or changed.
         ended: how the job ended, once that is on disk.
         failure: why this master cannot go on; the first reason counts.
-        announced: the newest cut that is on disk as announced: workers may hear of it.
     """
 
     def __init__(
@@ -114,7 +112,6 @@ class Shell:
         self.time = CoreTime(clock, fence)
         self.ended: EndJob | None = None
         self.failure: Exception | None = None
-        self.announced = state.cut_number
         self._pods, self._ps, self._tell = pods, ps, tell
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
@@ -206,8 +203,6 @@ class Shell:
         elif isinstance(command, EndJob):
             self._over(command)
         else:
-            if isinstance(command, AnnounceCut):
-                self.announced = command.cut
             self._ps.do(command)
 
     def _over(self, ended: EndJob) -> None:

@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError
 from edl.core.errors import BadInputError
 from edl.ps import requests
 from edl.ps.arrays import Floats
-from edl.ps.conversation import Stamp
 from edl.ps.exhaustion import no_memory
 from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
+from edl.ps.rounds import Share
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import Answer, Frame, Kind
 from edl.rpc.refusal import Refused
@@ -77,8 +77,8 @@ class BulkPlane:
         slab = self._reply.floats(declared.size) if head.pull else None
         origin = requests.origin(head, threading.get_ident())
         self._caller.worker = origin.worker
-        result = self._server.push(Stamp(head.lease, head.step, head.cut), declared, gradients, slab, origin)
-        meta = pb.Pushed(outcome=_OUTCOMES[result.admission], version=result.version, cut=result.cut)
+        result = self._server.push(Share(head.lease, head.step), declared, gradients, slab, origin)
+        meta = pb.Pushed(outcome=_OUTCOMES[result.admission], version=result.version)
         meta.round.extend(pb.Share(lease=share.lease, step=share.step) for share in result.round)
         return Answer(Kind.PUSHED, meta.SerializeToString(), () if slab is None else _views(slab))
 

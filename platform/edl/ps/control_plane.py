@@ -59,18 +59,25 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         through = self._server.revoke(request.incarnation, request.leases, request.floor)
         return pb.RevokeReply(applied=_steps(through))
 
-    def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceReply:  # noqa: N802
-        """Relay a cut to workers."""
-        self._server.announce(request.incarnation, request.cut)
-        return pb.AnnounceReply()
+    def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
+        """Make room for the copy of a cut."""
+        self._server.prepare(request.incarnation)
+        return pb.PrepareReply()
+
+    def Hold(self, request: pb.HoldRequest, context: Any) -> pb.HoldReply:  # noqa: N802
+        """Let no further step in."""
+        return pb.HoldReply(applied=_steps(self._server.hold(request.incarnation, request.cut)))
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:  # noqa: N802
         """Take a cut."""
         checkpoint = Path(request.checkpoint) if request.checkpoint else None
+        within = {step.lease: step.through for step in request.within}
         taken = self._server.snapshot(
-            request.incarnation, request.cut, checkpoint, pin=request.pin, floor=request.floor
+            request.incarnation, request.cut, checkpoint, pin=request.pin, floor=request.floor, within=within
         )
-        return pb.SnapshotReply(version=taken.version, applied=_steps(taken.applied), copy_seconds=taken.copy_seconds)
+        if taken is None:
+            return pb.SnapshotReply(waits=True)
+        return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
         """Call a cut off."""

@@ -11,14 +11,6 @@ from edl.ps.leases import Admission
 from edl.ps.rounds import Share
 
 
-class Stamp(NamedTuple):
-    """Which step a push is: its lease, the step's index in it, and the cut that the worker knew."""
-
-    lease: int
-    step: int
-    cut: int
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a push comes from, and what goes with it.
@@ -46,13 +38,11 @@ class PushResult(NamedTuple):
     Attributes:
         admission: whether it is in.
         version: updates that were applied.
-        cut: the newest that was announced.
         round: the pushes of the update that it is in, in synchronous mode.
     """
 
     admission: Admission
     version: int
-    cut: int
     round: tuple[Share, ...] = ()
 
 
@@ -99,9 +89,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A snapshot that was taken; ``copy_seconds`` is how long pushes were kept out for the copy alone."""
+    """A snapshot that was taken; ``pause`` is for how many seconds no step was let in."""
 
     cut: int
     version: int
-    applied: Mapping[int, int]
-    copy_seconds: float
+    pause: float

@@ -1,17 +1,20 @@
-"""Cuts: which pushes wait, and which copies are kept.
+"""Cuts: which steps wait, and which copies are kept.
 
-A push that is stamped with cut k was computed after k was known, so it must not be in snapshot k: it waits until the
-snapshot has been taken (or the cut is off). See docs/design/0002-record-accounting.md.
+While a cut is held, a step enters only if another PS has it already: so all of them copy the same steps. See
+docs/design/0002-record-accounting.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from edl.core.errors import RefusedError
 
 Copy = TypeVar("Copy")
+
+HOLD_SECONDS = 5.0
+"""Updates are not held for longer, whatever became of the master."""
 
 
 class CutError(RefusedError):
@@ -27,45 +30,79 @@ class PinError(RefusedError):
 
 
 class Cuts(Generic[Copy]):
-    """The cuts of one PS; ``Copy`` is what a snapshot is."""
+    """The cuts of one PS; ``Copy`` is what a snapshot is. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._announced = 0
         self._passed = 0
+        self._held = 0
+        self._since = 0.0
+        self._within: Mapping[int, int] = {}
         self._pins: dict[int, Copy] = {}
 
-    @property
-    def announced(self) -> int:
-        """The newest cut that workers are told of."""
-        return self._announced
-
-    def announce(self, cut: int) -> None:
-        """Tell workers of a cut from now on."""
-        self._announced = max(self._announced, cut)
-
-    def waits(self, stamp: int) -> bool:
-        """A push with this stamp must wait."""
-        return stamp > self._passed
-
-    def check_open(self, cut: int) -> None:
-        """Refuse to take a cut that is over.
+    def hold(self, cut: int, now: float) -> None:
+        """Keep every step out from now on; once more for the same cut changes nothing.
 
         Raises:
-            CutError: pushes stamped with it were let in already.
+            CutError: steps were let in since.
         """
-        if cut <= self._passed:
-            raise CutError(f"cut {cut} cannot be taken: pushes stamped up to {self._passed} were let in")
+        self.check_open(cut)
+        if cut > self._held:
+            self._held, self._since, self._within = cut, now, {}
+
+    def let_in(self, cut: int, within: Mapping[int, int]) -> None:
+        """Steps below ``within`` of a lease belong to the cut."""
+        if cut == self._held:
+            self._within = within
+
+    def keeps_out(self, lease: int, step: int) -> bool:
+        """A step must wait."""
+        return self._held > 0 and step >= self._within.get(lease, 0)
+
+    @property
+    def held(self) -> bool:
+        """Whether steps are kept out."""
+        return self._held > 0
+
+    @property
+    def until(self) -> float:
+        """When the cut that is held will have been for too long; never if there is none."""
+        return self._since + HOLD_SECONDS if self._held else float("inf")
+
+    def expire(self, now: float) -> bool:
+        """Give up a cut that was held for too long; whether there was one."""
+        if now < self.until:
+            return False
+        self.passed(self._held)
+        return True
+
+    def held_for(self, now: float) -> float:
+        """Seconds since steps were kept out first; 0 if they are not."""
+        return now - self._since if self._held else 0.0
+
+    def is_open(self, cut: int) -> bool:
+        """Whether it can still be taken."""
+        return cut > self._passed
+
+    def check_open(self, cut: int) -> None:
+        """Refuse a cut that is over.
+
+        Raises:
+            CutError: steps were let in already.
+        """
+        if not self.is_open(cut):
+            raise CutError(f"cut {cut} is over: updates go on since cut {self._passed}")
 
     def taken(self, cut: int, copy: Copy, *, pin: bool) -> None:
-        """The state was copied: pushes stamped up to ``cut`` may go in; ``pin`` keeps the copy."""
+        """The state was copied: let all steps in; ``pin`` keeps the copy."""
         self.passed(cut)
         if pin:
             self._pins[cut] = copy
 
     def passed(self, cut: int) -> None:
-        """Let pushes stamped up to ``cut`` in: it is complete, or off."""
-        self.announce(cut)
+        """The cut is complete, or off: nothing waits for it any more."""
         self._passed = max(self._passed, cut)
+        if self._held <= self._passed:
+            self._held, self._within = 0, {}
 
     def release(self, cut: int) -> Copy | None:
         """The cut is off: nothing of it is kept; returns the copy if it was pinned."""

@@ -6,15 +6,14 @@ All methods are called with the server's lock held; those that wait let it go me
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.ps.contents import Contents
-from edl.ps.conversation import Stamp
 from edl.ps.cuts import Cuts
 from edl.ps.leases import Admission, Leases
 from edl.ps.pushes import PushCounts
-from edl.ps.rounds import Forming
+from edl.ps.rounds import Forming, Share
 from edl.ps.single import Single
 from edl.ps.together import Together
 from edl.ps.updates import Offered, Updates
@@ -36,6 +35,7 @@ class Entrance:
 
     Attributes:
         closed: the process ends.
+        kept_out: pushes that wait for a cut.
     """
 
     def __init__(
@@ -53,10 +53,11 @@ class Entrance:
         self._leases = leases
         self._cuts = cuts
         self._contents = contents
-        self._updates = _updates(strategy, leases, contents)
+        self._updates = _updates(strategy, leases, contents, cuts)
         self._patience = patience
         self._clock = clock
         self.closed = False
+        self.kept_out = 0
 
     def admit(self, push: Offered) -> Admission:
         """Wait until a push is decided.
@@ -66,20 +67,36 @@ class Entrance:
                 replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
         """
         until = self._clock() + self._patience
-        self._await_cut(push, until)
+        if self._keeps_out(push.share):
+            self._await_cut(push.share, until)
         self._contents.store_of(push.declared)
         self._updates.offer(push)
         self._changed.notify_all()
         self._await_outcome(push, until)
         admission = push.admission()
         if admission is Admission.UNKNOWN_MASTER:
-            raise Refused(f"the master that granted lease {push.stamp.lease} has not attached yet", kind="incarnation")
+            raise Refused(f"the master that granted lease {push.share.lease} has not attached yet", kind="incarnation")
         return admission
 
     def settle(self) -> None:
         """Leases or cuts changed."""
-        self._updates.settle(self._cuts.waits)
+        self._updates.settle()
         self._changed.notify_all()
+
+    def let_in(self, cut: int, within: Mapping[int, int], seconds: float) -> bool:
+        """Let the steps below ``within`` of each lease in; whether all of them have come after so many seconds.
+
+        Raises:
+            Refused: kind ``busy``: the process ends.
+        """
+        self._cuts.let_in(cut, within)
+        self.settle()
+        if not self._leases.reached(within):
+            self._changed.wait_for(lambda: self._leases.reached(within) or self.closed, seconds)
+        self._check_open()
+        if self._cuts.expire(self._clock()):
+            self.settle()
+        return self._leases.reached(within)
 
     def replaced(self) -> None:
         """The parameters are about to be replaced: what waits is to be sent again."""
@@ -106,34 +123,46 @@ class Entrance:
         self._changed.notify_all()
         return self._updates.summary()
 
-    def _await_cut(self, push: Offered, until: float) -> None:
-        stamp = push.stamp
-        if not self._kept_out(stamp):
-            return
-        self._updates.hold(push)
+    def _await_cut(self, share: Share, until: float) -> None:
+        self.kept_out += 1
         self._changed.notify_all()
-        if not self._changed.wait_for(lambda: not self._kept_out(stamp), until - self._clock()):
-            raise Refused(f"cut {stamp.cut} is not over after {self._patience:g} s", kind="busy")
+        try:
+            if not self._await(lambda: not self._keeps_out(share), until):
+                raise Refused(f"a cut is not over after {self._patience:g} s", kind="busy")
+        finally:
+            self.kept_out -= 1
 
     def _await_outcome(self, push: Offered, until: float) -> None:
-        self._changed.wait_for(lambda: push.outcome is not None or self.closed, until - self._clock())
+        self._await(lambda: push.outcome is not None or self.closed, until)
         if push.outcome is None:
             reason = self._updates.withdraw(push)
             self._changed.notify_all()
             self._check_open()
             raise Refused(f"{reason} for {self._patience:g} s", kind="busy")
 
-    def _kept_out(self, stamp: Stamp) -> bool:
+    def _await(self, over: Callable[[], bool], until: float) -> bool:
+        """Wait until it is over; False if it is not by then. A cut that is held for too long is given up meanwhile."""
+        while not over():
+            now = self._clock()
+            if self._cuts.expire(now):
+                self.settle()
+            elif now >= until:
+                return False
+            else:
+                self._changed.wait(min(until, self._cuts.until) - now)
+        return True
+
+    def _keeps_out(self, share: Share) -> bool:
         """A retried or revoked push changes nothing, so that it need not wait."""
         self._check_open()
-        return self._cuts.waits(stamp.cut) and self._leases.decide(stamp.lease, stamp.step) is Admission.APPLIED
+        return self._cuts.keeps_out(*share) and self._leases.decide(*share) is Admission.APPLIED
 
     def _check_open(self) -> None:
         if self.closed:
             raise Refused("this PS ends", kind="busy")
 
 
-def _updates(strategy: Strategy, leases: Leases, contents: Contents) -> Updates:
+def _updates(strategy: Strategy, leases: Leases, contents: Contents, cuts: Cuts[Any]) -> Updates:
     if strategy.mode == "sync":
-        return Together(leases, contents, strategy.grads_to_wait, strategy.version_tolerance)
+        return Together(leases, contents, strategy.grads_to_wait, strategy.version_tolerance, lambda: cuts.held)
     return Single(leases, contents, staleness_aware=strategy.staleness_aware)

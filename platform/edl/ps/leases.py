@@ -52,6 +52,7 @@ class Leases:
         self._incarnation = 0
         self._floor = 0
         self._through: dict[int, int] = {}
+        self._met: set[int] = set()
         self._revoked: set[int] = set()
         self._survivors: frozenset[int] = frozenset()
 
@@ -106,6 +107,7 @@ class Leases:
         admission = self.decide(lease, step)
         if admission is Admission.APPLIED:
             self._through[lease] = step + 1
+            self._met.add(lease)
         return admission
 
     def revoke(self, leases: Iterable[int], floor: int) -> dict[int, int]:
@@ -123,9 +125,25 @@ class Leases:
         """``through`` of every lease at or above the floor that is not revoked."""
         return {lease: through for lease, through in self._through.items() if lease not in self._revoked}
 
+    def met(self) -> dict[int, int]:
+        """As ``applied``, of those only that a push has come of since the parameters went back to a checkpoint.
+
+        Of others nobody knows here which of their later steps were in when that checkpoint was made elsewhere.
+        """
+        return {lease: through for lease, through in self.applied().items() if lease in self._met}
+
+    def reached(self, within: Mapping[int, int]) -> bool:
+        """Whether so many steps of each lease are in."""
+        return all(self._through.get(lease, 0) >= steps for lease, steps in within.items())
+
+    def beyond(self, within: Mapping[int, int]) -> dict[int, int]:
+        """``through`` of those of these leases of which more steps are in than so many."""
+        return {n: self._through[n] for n, steps in within.items() if self._through.get(n, 0) > steps}
+
     def restore(self, applied: Mapping[int, int]) -> None:
         """Go back to what a checkpoint had applied; who is attached and what is revoked stays."""
         self._through = {lease: through for lease, through in applied.items() if lease >= self._floor}
+        self._met.clear()
 
     def close_below(self, floor: int) -> None:
         """Close every lease below a floor, and forget it; a floor never goes down."""
@@ -134,6 +152,7 @@ class Leases:
         self._floor = floor
         self._through = {lease: through for lease, through in self._through.items() if lease >= self._floor}
         self._revoked = {lease for lease in self._revoked if lease >= self._floor}
+        self._met &= self._through.keys()
 
     def __len__(self) -> int:
         """Leases that memory is kept for."""

@@ -18,12 +18,13 @@ from edl.ps.account import Account
 from edl.ps.arrays import Floats, Ids
 from edl.ps.checkpoints import Cut
 from edl.ps.contents import Contents
-from edl.ps.conversation import Attachment, Origin, PushResult, Stamp, State, Taken
+from edl.ps.conversation import Attachment, Origin, PushResult, State, Taken
 from edl.ps.cuts import Cuts
 from edl.ps.declaration import Declaration
 from edl.ps.entrance import Entrance
 from edl.ps.exhaustion import no_memory
 from edl.ps.leases import Leases
+from edl.ps.rounds import Share
 from edl.ps.shard_writer import Saved, ShardWriter
 from edl.ps.snapshot import StoredRows
 from edl.ps.store import Gradients
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 20.0
 """Seconds that a push waits for a cut before it is answered ``busy``."""
+ARRIVAL_SECONDS = 0.2
+"""So long one request to take a cut waits for steps that are on their way: the master may have another one by then."""
 
 
 class ParameterServer:
@@ -133,16 +136,16 @@ class ParameterServer:
 
     def push(
         self,
-        stamp: Stamp,
+        share: Share,
         declared: Declaration,
         gradients: Gradients | None,
         into: Floats | None = None,
         origin: Origin | None = None,
     ) -> PushResult:
-        """Apply a step once, after the cut that it is stamped with, and with the other pushes of its update.
+        """Apply a step once, after a cut that keeps it out, and with the other pushes of its update.
 
         Args:
-            stamp: of the push.
+            share: which step of which lease it is.
             declared: what the gradients were checked against.
             gradients: None enters the step only.
             into: gets the slab as it is then.
@@ -152,12 +155,12 @@ class ParameterServer:
             Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
                 replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
         """
-        push = Offered(stamp, origin or Origin(), declared, gradients)
+        push = Offered(share, origin or Origin(), declared, gradients)
         with self._changed:
             admission = self._entrance.admit(push)
             if into is not None:
                 self._contents.store_of(declared).read_dense(into)
-            return PushResult(admission, self._contents.version, self._cuts.announced, push.round)
+            return PushResult(admission, self._contents.version, push.round)
 
     def parted(self, worker: int, link: int) -> None:
         """A worker's connection closed."""
@@ -196,36 +199,66 @@ class ParameterServer:
             self._entrance.settle()
             return through
 
-    def announce(self, incarnation: int, cut: int) -> None:
-        """Tell workers of a cut with every answer from now on; before, while pushes go on, make room for the copy."""
-        self._contents.make_room()
+    def prepare(self, incarnation: int) -> None:
+        """Make room for the copy of a cut, while pushes go on."""
         with self._changed:
             self._leases.check(incarnation)
-            self._cuts.announce(cut)
+        self._contents.make_room()
 
-    def snapshot(self, incarnation: int, cut: int, checkpoint: Path | None, *, pin: bool, floor: int = 0) -> Taken:
+    def hold(self, incarnation: int, cut: int) -> Mapping[int, int]:
+        """Let no further step in until the cut is taken, is off, or was held for too long.
+
+        Returns:
+            ``through`` of the leases that pushes have come of since this server began, or went back to a checkpoint.
+
+        Raises:
+            Refused: the master is stale, or the cut is over.
+        """
+        with self._changed:
+            self._leases.check(incarnation)
+            self._cuts.hold(cut, self._clock())
+            self._entrance.settle()
+            return self._leases.met()
+
+    def snapshot(
+        self,
+        incarnation: int,
+        cut: int,
+        checkpoint: Path | None,
+        *,
+        pin: bool,
+        floor: int = 0,
+        within: Mapping[int, int] | None = None,
+    ) -> Taken | None:
         """Copy the state, let waiting pushes in, and begin to write the copy if it is a checkpoint.
 
-        The same cut again (its answer was lost) gives the same answer. Leases below ``floor`` are closed.
+        The same cut again (its answer was lost) gives the same answer.
+
+        Args:
+            incarnation: of the master.
+            cut: its number.
+            checkpoint: the directory that the copy is written to.
+            pin: keep the copy for evaluations and the export.
+            floor: leases below are closed.
+            within: steps of each live lease that the copy is to have: other servers have them.
+
+        Returns:
+            None if such a step has not come yet: to be asked again.
 
         Raises:
             Refused: the master is stale, nothing is declared, or the cut is over.
         """
+        steps = within or {}
         with self._changed:
             self._leases.check(incarnation)
-            if self._last_taken is not None and self._last_taken.cut == cut:
-                return self._last_taken
-            self._cuts.check_open(cut)
-            self._leases.close_below(floor)
-            began = self._clock()
-            copy = self._contents.copy(cut, self._leases)
-            self._last_taken = Taken(cut, copy.version, copy.applied, self._clock() - began)
-            with copy.snapshot:
-                self._cuts.taken(cut, copy, pin=pin)
-                if pin:
-                    copy.snapshot.hold()
-                if checkpoint is not None:
-                    self._writer.begin(checkpoint, copy)
+            if not self._has_taken(cut):
+                self._cuts.check_open(cut)
+                self._leases.close_below(floor)
+                if not self._entrance.let_in(cut, steps, ARRIVAL_SECONDS) and self._cuts.is_open(cut):
+                    return None
+                self._leases.check(incarnation)
+            if not self._has_taken(cut):  # by a second try of the same question, meanwhile
+                self._last_taken = self._take(cut, checkpoint, steps, pin=pin)
             self._entrance.settle()
             return self._last_taken
 
@@ -263,6 +296,25 @@ class ParameterServer:
                 log.info("%s", self._entrance.close())
 
     # ------------------------------------------------------------ under the lock
+
+    def _has_taken(self, cut: int) -> bool:
+        return self._last_taken is not None and self._last_taken.cut == cut
+
+    def _take(self, cut: int, checkpoint: Path | None, within: Mapping[int, int], *, pin: bool) -> Taken:
+        self._cuts.check_open(cut)
+        if beyond := self._leases.beyond(within):
+            raise Refused(f"leases are through {beyond} where cut {cut} has {dict(within)}", kind="cut")
+        began = self._clock()
+        held = self._cuts.held_for(began)
+        copy = self._contents.copy(cut, self._leases)
+        taken = Taken(cut, copy.version, held + self._clock() - began)
+        with copy.snapshot:
+            self._cuts.taken(cut, copy, pin=pin)
+            if pin:
+                copy.snapshot.hold()
+            if checkpoint is not None:
+                self._writer.begin(checkpoint, copy)
+        return taken
 
     def _to_restore(self, attachment: Attachment) -> Cut | None:
         """What an attachment restores, read without holding up pushes."""

@@ -5,9 +5,8 @@ sit are one update. Nobody is waited for who may not come. A worker is *expected
 that its next push will be of, and not any more when
 
 - it said that no minibatch follows (it waits for work, evaluates, has finished),
-- its connection is closed (its process ended),
-- that lease is refused here (the master gave the worker up), or
-- its push waits behind a cut, until the cut is over.
+- its connection is closed (its process ended), or
+- that lease is refused here (the master gave the worker up).
 
 A worker whose push was refused as stale is *owed* a round: none closes before its next push is in. So a minibatch is
 refused once at most. docs/design/0008-modes.md says why nothing here can wait for ever.
@@ -51,12 +50,6 @@ class Forming:
     awaited: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    stamp: int
-    lease: int
-
-
 class Rounds:
     """The round that forms now; pure.
 
@@ -68,7 +61,6 @@ class Rounds:
         self._wanted = wanted
         self._seats: dict[int, Seat] = {}
         self._expected: dict[int, int] = {}
-        self._held: dict[int, _Held] = {}
         self._owed: set[int] = set()
         self._links: dict[int, Hashable] = {}
 
@@ -102,7 +94,6 @@ class Rounds:
     def sit(self, seat: Seat) -> Seat | None:
         """A push takes its seat; returns the older one of the same worker that it takes the place of."""
         self._expected.pop(seat.worker, None)
-        self._held.pop(seat.worker, None)
         former = self._seats.get(seat.worker)
         self._seats[seat.worker] = seat
         return former
@@ -125,22 +116,9 @@ class Rounds:
         self._expected[worker] = lease
         self._owed.add(worker)
 
-    def hold(self, worker: int, lease: int, stamp: int) -> None:
-        """A push waits behind a cut: rounds before that cut must not wait for it."""
-        self._expected.pop(worker, None)
-        self._held[worker] = _Held(stamp, lease)
-
-    def let_in(self, waits: Callable[[int], bool]) -> None:
-        """Pushes whose stamp does not wait any more are on their way in."""
-        for worker, held in list(self._held.items()):
-            if not waits(held.stamp):
-                del self._held[worker]
-                self._expected[worker] = held.lease
-
     def leave(self, worker: int) -> None:
         """Nothing comes from a worker, but for a push that sits already."""
         self._expected.pop(worker, None)
-        self._held.pop(worker, None)
         self._owed.discard(worker)
 
     def drop(self, refused: Callable[[int], bool]) -> None:

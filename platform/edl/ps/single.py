@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 
 from edl.ps.contents import Contents
@@ -42,14 +42,11 @@ class Single:
             return push.gradients
         return replace(push.gradients, learning_rate=push.gradients.learning_rate / max(1, staleness))
 
-    def hold(self, push: Offered) -> None:
-        """Nobody waits for it."""
-
     def withdraw(self, push: Offered) -> str:
         """Nothing waits here."""
         raise AssertionError("an asynchronous push is decided when it is offered")
 
-    def settle(self, waits: Callable[[int], bool]) -> None:
+    def settle(self) -> None:
         """Nothing waits here."""
 
     def parted(self, worker: int, link: Hashable) -> None:

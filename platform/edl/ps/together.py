@@ -1,7 +1,7 @@
 """Synchronous mode: pushes wait for their round, and are one update.
 
 A push that waits has changed nothing: no snapshot holds a part of a round, and one whose lease is revoked meanwhile was
-never there.
+never there. While a cut is held, the first parameter server makes no update; the others make those that it has made.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ class Together:
         contents: what they change.
         wanted: pushes of an update, if so many can come.
         tolerance: versions that the values of a gradient may lag behind.
+        held: whether a cut keeps further steps out.
     """
 
-    def __init__(self, leases: Leases, contents: Contents, wanted: int, tolerance: int) -> None:
+    def __init__(
+        self, leases: Leases, contents: Contents, wanted: int, tolerance: int, held: Callable[[], bool]
+    ) -> None:
         self._leases = leases
         self._contents = contents
         self._tolerance = tolerance
+        self._held = held
         self._rounds = Rounds(wanted)
         self._followed = Followed()
         self._waiting: dict[Share, Offered] = {}
@@ -55,14 +59,14 @@ class Together:
         elif self._is_stale(push):
             push.outcome = Admission.STALE
             self._tally.refuse()
-            self._rounds.refuse(origin.worker, push.stamp.lease)
+            self._rounds.refuse(origin.worker, push.share.lease)
         else:
             self._wait(push)
         self._close()
 
     def _known(self, push: Offered) -> None:
         """A push that enters nothing; one whose answer was lost is told its round again."""
-        made = self._made.get(push.stamp.lease, ())
+        made = self._made.get(push.share.lease, ())
         if push.outcome is Admission.DUPLICATE:
             push.round = made if push.share in made else ()
         if not push.origin.round:
@@ -85,13 +89,6 @@ class Together:
         if former is not None:
             self._over((former.share,), _sent_again())
 
-    def hold(self, push: Offered) -> None:
-        """Rounds of before the cut do not wait for it."""
-        if not push.origin.round:
-            self._rounds.linked(push.origin.worker, push.origin.link)
-            self._rounds.hold(push.origin.worker, push.stamp.lease, push.stamp.cut)
-        self._close()
-
     def withdraw(self, push: Offered) -> str:
         """It does not sit any more."""
         del self._waiting[push.share]
@@ -102,15 +99,14 @@ class Together:
         self._rounds.rise(push.origin.worker)
         return f"a round waits for pushes of leases {missing}"
 
-    def settle(self, waits: Callable[[int], bool]) -> None:
-        """What was revoked leaves; what may come now is waited for."""
+    def settle(self) -> None:
+        """What was revoked leaves; a round may be complete without it, or not be held any more."""
         for share, push in list(self._waiting.items()):
             decided = self._leases.decide(*share)
             if decided is not Admission.APPLIED:
                 self._vacate(share)
                 push.outcome = decided
         self._rounds.drop(lambda lease: self._leases.decide(lease, 0) is Admission.REVOKED)
-        self._rounds.let_in(waits)
         self._made = {n: made for n, made in self._made.items() if self._leases.decide(n, 0) is not Admission.REVOKED}
         self._close()
 
@@ -152,7 +148,7 @@ class Together:
                     push.outcome = error
 
     def _complete(self) -> tuple[Share, ...]:
-        seats = self._rounds.close()
+        seats = () if self._held() else self._rounds.close()
         if seats:
             return tuple(seat.share for seat in seats)
         return self._followed.close(lambda share: self._leases.decide(*share) in _MAY_COME)
@@ -165,7 +161,7 @@ class Together:
         shares = tuple(push.share for push in pushes)
         for push in pushes:
             push.outcome, push.round = self._leases.admit(*push.share), shares
-            self._made[push.stamp.lease] = shares
+            self._made[push.share.lease] = shares
 
     def _over(self, shares: Iterable[Share], error: RefusedError) -> None:
         for share in shares:

@@ -6,11 +6,11 @@ mode (``edl.ps.together``) when its round closes. Until then it has changed noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.ps.conversation import Origin, Stamp
+from edl.ps.conversation import Origin
 from edl.ps.declaration import Declaration
 from edl.ps.leases import Admission
 from edl.ps.pushes import PushCounts
@@ -23,7 +23,7 @@ class Offered:
     """A push, and what became of it once that is known.
 
     Attributes:
-        stamp: which step it is.
+        share: which step of which lease it is.
         origin: where it comes from.
         declared: what the gradients were checked against.
         gradients: None enters the step only.
@@ -31,17 +31,12 @@ class Offered:
         round: the pushes of the update that it is in.
     """
 
-    stamp: Stamp
+    share: Share
     origin: Origin
     declared: Declaration
     gradients: Gradients | None
     outcome: Admission | Exception | None = None
     round: tuple[Share, ...] = ()
-
-    @property
-    def share(self) -> Share:
-        """Its step of its lease."""
-        return Share(self.stamp.lease, self.stamp.step)
 
     def staleness(self, version: int) -> int:
         """Updates that its gradient misses where ``version`` are made; none after these went back to a checkpoint."""
@@ -61,14 +56,11 @@ class Updates(Protocol):
     def offer(self, push: Offered) -> None:
         """A push that no cut keeps out any more."""
 
-    def hold(self, push: Offered) -> None:
-        """A push that waits behind a cut."""
-
     def withdraw(self, push: Offered) -> str:
         """A push waited for too long and will be sent again; says for what."""
 
-    def settle(self, waits: Callable[[int], bool]) -> None:
-        """Leases or cuts changed; ``waits`` says whether a push with this stamp is kept out."""
+    def settle(self) -> None:
+        """Leases or cuts changed."""
 
     def parted(self, worker: int, link: Hashable) -> None:
         """A worker's connection closed."""

@@ -130,20 +130,18 @@ class LeaseRequest(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., known_incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("incarnation", "cut", "placement_version", "task", "wait", "stop")
+    __slots__ = ("incarnation", "placement_version", "task", "wait", "stop")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
-    cut: int
     placement_version: int
     task: Task
     wait: Wait
     stop: Stop
-    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., placement_version: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason",)
@@ -184,14 +182,12 @@ class Task(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
-    __slots__ = ("member", "known_cut", "leases")
+    __slots__ = ("member", "leases")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_CUT_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     member: Member
-    known_cut: int
     leases: _containers.RepeatedCompositeFieldContainer[LeaseProgress]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., known_cut: _Optional[int] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ...) -> None: ...
 
 class LeaseProgress(_message.Message):
     __slots__ = ("lease", "through", "loss_sum", "loss_steps", "skipped_records")
@@ -208,42 +204,36 @@ class LeaseProgress(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., through: _Optional[int] = ..., loss_sum: _Optional[float] = ..., loss_steps: _Optional[int] = ..., skipped_records: _Optional[int] = ...) -> None: ...
 
 class ProgressReply(_message.Message):
-    __slots__ = ("incarnation", "cut", "placement_version", "lost")
+    __slots__ = ("incarnation", "placement_version", "lost")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
-    cut: int
     placement_version: int
     lost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., placement_version: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("member", "lease", "last", "result", "known_cut")
+    __slots__ = ("member", "lease", "last", "result")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_CUT_FIELD_NUMBER: _ClassVar[int]
     member: Member
     lease: int
     last: LeaseProgress
     result: bytes
-    known_cut: int
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., lease: _Optional[int] = ..., last: _Optional[_Union[LeaseProgress, _Mapping]] = ..., result: _Optional[bytes] = ..., known_cut: _Optional[int] = ...) -> None: ...
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., lease: _Optional[int] = ..., last: _Optional[_Union[LeaseProgress, _Mapping]] = ..., result: _Optional[bytes] = ...) -> None: ...
 
 class ReportReply(_message.Message):
-    __slots__ = ("accepted", "reason", "incarnation", "cut")
+    __slots__ = ("accepted", "reason", "incarnation")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     incarnation: int
-    cut: int
-    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class FailRequest(_message.Message):
     __slots__ = ("member", "kind", "message", "detail", "lease")
@@ -335,7 +325,7 @@ class RevokeReply(_message.Message):
     applied: _containers.RepeatedCompositeFieldContainer[LeaseStep]
     def __init__(self, applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
 
-class AnnounceRequest(_message.Message):
+class PrepareRequest(_message.Message):
     __slots__ = ("incarnation", "cut")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -343,33 +333,49 @@ class AnnounceRequest(_message.Message):
     cut: int
     def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
 
-class AnnounceReply(_message.Message):
+class PrepareReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class HoldRequest(_message.Message):
+    __slots__ = ("incarnation", "cut")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    cut: int
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ...) -> None: ...
+
+class HoldReply(_message.Message):
+    __slots__ = ("applied",)
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    applied: _containers.RepeatedCompositeFieldContainer[LeaseStep]
+    def __init__(self, applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
+
 class SnapshotRequest(_message.Message):
-    __slots__ = ("incarnation", "cut", "checkpoint", "pin", "floor")
+    __slots__ = ("incarnation", "cut", "checkpoint", "pin", "floor", "within")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     cut: int
     checkpoint: str
     pin: bool
     floor: int
-    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ..., floor: _Optional[int] = ...) -> None: ...
+    within: _containers.RepeatedCompositeFieldContainer[LeaseStep]
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ..., floor: _Optional[int] = ..., within: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
-    __slots__ = ("version", "applied", "copy_seconds")
+    __slots__ = ("waits", "version", "pause_seconds")
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_FIELD_NUMBER: _ClassVar[int]
-    COPY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    waits: bool
     version: int
-    applied: _containers.RepeatedCompositeFieldContainer[LeaseStep]
-    copy_seconds: float
-    def __init__(self, version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ..., copy_seconds: _Optional[float] = ...) -> None: ...
+    pause_seconds: float
+    def __init__(self, waits: _Optional[bool] = ..., version: _Optional[int] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("incarnation", "cut")
@@ -488,12 +494,11 @@ class TableRows(_message.Message):
     def __init__(self, name: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("incarnation", "worker", "lease", "step", "cut", "learning_rate", "weight", "pull", "tables", "empty", "version", "next", "round", "again")
+    __slots__ = ("incarnation", "worker", "lease", "step", "learning_rate", "weight", "pull", "tables", "empty", "version", "next", "round", "again")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
@@ -507,7 +512,6 @@ class Push(_message.Message):
     worker: int
     lease: int
     step: int
-    cut: int
     learning_rate: float
     weight: float
     pull: bool
@@ -517,10 +521,10 @@ class Push(_message.Message):
     next: int
     round: _containers.RepeatedCompositeFieldContainer[Share]
     again: bool
-    def __init__(self, incarnation: _Optional[int] = ..., worker: _Optional[int] = ..., lease: _Optional[int] = ..., step: _Optional[int] = ..., cut: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight: _Optional[float] = ..., pull: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., empty: _Optional[bool] = ..., version: _Optional[int] = ..., next: _Optional[int] = ..., round: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., again: _Optional[bool] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., worker: _Optional[int] = ..., lease: _Optional[int] = ..., step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., weight: _Optional[float] = ..., pull: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[TableRows, _Mapping]]] = ..., empty: _Optional[bool] = ..., version: _Optional[int] = ..., next: _Optional[int] = ..., round: _Optional[_Iterable[_Union[Share, _Mapping]]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Pushed(_message.Message):
-    __slots__ = ("outcome", "version", "cut", "round")
+    __slots__ = ("outcome", "version", "round")
     class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         APPLIED: _ClassVar[Pushed.Outcome]
@@ -533,13 +537,11 @@ class Pushed(_message.Message):
     STALE: Pushed.Outcome
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    CUT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     outcome: Pushed.Outcome
     version: int
-    cut: int
     round: _containers.RepeatedCompositeFieldContainer[Share]
-    def __init__(self, outcome: _Optional[_Union[Pushed.Outcome, str]] = ..., version: _Optional[int] = ..., cut: _Optional[int] = ..., round: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
+    def __init__(self, outcome: _Optional[_Union[Pushed.Outcome, str]] = ..., version: _Optional[int] = ..., round: _Optional[_Iterable[_Union[Share, _Mapping]]] = ...) -> None: ...
 
 class Share(_message.Message):
     __slots__ = ("lease", "step")

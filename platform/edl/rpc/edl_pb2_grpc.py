@@ -345,10 +345,15 @@ class PsControlStub:
                 request_serializer=edl_dot_rpc_dot_edl__pb2.RevokeRequest.SerializeToString,
                 response_deserializer=edl_dot_rpc_dot_edl__pb2.RevokeReply.FromString,
                 _registered_method=True)
-        self.Announce = channel.unary_unary(
-                '/edl.v1.PsControl/Announce',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.AnnounceRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.AnnounceReply.FromString,
+        self.Prepare = channel.unary_unary(
+                '/edl.v1.PsControl/Prepare',
+                request_serializer=edl_dot_rpc_dot_edl__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=edl_dot_rpc_dot_edl__pb2.PrepareReply.FromString,
+                _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/edl.v1.PsControl/Hold',
+                request_serializer=edl_dot_rpc_dot_edl__pb2.HoldRequest.SerializeToString,
+                response_deserializer=edl_dot_rpc_dot_edl__pb2.HoldReply.FromString,
                 _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/edl.v1.PsControl/Snapshot',
@@ -390,22 +395,29 @@ class PsControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Announce(self, request, context):
-        """of a cut: relayed to workers in push replies
+    def Prepare(self, request, context):
+        """of a cut: make room for the copy, updates go on
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hold(self, request, context):
+        """let no further step in, and say which are
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
-        """every live worker has passed the cut
+        """wait for the steps of the cut, copy, and let all others in again
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """the cut is off: let waiting pushes in
+        """the cut is off: let updates in again
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -437,10 +449,15 @@ def add_PsControlServicer_to_server(servicer, server):
                     request_deserializer=edl_dot_rpc_dot_edl__pb2.RevokeRequest.FromString,
                     response_serializer=edl_dot_rpc_dot_edl__pb2.RevokeReply.SerializeToString,
             ),
-            'Announce': grpc.unary_unary_rpc_method_handler(
-                    servicer.Announce,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.AnnounceRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.AnnounceReply.SerializeToString,
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=edl_dot_rpc_dot_edl__pb2.PrepareRequest.FromString,
+                    response_serializer=edl_dot_rpc_dot_edl__pb2.PrepareReply.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=edl_dot_rpc_dot_edl__pb2.HoldRequest.FromString,
+                    response_serializer=edl_dot_rpc_dot_edl__pb2.HoldReply.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
@@ -530,7 +547,7 @@ class PsControl:
             _registered_method=True)
 
     @staticmethod
-    def Announce(request,
+    def Prepare(request,
             target,
             options=(),
             channel_credentials=None,
@@ -543,9 +560,36 @@ class PsControl:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/edl.v1.PsControl/Announce',
-            edl_dot_rpc_dot_edl__pb2.AnnounceRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.AnnounceReply.FromString,
+            '/edl.v1.PsControl/Prepare',
+            edl_dot_rpc_dot_edl__pb2.PrepareRequest.SerializeToString,
+            edl_dot_rpc_dot_edl__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.v1.PsControl/Hold',
+            edl_dot_rpc_dot_edl__pb2.HoldRequest.SerializeToString,
+            edl_dot_rpc_dot_edl__pb2.HoldReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,7 +47,8 @@ class PsControl:
 
     Attach: Final = Method("/edl.v1.PsControl/Attach", pb.AttachRequest, pb.AttachReply)
     Revoke: Final = Method("/edl.v1.PsControl/Revoke", pb.RevokeRequest, pb.RevokeReply)
-    Announce: Final = Method("/edl.v1.PsControl/Announce", pb.AnnounceRequest, pb.AnnounceReply)
+    Prepare: Final = Method("/edl.v1.PsControl/Prepare", pb.PrepareRequest, pb.PrepareReply)
+    Hold: Final = Method("/edl.v1.PsControl/Hold", pb.HoldRequest, pb.HoldReply)
     Snapshot: Final = Method("/edl.v1.PsControl/Snapshot", pb.SnapshotRequest, pb.SnapshotReply)
     Release: Final = Method("/edl.v1.PsControl/Release", pb.ReleaseRequest, pb.ReleaseReply)
     Unpin: Final = Method("/edl.v1.PsControl/Unpin", pb.UnpinRequest, pb.UnpinReply)

@@ -175,7 +175,9 @@ class CheckpointSaved(Event):
     pause_seconds: Annotated[
         float,
         Option(
-            Number(0.0), "How long updates waited for it at most: from its announcement to the last copy.", "seconds"
+            Number(0.0),
+            "How long updates waited for it at most: no parameter server kept them out for longer.",
+            "seconds",
         ),
     ]
 

@@ -24,10 +24,9 @@ class CountedStep:
 
 @dataclass(slots=True)
 class LeasedRange:
-    """A lease as the journal tells of it. ``order``: number of the entry that granted it."""
+    """A lease as the journal tells of it."""
 
     number: int
-    order: int
     worker: str
     work: tuple[int, str, int, int]
     minibatch: int

@@ -47,8 +47,6 @@ class Recount:
     halves: list[CountedStep] = field(default_factory=list)
     updates_rolled_back: int = 0
     phases: list[str] = field(default_factory=list)
-    _announced: dict[int, int] = field(default_factory=dict)
-    _order: int = 0
 
     @property
     def counted(self) -> Steps:
@@ -62,7 +60,6 @@ class Recount:
 
     def enter(self, entry: Mapping[str, Any]) -> None:
         """Count one entry."""
-        self._order += 1
         count = _COUNT.get(entry["kind"])
         if count is not None:
             count(self, entry)
@@ -75,7 +72,7 @@ class Recount:
             number, work = entry["lease"], tuple(entry["work"])
             if number in self.leases:
                 raise LedgerError(f"lease {number} was granted twice")
-            self.leases[number] = LeasedRange(number, self._order, entry["worker"], work, entry["minibatch"])
+            self.leases[number] = LeasedRange(number, entry["worker"], work, entry["minibatch"])
 
     def _open(self, entry: Mapping[str, Any]) -> LeasedRange | None:
         lease = self.leases.get(entry["lease"])
@@ -104,17 +101,13 @@ class Recount:
             at = min(start + lease.through * lease.minibatch, end)
             self.quarantined.append((epoch, source, at, min(end, at + entry["quarantine"])))
 
-    def _cut_announced(self, entry: Mapping[str, Any]) -> None:
-        self._announced[entry["cut"]] = self._order
-
     def _cut_taken(self, entry: Mapping[str, Any]) -> None:
-        """Steps in the cut: what the PS said of leases they remember, all of those that were closed before."""
-        announced = self._announced.get(entry["cut"], 0)
+        """Steps in the cut: what the entry says of leases that were live, all of those that were closed before."""
         applied = {int(number): through for number, through in entry["applied"].items()}
         held: set[CountedStep] = set()
         for number, lease in self.leases.items():
-            forgotten = lease.through if lease.closed and lease.order < announced else 0
-            held.update(lease.steps(applied.get(number, forgotten)))
+            closed = lease.through if number < entry["below"] else 0
+            held.update(lease.steps(applied.get(number, closed)))
         if len(held) != entry["step"]:
             raise LedgerError(f"cut {entry['cut']} holds {len(held)} steps, its entry says {entry['step']}")
         self.cuts[entry["cut"]] = frozenset(held)
@@ -151,7 +144,6 @@ _COUNT = {
     "progress": Recount._progress,
     "done": Recount._done,
     "returned": Recount._returned,
-    "cut_announced": Recount._cut_announced,
     "cut_taken": Recount._cut_taken,
     "saved": Recount._saved,
     "rolled_back": Recount._rolled_back,

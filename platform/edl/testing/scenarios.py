@@ -85,7 +85,9 @@ class Stage:
             yield ev.PsRegistered(name)
             yield ev.PsAttached(name, False, 0)
         yield ev.ModelDeclared("worker-0")
-        yield from (ev.SnapshotTaken(name, 1, 0, {}) for name in servers)
+        yield from (ev.CutPrepared(name, 1) for name in servers)
+        yield from (ev.UpdatesHeld(name, 1, {}) for name in servers)
+        yield from (ev.SnapshotTaken(name, 1, 0, 0.0) for name in servers)
         yield ev.CheckpointSaved(1)
 
     def _see(self, event: ev.Event, now: float) -> list[str]:
@@ -157,7 +159,7 @@ def _whole(fields: Fields, name: str) -> int | None:
 
 def _report(who: Words, fields: Fields) -> ev.Event:
     result = json.loads(fields["result"]) if "result" in fields else None
-    return ev.TaskReported(who[0], _lease(who[1]), None, result, int(fields.get("cut", 0)))
+    return ev.TaskReported(who[0], _lease(who[1]), None, result)
 
 
 _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
@@ -170,14 +172,17 @@ _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
     ),
     "declared": lambda stage, who, fields: ev.ModelDeclared(who[0]),
     "wants": lambda stage, who, fields: ev.LeaseWanted(who[0]),
-    "progress": lambda stage, who, fields: ev.Progressed(who[0], int(fields.get("cut", 0)), _steps(fields)),
+    "progress": lambda stage, who, fields: ev.Progressed(who[0], _steps(fields)),
     "report": lambda stage, who, fields: _report(who, fields),
     "left": lambda stage, who, fields: ev.WorkerLeft(who[0], "told to go", _steps(fields)),
     "failed": lambda stage, who, fields: ev.WorkerFailed(who[0], who[1], " ".join(who[2:])),
     "revoked": lambda stage, who, fields: ev.Revoked(who[0], _applied(fields)),
+    "prepared": lambda stage, who, fields: ev.CutPrepared(who[0], int(fields["cut"])),
+    "held": lambda stage, who, fields: ev.UpdatesHeld(who[0], int(fields["cut"]), _applied(fields)),
     "snapshot": lambda stage, who, fields: ev.SnapshotTaken(
-        who[0], int(fields["cut"]), int(fields.get("version", 0)), _applied(fields)
+        who[0], int(fields["cut"]), int(fields.get("version", 0)), 0.0
     ),
+    "refuses": lambda stage, who, fields: ev.PsRefused(who[0], "cut", fields["message"], int(fields["cut"])),
     "saved": lambda stage, who, fields: ev.CheckpointSaved(int(fields["cut"]), fields.get("error", "")),
     "refused": lambda stage, who, fields: ev.StartRefused(
         Role(who[0].split("-")[0]), int(who[0].split("-")[1]), " ".join(who[1:]), retry=True
@@ -220,7 +225,9 @@ def shown(command: ev.Command) -> str:
             return f"{ps:8} revoke {_list(leases)} floor={_number(floor)}"
         case ev.SaveCheckpoint(cut, step, _, ledger, _):
             return f"disk     save cut={cut} step={step} ledger={_ledger(ledger)}"
-    name = {"AnnounceCut": "announce", "TakeSnapshot": "snapshot", "ReleaseCut": "release", "Unpin": "unpin"}
+        case ev.TakeSnapshot(cut, within=within):
+            return f"all ps   snapshot cut={cut} within={_through(within)}"
+    name = {"PrepareCut": "prepare", "HoldUpdates": "hold", "ReleaseCut": "release", "Unpin": "unpin"}
     return f"all ps   {name[type(command).__name__]} cut={command.cut}"
 
 
@@ -252,6 +259,10 @@ def _number(lease: int) -> str:
     return f"{lease >> 32}.{lease & 0xFFFFFFFF}"
 
 
+def _through(steps: Mapping[int, int]) -> str:
+    return ",".join(f"{_number(lease)}={through}" for lease, through in steps.items()) or "none"
+
+
 def _list(leases: tuple[int, ...]) -> str:
     return ",".join(map(_number, leases)) or "none"
 
@@ -264,7 +275,7 @@ def _fields(fields: Mapping[str, Any]) -> str:
 
 def _value(name: str, value: Any) -> str:
     match name, value:
-        case ("lease", int()) | ("born", int()):
+        case ("lease" | "born" | "below", int()):
             return _number(value)
         case "leases", _:
             return _list(value)

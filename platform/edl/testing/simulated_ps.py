@@ -61,12 +61,13 @@ class SimulatedPs:
     incarnation: int = 0
     busy_until: float = 0.0
 
-    def push(self, lease: int, step: int, stamp: int, what: Minibatch) -> Answer:
+    def push(self, lease: int, step: int, what: Minibatch, now: float) -> Answer:
         """Apply a step, by the rules of the real one."""
+        self.cuts.expire(now)
         if not self.initialized:
             return Answer.LATER
         decided = self.leases.decide(lease, step)
-        if decided is Admission.UNKNOWN_MASTER or (decided is Admission.APPLIED and self.cuts.waits(stamp)):
+        if decided is Admission.UNKNOWN_MASTER or (decided is Admission.APPLIED and self.cuts.keeps_out(lease, step)):
             return Answer.LATER
         if self.leases.admit(lease, step) is Admission.APPLIED:
             self.applied[what] += 1
@@ -74,7 +75,7 @@ class SimulatedPs:
         return Answer.REVOKED if decided is Admission.REVOKED else Answer.IN
 
     def snapshot(self, cut: int, *, pin: bool, floor: int) -> Copy:
-        """Copy the state and let later pushes in."""
+        """Copy the state and let all pushes in."""
         self.cuts.check_open(cut)
         self.leases.close_below(floor)
         copy = Copy(Counter(self.applied), self.leases.applied(), self.lacking, self.version)

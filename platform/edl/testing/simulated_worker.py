@@ -59,10 +59,7 @@ class SimulatedWorker:
     leaving: bool = False
     frozen_until: float = 0.0
     held: dict[int, Held] = field(default_factory=dict)
-    known_cut: int = 0
-    announced: int = 0
     declared: tuple[str, ...] = ()
-    stepping: bool = False
     wire: deque[tuple[Event, Callable[[Any], None]]] = field(default_factory=deque)
 
     # ------------------------------------------------------------------ time and the wire
@@ -116,7 +113,6 @@ class SimulatedWorker:
 
     def next(self) -> None:
         """Between two steps."""
-        self.stepping = False
         if self.leaving:
             self._leave()
         elif len(self.held) < self.ahead:
@@ -151,27 +147,23 @@ class SimulatedWorker:
 
     def _beat(self) -> None:
         """What the sending thread does."""
-        if not self.stepping:
-            self.known_cut = max(self.known_cut, self.announced)
         if not self.wire:
-            self._tell(lambda: None)
+            self._tell()
         self.later(HEARTBEAT, self._beat)
 
-    def _tell(self, then: Callable[[], None]) -> None:
+    def _tell(self) -> None:
         steps = tuple(Steps(number, held.through, 1.0, 1) for number, held in self.held.items())
 
         def answered(answer: Acknowledged) -> None:
             for number in answer.lost:
                 self.held.pop(number, None)
-            then()
 
-        self.say(Progressed(self.uid, self.known_cut, steps), answered)
+        self.say(Progressed(self.uid, steps), answered)
 
     # ------------------------------------------------------------------ work
 
     def _work(self) -> None:
         held = self.held[min(self.held)]
-        self.stepping = True
         if held.granted.kind != TRAINING:
             self.later(self.pace, lambda: self._other_step(held))
         elif held.through == held.lease.steps:
@@ -180,14 +172,7 @@ class SimulatedWorker:
             failed = WorkerFailed(self.uid, "crash", "bad record", lease=held.granted.lease)
             self.say(failed, lambda _: self.world.end(self.uid, 1))
         else:
-            self.later(self.pace, lambda: self._acknowledge(held))
-
-    def _acknowledge(self, held: Held) -> None:
-        if self.announced > self.known_cut:
-            self.known_cut = self.announced
-            self._tell(lambda: self._push(held))
-        else:
-            self._push(held)
+            self.later(self.pace, lambda: self._push(held))
 
     def _push(self, held: Held) -> None:
         """To every PS; the step is over when all have answered. What is on its way arrives, whoever dies."""
@@ -196,7 +181,7 @@ class SimulatedWorker:
             return
         waiting = set(range(self.world.settings.ps))
         revoked: list[int] = []
-        number, step, stamp = held.granted.lease, held.through, self.known_cut
+        number, step = held.granted.lease, held.through
         what = minibatch_of(held.lease, step)
 
         def answered(index: int, answer: Answer) -> None:
@@ -210,9 +195,8 @@ class SimulatedWorker:
             ps = self.world.placed_at(index)
             if ps is not None:
                 self._fill(ps)
-            answer = ps.push(number, step, stamp, what) if ps is not None else Answer.LATER
+            answer = ps.push(number, step, what, self.world.clock.now()) if ps is not None else Answer.LATER
             if answer is not Answer.LATER:
-                self.announced = max(self.announced, ps.cuts.announced if ps is not None else 0)
                 answered(index, answer)
             elif revoked and ps is None:
                 answered(index, Answer.REVOKED)
@@ -232,7 +216,7 @@ class SimulatedWorker:
     def _report(self, held: Held, result: Any) -> None:
         self.held.pop(held.granted.lease, None)
         last = Steps(held.granted.lease, held.lease.steps)
-        self.say(TaskReported(self.uid, held.granted.lease, last, result, self.known_cut), lambda _: None)
+        self.say(TaskReported(self.uid, held.granted.lease, last, result), lambda _: None)
         self.next()
 
     def _other_step(self, held: Held) -> None:

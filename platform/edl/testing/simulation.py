@@ -16,6 +16,7 @@ from edl.core import events as ev
 from edl.core.cluster import Cause, PodSeen, Role, Wish
 from edl.core.job import JobState
 from edl.core.state import TRAINING, Settings
+from edl.ps.cuts import CutError
 from edl.testing import promises
 from edl.testing.clock import VirtualClock
 from edl.testing.promises import BrokenPromiseError, done_minibatches
@@ -207,7 +208,7 @@ class World:
                 self.ended = command
             case ev.AttachPs(uid) | ev.RevokeLeases(uid):
                 self._ask_ps(uid, command)
-            case ev.AnnounceCut() | ev.TakeSnapshot() | ev.ReleaseCut() | ev.Unpin():
+            case ev.PrepareCut() | ev.HoldUpdates() | ev.TakeSnapshot() | ev.ReleaseCut() | ev.Unpin():
                 for uid in sorted(self.links):
                     self._ask_ps(uid, command)
 
@@ -228,14 +229,14 @@ class World:
     def _ask_ps(self, uid: str, command: ev.Command) -> None:
         """One PS carries out one command after the other, also those of a master that has died since."""
         ps, incarnation = self.servers[uid], self.incarnation
-        assert self.master is not None
-        floor = self.master.floor()
         ps.busy_until = max(self.clock.now() + self.latency(), ps.busy_until)
 
         def do() -> None:
             if not ps.alive or incarnation < ps.incarnation:
                 return
-            happened = self._on_ps(ps, command, incarnation, floor)
+            happened = self._on_ps(ps, command, incarnation)
+            if happened is None and isinstance(command, ev.TakeSnapshot) and incarnation == self.incarnation:
+                self._ask_ps(uid, command)  # behind what the master wants by now
             if happened is not None:
                 self.clock.after(self.latency(), lambda: self._back(incarnation, happened))
 
@@ -245,7 +246,7 @@ class World:
         if incarnation == self.incarnation:
             self.post(happened)
 
-    def _on_ps(self, ps: SimulatedPs, command: ev.Command, incarnation: int, floor: int) -> ev.Event | None:
+    def _on_ps(self, ps: SimulatedPs, command: ev.Command, incarnation: int) -> ev.Event | None:
         match command:
             case ev.AttachPs(uid, low, revoked, live, cut, restore):
                 ps.incarnation = incarnation
@@ -258,18 +259,41 @@ class World:
                 return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
             case ev.RevokeLeases(uid, leases, low):
                 return ev.Revoked(uid, ps.leases.revoke(leases, low))
-            case ev.AnnounceCut(cut):
-                ps.cuts.announce(cut)
+            case ev.PrepareCut(cut):
+                return ev.CutPrepared(ps.uid, cut)
+            case ev.HoldUpdates(cut):
+                return self._hold(ps, cut)
             case ev.ReleaseCut(cut):
                 ps.cuts.release(cut)
             case ev.Unpin(cut):
                 ps.cuts.unpin(cut)
-            case ev.TakeSnapshot(cut, checkpoint, pin):
-                copy = ps.snapshot(cut, pin=pin, floor=floor)
-                if checkpoint:
-                    self.copies.setdefault(cut, {})[ps.index] = copy
-                return ev.SnapshotTaken(ps.uid, cut, copy.version, dict(copy.through))
+            case ev.TakeSnapshot():
+                return self._take(ps, command)
         return None
+
+    def _hold(self, ps: SimulatedPs, cut: int) -> ev.Event:
+        try:
+            ps.cuts.hold(cut, self.clock.now())
+        except CutError as error:
+            return ev.PsRefused(ps.uid, error.kind, error.message, cut)
+        return ev.UpdatesHeld(ps.uid, cut, ps.leases.met())
+
+    def _take(self, ps: SimulatedPs, command: ev.TakeSnapshot) -> ev.Event | None:
+        """None while a step of the cut has not come."""
+        ps.cuts.expire(self.clock.now())
+        try:
+            ps.cuts.check_open(command.cut)
+        except CutError as error:
+            return ev.PsRefused(ps.uid, error.kind, error.message, command.cut)
+        ps.cuts.let_in(command.cut, command.within)
+        if not ps.leases.reached(command.within):
+            return None
+        if ps.leases.beyond(command.within):
+            raise BrokenPromiseError(f"{ps.uid} has steps that cut {command.cut} is not to have")
+        copy = ps.snapshot(command.cut, pin=command.pin, floor=command.floor)
+        if command.checkpoint:
+            self.copies.setdefault(command.cut, {})[ps.index] = copy
+        return ev.SnapshotTaken(ps.uid, command.cut, copy.version, 0.0)
 
     def _save(self, command: ev.SaveCheckpoint) -> None:
         incarnation, uids = self.incarnation, [ps.uid for ps in self.alive_servers()]
@@ -380,13 +404,7 @@ class World:
                 return
             if isinstance(event, REQUESTS[1:]) and first and self.rng.random() < self.network.repeated:
                 self.clock.after(self.rng.uniform(0.0, 20.0), stray)
-            cut = self.master.cut_number if self.master is not None else 0
-
-            def back() -> None:
-                worker.announced = max(worker.announced, cut)
-                then(answer)
-
-            worker.later(self.latency(), back)
+            worker.later(self.latency(), lambda: then(answer))
 
         def again() -> None:
             worker.later(self.rng.uniform(0.1, 0.5), lambda: deliver(False))

@@ -53,7 +53,7 @@ class Coordination:
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
         self.session = Session(member, _call(channel), lost_timeout=spec.master.lost_timeout)
         self.leases = Leases(self.session, self._held, lambda: self.progress.known())
-        self.progress = Progress(self.session, gate, self.leases.lose)
+        self.progress = Progress(self.session, self.leases.lose)
         self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
         self._feeders: dict[str, Feeder] = {}
         self.streams = {kind: self._stream(kind) for kind in SETS}

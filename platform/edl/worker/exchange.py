@@ -41,9 +41,6 @@ class Directory(Protocol):
     def register(self) -> Placement:
         """Ask the master for the newest placement."""
 
-    def announce(self, cut: int) -> None:
-        """A PS spoke of a cut."""
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

@@ -39,16 +39,6 @@ class Gate:
                 raise LeavingError
             yield
 
-    @contextmanager
-    def if_idle(self) -> Iterator[bool]:
-        """Yield whether no critical section runs; if so, none begins before this block ends."""
-        idle = self._busy.acquire(blocking=False)
-        try:
-            yield idle
-        finally:
-            if idle:
-                self._busy.release()
-
     def close(self, wait_seconds: float) -> bool:
         """Let nothing new begin, and wait for what runs; False if it still runs after ``wait_seconds``."""
         self._closed.set()

@@ -168,7 +168,6 @@ class Parameters:
         local = self._local if self._local is not None and self._local.next_is_local else None
         brings = local is None and self._foresight is None
         result = self._pushes.send(push, self._slabs.next() if brings else None)
-        self._directory.announce(result.cut)
         if brings:
             if self._local is not None and result.is_in:
                 self._local.see(self._slabs.newest, push)

@@ -1,6 +1,6 @@
-"""What this worker tells the master about its leases: batched progress, heartbeats, reports, acknowledged cuts.
+"""What this worker tells the master about its leases: batched progress, heartbeats, reports.
 
-Steps wait for nothing here except the acknowledgement of a cut; everything else is sent by one thread, in order.
+Steps wait for nothing here; everything is sent by one thread, in order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 from edl.core.errors import EdlError
 from edl.rpc import edl_pb2 as pb
-from edl.worker.gate import Gate
 from edl.worker.leases import Leased
 from edl.worker.session import Session
 from edl.worker.tally import Report, Tally
@@ -22,6 +21,8 @@ _LOG = logging.getLogger(__name__)
 
 INTERVAL = 0.1
 """Seconds between two messages at least: a report costs the master an fsync."""
+_LONGEST_WAIT = 60.0
+"""Seconds: nothing is due while no lease is held."""
 
 
 class Progress:
@@ -29,7 +30,6 @@ class Progress:
 
     Args:
         session: the master.
-        gate: says whether a push is on its way, before a cut is acknowledged for an idle worker.
         lost: is told of leases that are not this worker's any more.
         interval: seconds between two messages at least.
         clock: seconds, monotonic.
@@ -38,14 +38,12 @@ class Progress:
     def __init__(
         self,
         session: Session,
-        gate: Gate,
         lost: Callable[[Iterable[int]], None],
         *,
         interval: float = INTERVAL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._session = session
-        self._gate = gate
         self._lost = lost
         self._interval = interval
         self._clock = clock
@@ -53,21 +51,15 @@ class Progress:
         self._wire = threading.Lock()
         self._held: dict[int, Tally] = {}
         self._reports: deque[Report] = deque()
-        self._known_cut = 0
-        self._told_cut = 0
         self._sent_at = clock()
         self._stopped = False
         self._failure: EdlError | None = None
-
-    @property
-    def known_cut(self) -> int:
-        """The stamp of the next push: every push with a lower one has been answered by all PS."""
-        return self._known_cut
 
     def hold(self, task: Leased) -> None:
         """A lease was granted: keep it alive."""
         with self._changed:
             self._held[task.lease] = Tally(task.expires_seconds)
+            self._changed.notify_all()
 
     def stepped(self, lease: int, through: int, *, loss: float | None, skipped: int = 0) -> None:
         """Steps ``0 .. through - 1`` of a lease are in, on all PS.
@@ -103,16 +95,6 @@ class Progress:
         with self._changed:
             self._held.pop(lease, None)
 
-    def acknowledge(self) -> int:
-        """Between two steps, inside the gate: if a newer cut is known, tell the master that it was reached.
-
-        Returns the stamp of the next push.
-        """
-        if self._session.announced > self._known_cut:
-            self._known_cut = self._session.announced
-            self.send()
-        return self._known_cut
-
     def leases(self) -> list[pb.LeaseProgress]:
         """Everything that is in and not reported yet, for ``Leave``."""
         with self._changed:
@@ -142,23 +124,20 @@ class Progress:
     def _send_progress(self) -> None:
         with self._changed:
             sent = [held.take(lease) for lease, held in self._held.items()]
-        cut = self._known_cut
-        if not sent and cut == self._told_cut:
+        if not sent:
             return
-        reply = self._session.progress(sent, cut)
-        self._told(cut)
+        reply = self._session.progress(sent)
+        self._told()
         self._forget(reply.lost)
 
     def _send_report(self, report: Report) -> None:
-        cut = self._known_cut
-        reply = self._session.report(report.last, report.result, cut)
-        self._told(cut)
+        reply = self._session.report(report.last, report.result)
+        self._told()
         if not reply.accepted:
             _LOG.info("lease %d: the report was not taken: %s", report.last.lease, reply.reason)
 
-    def _told(self, cut: int) -> None:
+    def _told(self) -> None:
         with self._changed:
-            self._told_cut = max(self._told_cut, cut)
             self._sent_at = self._clock()
 
     def _forget(self, lost: Iterable[int]) -> None:
@@ -174,17 +153,11 @@ class Progress:
         """Send what is new at most every ``interval``, and a heartbeat when nothing is; until ``stop``."""
         try:
             while self._wait_for_news():
-                self._reach_cut_when_idle()
                 self.send()
         except EdlError as error:
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-
-    def _reach_cut_when_idle(self) -> None:
-        with self._gate.if_idle() as idle:
-            if idle:
-                self._known_cut = max(self._known_cut, self._session.announced)
 
     def _wait_for_news(self) -> bool:
         with self._changed:
@@ -193,16 +166,11 @@ class Progress:
                 due = self._interval if self._news() else self._heartbeat()
                 if since >= due:
                     return True
-                # Announcements come without a notification, hence no longer wait than the interval.
-                self._changed.wait(min(due - since, self._interval))
+                self._changed.wait(min(due - since, _LONGEST_WAIT))
             return False
 
     def _news(self) -> bool:
-        return (
-            bool(self._reports)
-            or self._session.announced > self._told_cut
-            or any(held.through > held.told for held in self._held.values())
-        )
+        return bool(self._reports) or any(held.through > held.told for held in self._held.values())
 
     def _heartbeat(self) -> float:
         return min((held.expires_seconds / 4 for held in self._held.values()), default=float("inf"))

@@ -23,7 +23,6 @@ class Push:
     Attributes:
         lease: the lease's number.
         step: index in the lease, from 0.
-        cut: the stamp.
         learning_rate: of this step.
         weight: records of this minibatch by records of a full one; weighs statistics.
         slab: gradients (statistics: deltas), float32; None for a step that applies nothing.
@@ -34,7 +33,6 @@ class Push:
 
     lease: int
     step: int
-    cut: int
     learning_rate: float = 0.0
     weight: float = 0.0
     slab: Floats | None = None
@@ -50,14 +48,12 @@ class PushResult:
     Attributes:
         revoked: one of them refuses the lease.
         stale: nothing was applied anywhere: the gradient is to be computed again, of the values as they are now.
-        cut: the newest that was announced.
         versions: theirs, by PS.
         complete: all of them answered with their dense values.
     """
 
     revoked: bool
     stale: bool
-    cut: int
     versions: Mapping[int, int]
     complete: bool
 
@@ -137,7 +133,6 @@ class Pushes:
             worker=self._worker,
             lease=push.lease,
             step=push.step,
-            cut=push.cut,
             learning_rate=push.learning_rate,
             weight=push.weight,
             pull=slab is not None,
@@ -168,7 +163,6 @@ def _result(replies: Mapping[int, pb.Pushed], *, complete: bool) -> PushResult:
     return PushResult(
         revoked=_REVOKED in outcomes,
         stale=_STALE in outcomes,
-        cut=max(reply.cut for reply in replies.values()),
         versions={part: reply.version for part, reply in replies.items()},
         complete=complete,
     )

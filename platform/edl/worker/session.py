@@ -1,4 +1,4 @@
-"""The worker's conversation with the master: who leads, which parameter servers there are, which cut was announced.
+"""The worker's conversation with the master: who leads, which parameter servers there are.
 
 Every reply passes through here. A master that is away is asked again until it answers, is replaced, or was silent for
 longer than the job's ``master.lost_timeout``; messages of an older incarnation than the known one are not believed.
@@ -69,7 +69,6 @@ class Session:
         self._heard = clock()
         self._ready = False
         self._incarnation = 0
-        self._announced = 0
         self._placement = Placement()
         self._wanted_placement = 0
         self.on_placement: Callable[[], None] = lambda: None
@@ -81,11 +80,6 @@ class Session:
         return self._incarnation
 
     @property
-    def announced(self) -> int:
-        """The newest cut that the master or a PS spoke of."""
-        return self._announced
-
-    @property
     def placement(self) -> Placement:
         """The newest placement that this worker was told."""
         return self._placement
@@ -94,11 +88,6 @@ class Session:
     def placement_outdated(self) -> bool:
         """Whether the master spoke of a newer placement than the known one."""
         return self._wanted_placement > self._placement.version
-
-    def announce(self, cut: int) -> None:
-        """A PS spoke of a cut."""
-        with self._lock:
-            self._announced = max(self._announced, cut)
 
     def register(self, *, ready: bool = False) -> Placement:
         """Say who this is, and learn the placement.
@@ -128,15 +117,15 @@ class Session:
         reply: pb.LeaseReply = self._ask("Lease", request, deadline=_DEADLINE + wait_seconds)
         return reply
 
-    def progress(self, leases: Sequence[pb.LeaseProgress], known_cut: int) -> pb.ProgressReply:
+    def progress(self, leases: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
         """Tell which steps are in; also the heartbeat."""
-        message = pb.ProgressRequest(member=self._member, known_cut=known_cut, leases=leases)
+        message = pb.ProgressRequest(member=self._member, leases=leases)
         reply: pb.ProgressReply = self._ask("Progress", lambda: message)
         return reply
 
-    def report(self, last: pb.LeaseProgress, result: bytes, known_cut: int) -> pb.ReportReply:
+    def report(self, last: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
         """Report the end of a task. Repeating it is harmless: the master knows the lease."""
-        message = pb.ReportRequest(member=self._member, lease=last.lease, last=last, result=result, known_cut=known_cut)
+        message = pb.ReportRequest(member=self._member, lease=last.lease, last=last, result=result)
         reply: pb.ReportReply = self._ask("Report", lambda: message)
         return reply
 
@@ -186,7 +175,6 @@ class Session:
                 raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
             self._heard = self._clock()
             self._incarnation = incarnation
-            self._announced = max(self._announced, getattr(reply, "cut", 0))
             self._wanted_placement = max(self._wanted_placement, getattr(reply, "placement_version", 0))
             if isinstance(reply, pb.RegisterReply):
                 self._placement = self._placement.newer(Placement.from_message(reply.placement))

@@ -35,7 +35,7 @@ class Ready(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A minibatch's loss, None if it applies nothing, and its push, which gets its stamp when it is sent."""
+    """A minibatch's loss, None if it applies nothing, and its push: which lease follows is known when it is sent."""
 
     loss: float | None
     push: Push

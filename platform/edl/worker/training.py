@@ -163,12 +163,12 @@ class Trainer:
             return rows_of(self._network, self._parameters, minibatch.features)
 
     def _compute(self, task: Leased, ready: Ready) -> Done:
-        """Loss and gradients, as a push without a stamp."""
+        """Loss and gradients, as a push that does not say yet which lease follows."""
         self._watcher.begin_step(ready.number)
         return self._done(task, ready)
 
     def _done(self, task: Leased, ready: Ready) -> Done:
-        push = Push(task.lease, ready.loaded.step, 0, versions=ready.versions)
+        push = Push(task.lease, ready.loaded.step, versions=ready.versions)
         result = self._gradients(task, ready)
         if result is None:
             return Done(None, push)
@@ -204,7 +204,7 @@ class Trainer:
         task, loaded = work.task, ready.loaded
         while self._leases.alive(task.lease):
             with self._gate.critical():
-                pushed = self._parameters.push(self._stamped(task, done.push))
+                pushed = self._parameters.push(self._followed(task, done.push))
                 if pushed.revoked:
                     return False
                 if not pushed.stale:
@@ -217,9 +217,9 @@ class Trainer:
             done = self._done(task, ready)
         return False
 
-    def _stamped(self, task: Leased, push: Push) -> Push:
+    def _followed(self, task: Leased, push: Push) -> Push:
         following = task.lease if push.step + 1 < task.steps else self._leases.upcoming()
-        return replace(push, cut=self._progress.acknowledge(), following=following)
+        return replace(push, following=following)
 
     def _end(self, ready: Ready, done: Done) -> None:
         if done.loss is not None:

@@ -1,4 +1,4 @@
-"""The parts of the benchmarks of parameter servers that decide: stalls, noise, ratios; peers that take turns."""
+"""The parts of the benchmarks of parameter servers that decide: noise, ratios; peers that take turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
@@ -22,30 +21,6 @@ serve(lambda question: {{"twice": 2 * question["number"]}}, name="doubles")
 @pytest.fixture(autouse=True)
 def _bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
-
-
-def test_a_stall_is_what_a_checkpoint_adds_to_a_step() -> None:
-    from checkpoint_stall import SETTLE_STEPS, Saved, stalls
-
-    steps = np.arange(1000.0)
-    times = 0.01 * steps
-    times[501:] += 0.030  # while the checkpoint is written
-    times[800:] += 0.200  # after it
-    longest, quiet = stalls(steps, times, [Saved(step=500, at=6.0, pause=0.0)])
-    assert longest == pytest.approx([0.040])
-    assert np.median(quiet) == pytest.approx(0.01)
-    assert quiet.max() == pytest.approx(0.210), "what happens while there is none is told, and not hidden"
-    assert len(quiet) < len(steps) - SETTLE_STEPS
-
-
-def test_the_step_of_which_a_checkpoint_is_due_belongs_to_it() -> None:
-    """The cut is announced when that step is in: the next one may wait."""
-    from checkpoint_stall import Saved, stalls
-
-    times = 0.01 * np.arange(1000.0)
-    times[500:] += 1.0
-    longest, _ = stalls(np.arange(1000.0), times, [Saved(step=500, at=7.0, pause=0.0)])
-    assert longest == pytest.approx([1.01])
 
 
 def test_noise_is_three_standard_errors() -> None:

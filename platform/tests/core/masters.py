@@ -7,6 +7,7 @@ from typing import Any
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
+    CutPrepared,
     DatasetDescribed,
     Event,
     Granted,
@@ -20,6 +21,7 @@ from edl.core.events import (
     SnapshotTaken,
     Tell,
     Tick,
+    UpdatesHeld,
 )
 from edl.core.job import JobState
 from edl.core.state import Settings
@@ -68,7 +70,11 @@ class Masters:
             self.see(PsRegistered(f"ps-{index}"), PsAttached(f"ps-{index}", False, 0))
         self.see(ModelDeclared("worker-0"), Tick())
         for index in range(self.settings.ps):
-            self.see(SnapshotTaken(f"ps-{index}", 1, 0, {}))
+            self.see(CutPrepared(f"ps-{index}", 1))
+        for index in range(self.settings.ps):
+            self.see(UpdatesHeld(f"ps-{index}", 1, {}))
+        for index in range(self.settings.ps):
+            self.see(SnapshotTaken(f"ps-{index}", 1, 0, 0.0))
         (granted,) = [x for x in self.see(CheckpointSaved(1), LeaseWanted("worker-0")) if isinstance(x, Granted)]
         return granted.lease
 

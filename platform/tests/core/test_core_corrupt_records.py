@@ -20,7 +20,7 @@ def job(allowed: int) -> tuple[Masters, int, int]:
 
 def skip(masters: Masters, worker: str, lease: int, through: int, records: int) -> list[EndJob]:
     steps = Steps(lease, through, skipped=records)
-    return [x for x in masters.see(Progressed(worker, 1, (steps,))) if isinstance(x, EndJob)]
+    return [x for x in masters.see(Progressed(worker, (steps,))) if isinstance(x, EndJob)]
 
 
 def test_two_workers_together_may_not_skip_more_than_one_may() -> None:
@@ -45,7 +45,7 @@ def test_the_same_records_may_be_skipped_in_every_epoch() -> None:
     masters, lease, _ = job(allowed=2)
     assert skip(masters, "worker-0", lease, 1, 2) == []
     for _ in range(9):  # ten tasks an epoch; the other worker keeps one of them
-        masters.see(TaskReported("worker-0", lease, Steps(lease, 8), None, 1))
+        masters.see(TaskReported("worker-0", lease, Steps(lease, 8), None))
         (lease,) = (x.lease for x in masters.see(LeaseWanted("worker-0")) if isinstance(x, Granted))
     assert skip(masters, "worker-0", lease, 1, 2) == []
     (end,) = skip(masters, "worker-0", lease, 2, 1)

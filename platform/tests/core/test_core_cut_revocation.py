@@ -1,58 +1,85 @@
-"""A cut and a revocation at the same time: what PS say of a revoked lease is not in the cut's ledger position.
+"""A cut and a revocation at the same time: a step that one PS has may never reach the others.
 
-A PS leaves revoked leases out of what a snapshot holds, because a dead worker's last step may be in on some PS only. So
-the ledger must know how far such a lease got before its position is taken.
+So updates are held only while no lease is on its way back, and a lease that is taken back meanwhile ends the cut.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from core.masters import Masters, alive, killed
 
 from edl.core.cluster import Role
+from edl.core.cuts import COPY_SECONDS
 from edl.core.events import (
+    CutPrepared,
     Granted,
+    HoldUpdates,
     LeaseWanted,
+    PrepareCut,
     Progressed,
+    PsRefused,
     ReleaseCut,
     Revoked,
     SnapshotTaken,
     Steps,
     TakeSnapshot,
+    TaskReported,
     Tick,
+    UpdatesHeld,
     WorkerLeft,
 )
+from edl.core.snapshots import RETRY_HELD_SECONDS
 
 
-def test_a_cut_waits_until_a_revocation_is_settled() -> None:
+def test_updates_are_not_held_before_a_revocation_is_settled() -> None:
     masters = Masters(checkpoint_steps=1)
     lease = masters.train()
-    (other,) = _granted(masters.see(LeaseWanted("worker-1")))
+    (other,) = (command.lease for command in masters.see(LeaseWanted("worker-1")) if isinstance(command, Granted))
     masters.see(WorkerLeft("worker-0", "told to go"))  # the PS has not answered yet
-    masters.see(Progressed("worker-1", 1, (Steps(other, 1),)))  # a cut is due
-    taken = masters.see(Progressed("worker-1", 2), Progressed("worker-0", 2), Tick())
-    assert _snapshots(taken) == [], "how far the revoked lease got is not known yet"
-    taken = masters.see(Revoked("ps-0", {lease: 3}), Tick())
-    assert _snapshots(taken) == [2]
-    masters.see(SnapshotTaken("ps-0", 2, 4, {other: 1}))
+    masters.see(Progressed("worker-1", (Steps(other, 1),)))  # a cut is due
+    assert _cuts(HoldUpdates, masters.see(CutPrepared("ps-0", 2), Tick())) == [], "how far the lease got is not known"
+    assert _cuts(HoldUpdates, masters.see(Revoked("ps-0", {lease: 3}), Tick())) == [2]
+    assert _cuts(TakeSnapshot, masters.see(UpdatesHeld("ps-0", 2, {other: 1}))) == [2]
+    masters.see(SnapshotTaken("ps-0", 2, 4, 0.01))
     assert [entry["step"] for entry in masters.entries("cut_taken")] == [0, 4]
 
 
-def test_a_cut_is_off_when_a_lease_is_revoked_while_snapshots_are_taken() -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_a_cut_is_off_when_a_lease_is_revoked_while_updates_are_held(*, held: bool) -> None:
     masters = Masters(checkpoint_steps=1)
     lease = masters.train()
-    masters.see(Progressed("worker-0", 1, (Steps(lease, 1),)))
-    assert _snapshots(masters.see(Progressed("worker-0", 2), Tick())) == [2]
-    commands = masters.see(killed(Role.WORKER, 0))
-    assert [command.cut for command in commands if isinstance(command, ReleaseCut)] == [2]
-    masters.see(SnapshotTaken("ps-0", 2, 3, {}), alive(Role.WORKER, 2))
+    masters.see(Progressed("worker-0", (Steps(lease, 1),)))
+    assert _cuts(HoldUpdates, masters.see(CutPrepared("ps-0", 2))) == [2]
+    if held:
+        assert _cuts(TakeSnapshot, masters.see(UpdatesHeld("ps-0", 2, {lease: 1}))) == [2]
+    assert _cuts(ReleaseCut, masters.see(killed(Role.WORKER, 0))) == [2]
+    masters.see(UpdatesHeld("ps-0", 2, {lease: 1}), SnapshotTaken("ps-0", 2, 3, 0.01), alive(Role.WORKER, 2))
     assert len(masters.entries("cut_taken")) == 1, "the snapshot may hold steps of the lease that nobody knows of"
 
 
-def _granted(commands: list[Any]) -> list[int]:
-    return [command.lease for command in commands if isinstance(command, Granted)]
+def test_a_parameter_server_may_copy_for_longer_than_it_may_hold_in_vain() -> None:
+    masters = Masters(checkpoint_steps=1)
+    lease = masters.train()
+    masters.see(TaskReported("worker-0", lease, Steps(lease, 8)), CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}))
+    assert _cuts(ReleaseCut, masters.state.handle(Tick(), COPY_SECONDS - 0.1)) == []
+    assert _cuts(ReleaseCut, masters.state.handle(Tick(), COPY_SECONDS)) == [2]
 
 
-def _snapshots(commands: list[Any]) -> list[int]:
-    return [command.cut for command in commands if isinstance(command, TakeSnapshot)]
+@pytest.mark.parametrize("why", ["refused", "unknown"])
+def test_a_cut_for_which_updates_were_held_in_vain_is_not_tried_again_at_once(why: str) -> None:
+    masters = Masters(ps=2, checkpoint_steps=1)
+    lease = masters.train()
+    masters.see(Progressed("worker-0", (Steps(lease, 1),)), CutPrepared("ps-0", 2), CutPrepared("ps-1", 2))
+    if why == "refused":
+        masters.see(PsRefused("ps-1", "cut", "cut 2 is over", 2))
+    else:
+        masters.see(UpdatesHeld("ps-0", 2, {}), UpdatesHeld("ps-1", 2, {}))
+    assert [entry["cut"] for entry in masters.entries("cut_off")] == [2]
+    assert _cuts(PrepareCut, masters.state.handle(Tick(), RETRY_HELD_SECONDS - 0.1)) == []
+    assert _cuts(PrepareCut, masters.state.handle(Tick(), RETRY_HELD_SECONDS)) == [3]
+
+
+def _cuts(kind: type, commands: list[Any]) -> list[int]:
+    return [command.cut for command in commands if isinstance(command, kind)]

@@ -3,66 +3,62 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cuts import ACKNOWLEDGE_FLOOR, Cut, Stage, begin, due
+from edl.core.cuts import Cut, Stage, due
 
-workers = st.sampled_from("abcdef")
+servers = st.sampled_from(["ps-0", "ps-1", "ps-2"])
 leases = st.dictionaries(st.integers(1, 5), st.integers(0, 9))
 
 
-def cut(*holders: str, slowest: float = 0.1) -> Cut:
-    return begin(7, checkpoint=True, pin=False, step=0, holders=holders, slowest_step=slowest, now=100.0)
+def cut(**applied: dict[int, int]) -> Cut:
+    found = Cut(7, checkpoint=True, pin=False)
+    found.applied = {name.replace("_", "-"): steps for name, steps in applied.items()}
+    return found
 
 
-@given(st.sets(workers), st.lists(st.tuples(workers, st.integers(0, 9), st.booleans())))
-def test_a_cut_waits_for_every_holder_until_it_acknowledges_or_holds_nothing(
-    holders: set[str], said: list[tuple[str, int, bool]]
-) -> None:
-    coming, expected = cut(*holders), set(holders)
-    for worker, known, gone in said:
-        if gone:
-            coming.let_go(worker)
-        else:
-            coming.acknowledged(worker, known)
-        if gone or known >= 7:
-            expected.discard(worker)
-        assert coming.holders == expected
+@given(st.sets(servers), st.lists(st.tuples(st.sampled_from(Stage), servers)))
+def test_a_cut_waits_for_every_ps_in_each_stage(parts: set[str], answers: list[tuple[Stage, str]]) -> None:
+    coming, missing = cut(), set(parts)
+    coming.enter(Stage.HOLDING, parts)
+    for stage, ps in answers:
+        assert coming.answered(stage, ps) == (stage is Stage.HOLDING and ps in missing)
+        if stage is Stage.HOLDING:
+            missing.discard(ps)
+        assert coming.complete == (not missing)
 
 
-@given(st.floats(0.0, 100.0))
-def test_a_stopped_worker_holds_a_cut_up_for_a_few_of_the_slowest_steps(slowest: float) -> None:
-    coming = cut("a", slowest=slowest)
-    patience = max(ACKNOWLEDGE_FLOOR, 4 * slowest)
-    assert not coming.overdue(100.0 + 0.99 * patience)
-    assert coming.overdue(100.1 + patience)
-    coming.stage = Stage.SAVING
-    assert not coming.overdue(10_000.0), "nobody waits for a disk"
-
-
-@given(leases, st.integers(1, 3))
-def test_a_cut_is_the_same_on_all_ps(applied: dict[int, int], count: int) -> None:
+def test_updates_are_held_for_a_while_only_and_nobody_waits_for_room_or_a_disk() -> None:
     coming = cut()
-    coming.applied = {f"ps-{i}": dict(applied) for i in range(count)}
-    assert coming.steps({}).value == applied
+    for stage in Stage:
+        coming.enter(stage, ["ps-0"], 105.0)
+        assert not coming.overdue(104.9)
+        assert coming.overdue(105.1) == (stage in (Stage.HOLDING, Stage.SNAPSHOT))
 
 
-def test_two_ps_that_disagree_are_named() -> None:
+@given(st.dictionaries(servers, leases, min_size=1), st.sets(st.integers(1, 7)))
+def test_a_cut_has_the_steps_that_any_ps_has(applied: dict[str, dict[int, int]], live: set[int]) -> None:
     coming = cut()
-    coming.applied = {"ps-0": {1: 3}, "ps-1": {1: 4}}
-    decision = coming.steps({})
+    coming.applied = dict(applied)
+    expected = {lease: max(steps.get(lease, 0) for steps in applied.values()) for lease in live}
+    assert coming.steps(dict.fromkeys(live, 0), {}).value == expected
+
+
+def test_a_ps_that_went_back_must_have_met_a_lease_that_was_granted_before() -> None:
+    coming = cut(ps_0={1: 3, 5: 2}, ps_1={5: 2})
+    assert coming.steps({1: 3, 5: 1}, {}).value == {1: 3, 5: 2}, "a step is on its way to ps-1"
+    decision = coming.steps({1: 3, 5: 1}, {"ps-1": 4})
+    assert decision.value is None, "it may also be one that ps-1 had and has lost"
+    assert decision.reason == "ps-1 has met no push of lease 1 since it went back"
+    assert coming.steps({5: 1}, {"ps-1": 4}).value == {5: 2}, "lease 5 was granted later"
+
+
+def test_a_lease_of_which_nothing_is_in_does_not_matter_to_a_ps_that_went_back() -> None:
+    assert cut(ps_0={}, ps_1={}).steps({1: 0}, {"ps-1": 4}).value == {1: 0}
+
+
+def test_steps_that_the_ledger_has_and_no_ps_knows_of_are_no_cut() -> None:
+    decision = cut(ps_0={1: 3}, ps_1={1: 3}).steps({1: 4}, {})
     assert decision.value is None
-    assert decision.reason == "ps-1 holds 4 steps of lease 1, another PS 3"
-
-
-def test_a_ps_that_came_later_has_no_say_about_older_leases() -> None:
-    coming = cut()
-    coming.applied = {"ps-0": {1: 3, 5: 2}, "ps-1": {1: 1, 5: 2}}
-    assert coming.steps({"ps-1": 4}).value == {1: 3, 5: 2}
-
-
-def test_if_every_ps_came_later_the_one_that_knows_most_is_right() -> None:
-    coming = cut()
-    coming.applied = {"ps-0": {1: 3}, "ps-1": {1: 2}}
-    assert coming.steps({"ps-0": 4, "ps-1": 6}).value == {1: 3}
+    assert decision.reason == "4 steps of lease 1 are in, and no PS has more than 3"
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.none() | st.integers(1, 50))

@@ -19,7 +19,7 @@ def trained(ps: int = 1) -> tuple[Masters, Checkpoint]:
     lease = masters.train()
     older = masters.state.checkpoint
     assert older is not None
-    masters.see(Progressed("worker-0", 1, (Steps(lease, 5),)))
+    masters.see(Progressed("worker-0", (Steps(lease, 5),)))
     training = masters.state.training
     assert training is not None
     saved = {"kind": "saved", "cut": 9, "step": 5, "version": 5, "ledger": training.position({lease: 5})}

@@ -7,6 +7,7 @@ import pytest
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
+    CutPrepared,
     DatasetDescribed,
     Granted,
     LeaseWanted,
@@ -15,6 +16,7 @@ from edl.core.events import (
     PodsSynced,
     PsAttached,
     SnapshotTaken,
+    UpdatesHeld,
     WaitForWork,
 )
 from edl.core.job import JobState
@@ -30,7 +32,9 @@ def job(workers: int = 2) -> JobState:
         *(PodChanged(PodSeen(uid, role, int(uid[-1]), Phase.RUNNING)) for uid, role in PODS),
         PsAttached("ps-0", initialized=False, version=0),
         ModelDeclared("worker-0"),
-        SnapshotTaken("ps-0", 1, 0, {}),
+        CutPrepared("ps-0", 1),
+        UpdatesHeld("ps-0", 1, {}),
+        SnapshotTaken("ps-0", 1, 0, 0.0),
         CheckpointSaved(1),
     ):
         state.handle(event, 0.0)

@@ -106,7 +106,7 @@ def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
     masters.see(PsAttached("new", True, 0))
     (granted,) = [x for x in masters.see(LeaseWanted("worker-0")) if isinstance(x, Granted)]
     assert granted.lease > lease
-    masters.see(Progressed("worker-0", 1, (Steps(granted.lease, 5),)))
+    masters.see(Progressed("worker-0", (Steps(granted.lease, 5),)))
     masters.restart()
     masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "new"), alive(Role.WORKER, 0), PodsSynced())
     assert masters.state.step == 5, "parameters and ledger are where they were"
@@ -116,7 +116,7 @@ def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:
 def test_what_was_measured_of_steps_that_went_back_is_forgotten() -> None:
     masters = Masters()
     lease = masters.train()
-    masters.see(Progressed("worker-0", 1, (Steps(lease, 5, 3.0, 2),)))
+    masters.see(Progressed("worker-0", (Steps(lease, 5, 3.0, 2),)))
     masters.state.counters.metrics, masters.state.last_evaluation = {"accuracy": 0.9}, 5
     masters.see(killed(Role.PS, 0))
     counters = masters.state.counters
@@ -127,7 +127,7 @@ def test_what_was_measured_before_the_checkpoint_stays() -> None:
     masters = Masters()
     lease = masters.train()
     masters.state.counters.metrics = {"accuracy": 0.9}
-    masters.see(Progressed("worker-0", 1, (Steps(lease, 5, 3.0, 2),)))
+    masters.see(Progressed("worker-0", (Steps(lease, 5, 3.0, 2),)))
     masters.see(killed(Role.PS, 0))
     assert masters.state.counters.metrics == {"accuracy": 0.9}
 
@@ -135,7 +135,7 @@ def test_what_was_measured_before_the_checkpoint_stays() -> None:
 def test_one_of_two_parameter_servers_that_was_replaced_is_not_lost_again() -> None:
     masters = Masters(ps=2)
     lease = masters.train()
-    masters.see(Progressed("worker-0", 1, (Steps(lease, 5),)))
+    masters.see(Progressed("worker-0", (Steps(lease, 5),)))
     masters.see(killed(Role.PS, 1), alive(Role.PS, 1, "new"))
     masters.restart()
     masters.see(killed(Role.PS, 1), alive(Role.PS, 0), alive(Role.PS, 1, "new"), alive(Role.WORKER, 0), PodsSynced())

@@ -43,8 +43,15 @@ class Crowd:
         match command:
             case ev.AttachPs(uid):
                 return [ev.PsAttached(uid, False, 0)]
+            case ev.PrepareCut(cut):
+                return [ev.CutPrepared(f"ps-{i}", cut) for i in range(2)]
+            case ev.HoldUpdates(cut):
+                training = self.job.training
+                assert training is not None
+                applied = {number: lease.through for number, lease in training.leases.items()}
+                return [ev.UpdatesHeld(f"ps-{i}", cut, applied) for i in range(2)]
             case ev.TakeSnapshot(cut):
-                return [ev.SnapshotTaken(f"ps-{i}", cut, 0, {}) for i in range(2)]
+                return [ev.SnapshotTaken(f"ps-{i}", cut, 0, 0.0) for i in range(2)]
             case ev.SaveCheckpoint(cut):
                 return [ev.CheckpointSaved(cut)]
             case ev.RevokeLeases(ps, leases):
@@ -59,10 +66,10 @@ def test_a_million_tasks_and_a_thousand_workers() -> None:
         granted = {w: g.lease for w in workers for g in crowd.see(ev.LeaseWanted(w)) if isinstance(g, ev.Granted)}
         assert granted.keys() == set(workers)
         for worker, lease in granted.items():
-            crowd.see(ev.Progressed(worker, crowd.job.cut_number, (ev.Steps(lease, 2),)))
+            crowd.see(ev.Progressed(worker, (ev.Steps(lease, 2),)))
             crowd.job.deadline(crowd.now)
         for worker, lease in granted.items():
-            crowd.see(ev.TaskReported(worker, lease, ev.Steps(lease, 4), None, crowd.job.cut_number))
+            crowd.see(ev.TaskReported(worker, lease, ev.Steps(lease, 4)))
     training = crowd.job.training
     assert training is not None
     assert training.done_records == WORKERS * ROUNDS * 256

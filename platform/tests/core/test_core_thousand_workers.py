@@ -168,7 +168,7 @@ def costs(monkeypatch: pytest.MonkeyPatch, workers: int) -> dict[str, int]:
         "wants work": looks.of(
             job, *(ev.LeaseWanted(w, frozenset({g.lease})) for w, g in zip(who, granted, strict=True))
         ),
-        "progress": looks.of(job, *(ev.Progressed(w, 0, (s,)) for w, s in zip(who, steps, strict=True))),
+        "progress": looks.of(job, *(ev.Progressed(w, (s,)) for w, s in zip(who, steps, strict=True))),
         "has come": looks.of(job, alive(Role.WORKER, workers + 5), ev.LeaseWanted(f"worker-{workers + 5}")),
         "tick": looks.of(job, ev.Tick()),
         "lost": looks.of(job, *(lost(i) for i in range(5))),

@@ -108,35 +108,33 @@ def test_records_that_are_done_twice_are_named() -> None:
     assert "epoch 0, a: records 8 to 16 are done twice" in problems(found, 1)
 
 
-def cut(number: int, step: int, applied: dict[str, int]) -> dict[str, Any]:
-    return {"kind": "cut_taken", "cut": number, "step": step, "applied": applied}
+def cut(number: int, step: int, applied: dict[str, int], below: int = 99) -> dict[str, Any]:
+    return {"kind": "cut_taken", "cut": number, "step": step, "applied": applied, "below": below}
 
 
 def test_a_cut_holds_what_the_ps_said_and_what_was_closed_before() -> None:
     found = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
-    found.enter({"kind": "cut_announced", "cut": 1})
     found.enter({"kind": "progress", "lease": 2, "through": 2})
     found.enter(cut(1, 3, {"2": 1}))
     assert {(step.lease, step.step) for step in found.cuts[1]} == {(1, 0), (1, 1), (2, 0)}
 
 
-def test_a_cut_holds_nothing_of_a_lease_that_was_open_and_that_no_ps_had_heard_of() -> None:
-    """Its first steps were stamped with the cut: they were held back until it was taken, and entered before it was."""
+def test_a_cut_holds_nothing_of_a_lease_that_was_granted_later() -> None:
+    """Its first steps were kept out until the cut was taken by all, and entered before its entry was."""
     found = count(DATASET, leased(1, 0, 16), {"kind": "done", "lease": 1}, leased(2, 16, 32))
-    found.enter({"kind": "cut_announced", "cut": 1})
     found.enter({"kind": "progress", "lease": 2, "through": 2})
-    found.enter(cut(1, 2, {}))
+    found.enter(cut(1, 2, {}, below=2))
     assert {step.lease for step in found.cuts[1]} == {1}
 
 
 def test_a_cut_that_says_another_number_of_steps_is_refused() -> None:
-    found = count(DATASET, leased(1, 0, 16), {"kind": "cut_announced", "cut": 1})
+    found = count(DATASET, leased(1, 0, 16))
     with pytest.raises(LedgerError, match="cut 1 holds 1 steps, its entry says 2"):
         found.enter(cut(1, 2, {"1": 1}))
 
 
 def test_a_rollback_goes_back_to_the_cut_and_says_how_far() -> None:
-    found = count(DATASET, leased(1, 0, 32), {"kind": "cut_announced", "cut": 1}, cut(1, 1, {"1": 1}))
+    found = count(DATASET, leased(1, 0, 32), cut(1, 1, {"1": 1}))
     found.enter({"kind": "progress", "lease": 1, "through": 3})
     position = {"done_steps": 1, "done_records": 8, "returned": [[0, "a", 8, 32]]}
     entry = {"kind": "rolled_back", "cut": 1, "ledger": position}
@@ -148,7 +146,7 @@ def test_a_rollback_goes_back_to_the_cut_and_says_how_far() -> None:
 
 
 def test_a_position_that_leases_again_what_is_in_is_refused() -> None:
-    found = count(DATASET, leased(1, 0, 32), {"kind": "cut_announced", "cut": 1}, cut(1, 1, {"1": 1}))
+    found = count(DATASET, leased(1, 0, 32), cut(1, 1, {"1": 1}))
     position = {"done_steps": 1, "done_records": 8, "returned": [[0, "a", 0, 32]]}
     with pytest.raises(LedgerError, match="to be leased again"):
         found.enter({"kind": "saved", "cut": 1, "ledger": position})

@@ -20,11 +20,11 @@ from edl.core.errors import EdlError, RefusedError
 from edl.master.process import Master, serve_job
 from edl.master.surroundings import OneMachine, Surroundings
 from edl.ps.control_plane import ControlPlane
-from edl.ps.conversation import Stamp
 from edl.ps.declaration import Declaration, DenseVariable
 from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.registration import keep_registered
+from edl.ps.rounds import Share
 from edl.ps.shard_writer import ShardWriter
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, Retry, connect, serve
@@ -90,7 +90,7 @@ class PlayedWorker:
         self._channel = job.connect()
         self._ended = threading.Event()
         self._placed: list[str] = []
-        self._cut = self._known = self._placement = 0
+        self._placement = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -113,9 +113,7 @@ class PlayedWorker:
                 self._job.cluster.kill(self.uid, 1)
 
     def _ask(self, method: Any, request: Any) -> Any:
-        reply = self._channel.call(method, request, deadline=10.0, retry=Retry(within=LONG))
-        self._cut = max(self._cut, getattr(reply, "cut", 0))
-        return reply
+        return self._channel.call(method, request, deadline=10.0, retry=Retry(within=LONG))
 
     def _place(self) -> None:
         """Learn where the PS are, once all of them are there."""
@@ -160,31 +158,28 @@ class PlayedWorker:
         result = self._job.results.get(task.kind, lambda _: None)(task)
         data = result if isinstance(result, bytes) else b"" if result is None else json.dumps(result).encode()
         last = pb.LeaseProgress(lease=task.lease, through=steps, loss_sum=float("nan"), loss_steps=1)
-        request = pb.ReportRequest(member=self._member, lease=task.lease, last=last, result=data, known_cut=self._known)
+        request = pb.ReportRequest(member=self._member, lease=task.lease, last=last, result=data)
         self._ask(Methods.Report, request)
 
     def _step(self, task: pb.Task, step: int) -> bool:
         """Whether the step is in, on all PS."""
-        if self._cut > self._known:
-            self._known = self._cut
         progress = pb.LeaseProgress(lease=task.lease, through=step)
-        request = pb.ProgressRequest(member=self._member, known_cut=self._known, leases=[progress])
+        request = pb.ProgressRequest(member=self._member, leases=[progress])
         if task.lease in self._ask(Methods.Progress, request).lost:
             return False
-        stamp = Stamp(task.lease, step, self._known)
-        pushed = [self._push(index, stamp) for index in range(len(self._placed))]  # to all, whatever one of them says
+        share = Share(task.lease, step)
+        pushed = [self._push(index, share) for index in range(len(self._placed))]  # to all, whatever one of them says
         done = all(pushed)
         if done:
             self._job.stepped(self)
         return done
 
-    def _push(self, index: int, stamp: Stamp) -> bool:
+    def _push(self, index: int, share: Share) -> bool:
         while not self._ended.is_set():
             server = self._job.servers.get(self._placed[index])
             if server is not None:
                 with suppress(EdlError):  # busy, replaced or not restored yet: again
-                    pushed = server.server.push(stamp, server.server.declaration(), None)
-                    self._cut = max(self._cut, pushed.cut)
+                    pushed = server.server.push(share, server.server.declaration(), None)
                     return pushed.admission is not Admission.REVOKED
             self._place()
             self._declare()  # as real ones do to a PS that says that it holds nothing

@@ -11,7 +11,17 @@ from typing import Any
 
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import EdlError
-from edl.core.events import Command, DatasetDescribed, PodChanged, PodsSynced, PsAttached, PsRegistered
+from edl.core.events import (
+    Command,
+    CutPrepared,
+    DatasetDescribed,
+    PodChanged,
+    PodsSynced,
+    PsAttached,
+    PsRegistered,
+    SnapshotTaken,
+    UpdatesHeld,
+)
 from edl.core.job import JobState
 from edl.core.state import Settings
 from edl.master.shell import Shell
@@ -126,6 +136,10 @@ class Parts:
         handle(PsAttached("ps-0", initialized=True, version=0))
 
 
+FIRST_CUT = (CutPrepared("ps-0", 1), UpdatesHeld("ps-0", 1, {}), SnapshotTaken("ps-0", 1, 0, 0.0))
+"""What the PS says of it, in order."""
+
+
 class PlayedPs(PsControlServicer):
     """A PS behind a real server: remembers what it is asked, answers what the test set."""
 
@@ -152,13 +166,14 @@ class PlayedPs(PsControlServicer):
         applied = [pb.LeaseStep(lease=lease, through=1) for lease in request.leases]
         return self._answer("Revoke", request, pb.RevokeReply(applied=applied))
 
-    def Announce(self, request: pb.AnnounceRequest, context: Any) -> pb.AnnounceReply:
-        return self._answer("Announce", request, pb.AnnounceReply())
+    def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:
+        return self._answer("Prepare", request, pb.PrepareReply())
+
+    def Hold(self, request: pb.HoldRequest, context: Any) -> pb.HoldReply:
+        return self._answer("Hold", request, pb.HoldReply(applied=[pb.LeaseStep(lease=9, through=2)]))
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:
-        return self._answer(
-            "Snapshot", request, pb.SnapshotReply(version=5, applied=[pb.LeaseStep(lease=9, through=2)])
-        )
+        return self._answer("Snapshot", request, pb.SnapshotReply(version=5, pause_seconds=0.25))
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:
         return self._answer("Release", request, pb.ReleaseReply())

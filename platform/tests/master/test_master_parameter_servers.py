@@ -13,10 +13,12 @@ from master.stage import LONG, TOKEN, PlayedPs, played_ps
 
 from edl.core.errors import BadInputError, RetryableError
 from edl.core.events import (
-    AnnounceCut,
     AttachPs,
     CheckpointSaved,
+    CutPrepared,
     Event,
+    HoldUpdates,
+    PrepareCut,
     PsAttached,
     PsRefused,
     PsSilent,
@@ -28,6 +30,7 @@ from edl.core.events import (
     TakeSnapshot,
     Tell,
     Unpin,
+    UpdatesHeld,
 )
 from edl.core.partition import placement
 from edl.master.checkpoints import Checkpoints
@@ -85,19 +88,38 @@ def test_questions_keep_their_order_and_answers_become_events(
 ) -> None:
     commands = (
         ATTACH,
-        AnnounceCut(3),
+        PrepareCut(3),
+        HoldUpdates(3),
         RevokeLeases("ps-0-a", (8,), 8),
-        TakeSnapshot(3, checkpoint=True, pin=True, floor=9),
+        TakeSnapshot(3, checkpoint=True, pin=True, floor=9, within={9: 2}),
         ReleaseCut(4),
         Unpin(2),
     )
     for command in commands:
         servers.do(command)
-    asked = [type(request).__name__.removesuffix("Request") for request in ps[0].until_asked(6)]
-    assert asked == ["Attach", "Announce", "Revoke", "Snapshot", "Release", "Unpin"]
+    asked = [type(request).__name__.removesuffix("Request") for request in ps[0].until_asked(7)]
+    assert asked == ["Attach", "Prepare", "Hold", "Revoke", "Snapshot", "Release", "Unpin"]
     assert core.next() == PsAttached("ps-0-a", initialized=True, version=3, pins=(2,))
+    assert core.next() == CutPrepared("ps-0-a", 3)
+    assert core.next() == UpdatesHeld("ps-0-a", 3, {9: 2})
     assert core.next() == Revoked("ps-0-a", {8: 1})
-    assert core.next() == SnapshotTaken("ps-0-a", 3, 5, {9: 2})
+    assert core.next() == SnapshotTaken("ps-0-a", 3, 5, 0.25)
+
+
+def test_a_copy_that_waits_for_a_step_is_asked_for_again_behind_what_came_meanwhile(
+    servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]
+) -> None:
+    answers = iter([pb.SnapshotReply(waits=True), pb.SnapshotReply(version=6)])
+
+    def snapshot(request: pb.SnapshotRequest) -> pb.SnapshotReply:
+        if len(ps[0].asked) == 1:
+            servers.do(RevokeLeases("ps-0-a", (8,), 8))
+        return next(answers)
+
+    ps[0].answers["Snapshot"] = snapshot
+    servers.do(TakeSnapshot(3, checkpoint=False, pin=True, within={9: 2}))
+    assert core.next() == Revoked("ps-0-a", {8: 1})
+    assert core.next() == SnapshotTaken("ps-0-a", 3, 6, 0.0)
 
 
 def test_requests_say_what_the_commands_say(tmp_path: Path) -> None:
@@ -105,7 +127,8 @@ def test_requests_say_what_the_commands_say(tmp_path: Path) -> None:
     attach = asker.question(ATTACH, "ps-0-a").request
     assert (attach.incarnation, attach.floor, attach.revoked, attach.live, attach.cut) == (4, 5, [7], [8, 9], 2)
     assert (attach.restore, list(attach.slots)) == ("", list(placement(2)))
-    snapshot = asker.question(TakeSnapshot(3, checkpoint=False, pin=True, floor=9), "ps-0-a").request
+    snapshot = asker.question(TakeSnapshot(3, checkpoint=False, pin=True, floor=9, within={8: 2}), "ps-0-a").request
+    assert list(snapshot.within) == [pb.LeaseStep(lease=8, through=2)]
     assert (snapshot.cut, snapshot.checkpoint, snapshot.pin, snapshot.floor) == (3, "", True, 9)
 
 
@@ -129,9 +152,9 @@ def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
         servers.registered("ps-0-a", 0, ps[1], "bulk")
         servers.registered("ps-1-a", 1, address, "bulk")
         servers.do(RevokeLeases("ps-1-a", (8,), 8))
-        servers.do(AnnounceCut(1))
-        assert [type(request) for request in other.until_asked(2)] == [pb.RevokeRequest, pb.AnnounceRequest]
-        assert [type(request) for request in ps[0].until_asked(1)] == [pb.AnnounceRequest]
+        servers.do(PrepareCut(1))
+        assert [type(request) for request in other.until_asked(2)] == [pb.RevokeRequest, pb.PrepareRequest]
+        assert [type(request) for request in ps[0].until_asked(1)] == [pb.PrepareRequest]
         servers.close()
 
 
@@ -150,8 +173,8 @@ def test_nothing_is_asked_of_one_that_ended(servers: ParameterServers, ps: tuple
     servers.ended("ps-0-a")
     servers.ended("ps-0-a")
     servers.do(ATTACH)
-    servers.do(AnnounceCut(1))
-    assert [type(request) for request in ps[0].until_asked(1)] == [pb.AnnounceRequest]
+    servers.do(PrepareCut(1))
+    assert [type(request) for request in ps[0].until_asked(1)] == [pb.PrepareRequest]
 
 
 def test_an_address_that_is_none_is_refused(servers: ParameterServers) -> None:
@@ -215,8 +238,8 @@ def refusing(kind: str) -> Any:
 
 
 def test_a_newer_master_ends_this_one(servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str]) -> None:
-    ps[0].answers["Announce"] = refusing("incarnation")
-    servers.do(AnnounceCut(1))
+    ps[0].answers["Prepare"] = refusing("incarnation")
+    servers.do(PrepareCut(1))
     assert "no" in str(core.failures.get(timeout=LONG))
 
 

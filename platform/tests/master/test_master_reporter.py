@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master.stage import Parts
+from master.stage import FIRST_CUT, Parts
 
 from edl.core.cluster import Cause, Phase, PodSeen, Role
 from edl.core.events import (
@@ -24,7 +24,6 @@ from edl.core.events import (
     PodChanged,
     Progressed,
     ScaleWanted,
-    SnapshotTaken,
     StartRefused,
     Steps,
     Tell,
@@ -80,7 +79,11 @@ class Stage:
 
     def train(self) -> Granted:
         self.parts.populate()
-        for event in (Tick(), SnapshotTaken("ps-0", 1, 0, {}), CheckpointSaved(1)):
+        for event in (
+            Tick(),
+            *FIRST_CUT,
+            CheckpointSaved(1),
+        ):
             self.shell.handle(event)
         answer = self.shell.handle(LeaseWanted("worker-0"))
         assert isinstance(answer, Granted)
@@ -152,7 +155,7 @@ def test_a_disk_that_is_full_loses_a_line_and_not_the_master(stage: Stage, caplo
 
 def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
     lease = stage.train()
-    stage.shell.handle(Progressed("worker-0", 1, (Steps(lease.lease, 1, 3.0, 2),)))
+    stage.shell.handle(Progressed("worker-0", (Steps(lease.lease, 1, 3.0, 2),)))
     status, summary = stage.reporter.status(), stage.reporter.summary()
     assert (status.records_total, status.records_done, status.step, status.loss) == (8, 2, 1, 1.5)
     assert (status.epoch, status.epochs, status.phase) == (1, 1, "Training")
@@ -167,7 +170,7 @@ def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
 
 def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(stage: Stage) -> None:
     lease = stage.train()
-    stage.shell.handle(Progressed("worker-0", 1, (Steps(lease.lease, 1, 3.0, 2),)))
+    stage.shell.handle(Progressed("worker-0", (Steps(lease.lease, 1, 3.0, 2),)))
     state = stage.shell.state
     for limit, total in ((1, 2), (2, 4), (100, 8)):
         state.settings = replace(state.settings, max_steps=limit)

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master.stage import Parts
+from master.stage import FIRST_CUT, Parts
 
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.events import (
-    AnnounceCut,
     AttachPs,
     CheckpointSaved,
     PodChanged,
+    PrepareCut,
     PsAttached,
-    SnapshotTaken,
     Steps,
     StopWanted,
     Tick,
@@ -69,9 +68,13 @@ class Stage:
     def train(self) -> Stage:
         self.register_ps("ps-0")
         self.parts.populate(workers=2)
-        for event in (Tick(), SnapshotTaken("ps-0", 1, 0, {}), CheckpointSaved(1)):
+        for event in (
+            Tick(),
+            *FIRST_CUT,
+            CheckpointSaved(1),
+        ):
             self.shell.handle(event)
-        self.parts.ps.until(lambda command: command == AnnounceCut(1))
+        self.parts.ps.until(lambda command: command == PrepareCut(1))
         return self
 
     def register_ps(self, uid: str, index: int = 0, address: str = "unix:/nowhere/ps") -> pb.RegisterReply:
@@ -114,7 +117,7 @@ def test_a_task_says_all_that_a_worker_must_know() -> None:
     stage = Stage().train()
     reply = stage.lease()
     task = reply.task
-    assert (reply.incarnation, reply.cut) == (INCARNATION, 1)
+    assert reply.incarnation == INCARNATION
     assert (task.lease, task.kind, task.epoch, task.source) == ((INCARNATION << 32) + 1, "training", 0, "digits")
     assert (task.start, task.end, task.minibatch, task.pin) == (0, 4, 2, 0)
     assert task.expires_seconds > 0
@@ -137,8 +140,8 @@ def test_progress_is_entered_and_lost_leases_come_back() -> None:
     stage = Stage().train()
     lease = stage.lease().task.lease
     leases = [pb.LeaseProgress(lease=lease, through=1, loss_sum=3.0, loss_steps=2), pb.LeaseProgress(lease=77)]
-    reply = stage.service.Progress(pb.ProgressRequest(member=WORKER, known_cut=1, leases=leases), CONTEXT)
-    assert (list(reply.lost), reply.incarnation, reply.cut) == ([77], INCARNATION, 1)
+    reply = stage.service.Progress(pb.ProgressRequest(member=WORKER, leases=leases), CONTEXT)
+    assert (list(reply.lost), reply.incarnation) == ([77], INCARNATION)
     assert stage.parts.journal.entries[-1] == {"kind": "progress", "lease": lease, "through": 1, "loss": 1.5}
 
 

@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from master.stage import LONG, Effects, Parts
+from master.stage import FIRST_CUT, LONG, Effects, Parts
 
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import RefusedError, StorageError
 from edl.core.events import (
-    AnnounceCut,
     CheckpointSaved,
     EndJob,
     Granted,
@@ -21,9 +20,9 @@ from edl.core.events import (
     ModelDeclared,
     PodChanged,
     PodsSynced,
+    PrepareCut,
     Progressed,
     SaveCheckpoint,
-    SnapshotTaken,
     StartPod,
     Steps,
     StopWanted,
@@ -38,10 +37,16 @@ from edl.master.shell import MasterEndsError
 DISK_FULL = StorageError("no room", where="/runs/r1/journal")
 
 
+def taken(parts: Parts) -> None:
+    """The first cut is."""
+    for event in FIRST_CUT:
+        parts.shell.handle(event)
+
+
 def trained_to_first_lease(parts: Parts) -> Granted:
     parts.populate()
     parts.shell.handle(Tick())
-    parts.shell.handle(SnapshotTaken("ps-0", 1, 0, {}))
+    taken(parts)
     parts.shell.handle(CheckpointSaved(1))
     answer = parts.shell.handle(LeaseWanted("worker-0"))
     assert isinstance(answer, Granted)
@@ -88,10 +93,9 @@ def test_a_cut_is_spoken_of_only_when_it_is_on_disk() -> None:
     parts = Parts(at_once=False)
     parts.populate()
     assert parts.shell.state.cut_number == 1
-    assert parts.shell.announced == 0
+    assert PrepareCut(1) not in parts.ps.done
     parts.journal.sync()
-    parts.ps.until(lambda c: c == AnnounceCut(1))
-    assert parts.shell.announced == 1
+    parts.ps.until(lambda c: c == PrepareCut(1))
 
 
 def test_the_end_of_the_job_is_told_when_it_is_on_disk() -> None:
@@ -107,7 +111,7 @@ def test_entries_are_journaled_in_the_order_of_decisions() -> None:
     parts = Parts()
     parts.shell.begin(4)
     lease = trained_to_first_lease(parts).lease
-    parts.shell.handle(Progressed("worker-0", 1, (Steps(lease, 1),)))
+    parts.shell.handle(Progressed("worker-0", (Steps(lease, 1),)))
     parts.shell.handle(TaskReported("worker-0", lease))
     assert lease >> 32 == 4
     assert parts.journal.kinds()[0] == "incarnation"
@@ -145,7 +149,7 @@ def test_a_waiting_question_is_answered_as_soon_as_there_is_work() -> None:
     parts.populate()
     with ThreadPoolExecutor(1) as pool:
         answer = waiting_lease(parts, pool)
-        parts.shell.handle(SnapshotTaken("ps-0", 1, 0, {}))
+        taken(parts)
         parts.ps.until(lambda c: isinstance(c, SaveCheckpoint))
         parts.shell.handle(CheckpointSaved(1))
         assert isinstance(answer.result(LONG), Granted)
@@ -164,7 +168,7 @@ def test_progress_wakes_nobody() -> None:
     parts = Parts()
     lease = trained_to_first_lease(parts).lease
     before = parts.shell._generation
-    parts.shell.handle(Progressed("worker-0", 1, (Steps(lease, 1),)))
+    parts.shell.handle(Progressed("worker-0", (Steps(lease, 1),)))
     assert parts.shell._generation == before
 
 

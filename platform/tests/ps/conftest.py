@@ -75,13 +75,12 @@ class Worker:
         step: int,
         gradient: np.ndarray | Sequence[float],
         *,
-        cut: int = 0,
         rows: tuple[Sequence[int], np.ndarray] | None = None,
         rate: float = 1.0,
         weight: float = 1.0,
         **fields: object,
     ) -> tuple[pb.Pushed, np.ndarray]:
-        self.send_push(number, step, gradient, cut=cut, rows=rows, rate=rate, weight=weight, **fields)
+        self.send_push(number, step, gradient, rows=rows, rate=rate, weight=weight, **fields)
         return self.receive_push()
 
     def send_push(
@@ -90,16 +89,13 @@ class Worker:
         step: int,
         gradient: np.ndarray | Sequence[float],
         *,
-        cut: int = 0,
         rows: tuple[Sequence[int], np.ndarray] | None = None,
         rate: float = 1.0,
         weight: float = 1.0,
         **fields: object,
     ) -> None:
         """``fields`` are more of those of the head; ``empty`` sends no gradient."""
-        head = pb.Push(
-            incarnation=INCARNATION, lease=number, step=step, cut=cut, learning_rate=rate, weight=weight, pull=True
-        )
+        head = pb.Push(incarnation=INCARNATION, lease=number, step=step, learning_rate=rate, weight=weight, pull=True)
         head.MergeFrom(pb.Push(**fields))  # type: ignore[arg-type]
         body = [] if head.empty else [np.asarray(gradient, np.float32).data]
         if rows is not None:
@@ -151,12 +147,22 @@ class Ps:
         request = pb.RevokeRequest(incarnation=incarnation, leases=leases, floor=floor)
         return steps(self._channel.call(PsControl.Revoke, request, deadline=10).applied)
 
-    def announce(self, cut: int, incarnation: int = INCARNATION) -> None:
-        self._channel.call(PsControl.Announce, pb.AnnounceRequest(incarnation=incarnation, cut=cut), deadline=10)
+    def prepare(self, cut: int, incarnation: int = INCARNATION) -> None:
+        self._channel.call(PsControl.Prepare, pb.PrepareRequest(incarnation=incarnation, cut=cut), deadline=10)
 
-    def snapshot(self, cut: int, directory: Path | None = None, *, pin: bool = False) -> pb.SnapshotReply:
+    def hold(self, cut: int) -> dict[int, int]:
+        request = pb.HoldRequest(incarnation=INCARNATION, cut=cut)
+        return steps(self._channel.call(PsControl.Hold, request, deadline=10).applied)
+
+    def snapshot(
+        self, cut: int, directory: Path | None = None, *, pin: bool = False, within: Mapping[int, int] | None = None
+    ) -> pb.SnapshotReply:
         request = pb.SnapshotRequest(
-            incarnation=INCARNATION, cut=cut, checkpoint=str(directory) if directory else "", pin=pin
+            incarnation=INCARNATION,
+            cut=cut,
+            checkpoint=str(directory) if directory else "",
+            pin=pin,
+            within=[pb.LeaseStep(lease=lease, through=through) for lease, through in (within or {}).items()],
         )
         return self._channel.call(PsControl.Snapshot, request, deadline=10)
 

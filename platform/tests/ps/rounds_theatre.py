@@ -14,7 +14,8 @@ from functools import partial
 
 import numpy as np
 
-from edl.ps.conversation import Origin, Stamp
+from edl.core.cuts import Cut, Stage
+from edl.ps.conversation import Origin
 from edl.ps.cuts import Cuts
 from edl.ps.leases import Admission, Leases
 from edl.ps.rounds import Share
@@ -54,24 +55,28 @@ class Server:
         self.leases.attach(1, 0, [], [])
         self.contents = Counted()
         self.cuts: Cuts[int] = Cuts()
-        self.together = Together(self.leases, self.contents, wanted, tolerance)  # type: ignore[arg-type]
+        held = lambda: self.cuts.held  # noqa: E731
+        self.together = Together(self.leases, self.contents, wanted, tolerance, held)  # type: ignore[arg-type]
         self.behind: list[Offered] = []
         self.rounds: list[tuple[Share, ...]] = []
 
     def take(self, push: Offered) -> None:
         """A push arrives, or has waited for its cut."""
-        if self.cuts.waits(push.stamp.cut) and self.leases.decide(*push.share) is Admission.APPLIED:
+        if self.keeps_out(push):
             if push not in self.behind:
                 self.behind.append(push)
-                self.together.hold(push)
             return
         if push in self.behind:
             self.behind.remove(push)
         self.together.offer(push)
 
+    def keeps_out(self, push: Offered) -> bool:
+        """Whether it waits for a cut."""
+        return self.cuts.keeps_out(*push.share) and self.leases.decide(*push.share) is Admission.APPLIED
+
     def settle(self) -> None:
         """Leases or cuts changed."""
-        self.together.settle(self.cuts.waits)
+        self.together.settle()
 
 
 @dataclass(eq=False)
@@ -81,7 +86,6 @@ class Worker:
     index: int
     queue: deque[Range] = field(default_factory=deque)
     step: int = 0
-    cut: int = 0
     version: int = 0
     waits: dict[int, Offered] = field(default_factory=dict)
     unsent: list[int] = field(default_factory=list)
@@ -139,8 +143,9 @@ class Theatre:
         self.partial: Counter[int] = Counter()
         self.entered = [Counter[int]() for _ in range(servers)]
         self.kills, self.cuts, self.restarts = kills, cuts, restarts
-        self.cut = 0
-        self.snapshots: list[int] = []
+        self.cut = Cut(0, checkpoint=True, pin=False, stage=Stage.SAVING)
+        self.born: dict[str, int] = {}
+        self.taken = 0
         self.closing: list[tuple[Worker, int]] = []
         self.orphans: list[Worker] = []
 
@@ -165,17 +170,15 @@ class Theatre:
             yield partial(self._revoke, worker)
         for part, server in enumerate(self.servers):
             for push in server.behind:
-                if not server.cuts.waits(push.stamp.cut) or server.leases.decide(*push.share) is not Admission.APPLIED:
+                if not server.keeps_out(push):
                     yield partial(server.take, push)
-            if part in self.snapshots:
-                yield partial(self._snapshot, part)
+            if str(part) in self.cut.parts:
+                yield partial(self._ask, part)
         yield from self._of_master()
 
     def _of_worker(self, worker: Worker) -> Iterator[Action]:
         if len(worker.queue) < 2 and self.todo:
             yield partial(self._grant, worker)
-        if not worker.pushing and worker.cut < self.cut and not self.snapshots:
-            yield partial(setattr, worker, "cut", self.cut)
         if worker.queue and not worker.pushing:
             yield partial(self._begin, worker)
         for part in worker.unsent:
@@ -185,10 +188,8 @@ class Theatre:
                 yield partial(self._receive, worker, part)
 
     def _of_master(self) -> Iterator[Action]:
-        if self.cuts and not self.snapshots and not self._pending():
-            yield self._announce
-        if self.cut and not self.snapshots and self._pending() and self._acknowledged() and not self.orphans:
-            yield self._begin_snapshots
+        if self.cuts and not self.cut.awaited and not self.orphans:
+            yield self._begin_cut
         if self.kills and sum(not worker.gone for worker in self.workers) > 1:
             yield self._kill
         if self.restarts:
@@ -196,35 +197,57 @@ class Theatre:
 
     # ------------------------------------------------------------------ master
 
-    def _pending(self) -> bool:
-        return any(server.cuts.waits(self.cut) for server in self.servers)
-
-    def _acknowledged(self) -> bool:
-        return all(worker.cut >= self.cut or worker.gone or not worker.queue for worker in self.workers)
-
-    def _announce(self) -> None:
+    def _begin_cut(self) -> None:
         self.cuts -= 1
-        self.cut += 1
+        self.cut = Cut(self.cut.number + 1, checkpoint=True, pin=False)
+        self.cut.enter(Stage.HOLDING, map(str, range(len(self.servers))))
 
-    def _begin_snapshots(self) -> None:
-        if self.random.random() < 0.2:  # a cut that is off
-            for server in self.servers:
-                server.cuts.release(self.cut)
-                server.settle()
+    def _ask(self, part: int) -> None:
+        """A server holds updates, or is asked for its copy: it may have to be asked again."""
+        server, cut, name = self.servers[part], self.cut, str(part)
+        if cut.stage is Stage.HOLDING:
+            server.cuts.hold(cut.number, 0.0)
+            cut.applied[name] = server.leases.met()
+            cut.answered(Stage.HOLDING, name)
+            if cut.complete:
+                self._decide()
             return
-        self.snapshots = list(range(len(self.servers)))
-
-    def _snapshot(self, part: int) -> None:
-        self.snapshots.remove(part)
-        server = self.servers[part]
-        assert all(push.stamp.cut >= self.cut for push in server.together._waiting.values()), "a push is overtaken"
-        server.cuts.taken(self.cut, 0, pin=False)
+        server.cuts.let_in(cut.number, cut.within)
         server.settle()
+        if server.leases.reached(cut.within):
+            self._copy(part)
+
+    def _decide(self) -> None:
+        """All are held: which steps the cut has, or that it is off."""
+        known = {lease.number: 0 for worker in self.workers for lease in worker.queue}
+        known |= {worker.queue[0].number: worker.step for worker in self.workers if worker.queue}
+        steps = self.cut.steps(known, self.born)
+        if steps.value is None or self.random.random() < 0.2:
+            self._call_off()
+        else:
+            self.cut.within = steps.value
+            self.cut.enter(Stage.SNAPSHOT, map(str, range(len(self.servers))))
+
+    def _copy(self, part: int) -> None:
+        server, within = self.servers[part], self.cut.within
+        held = {lease: through for lease, through in server.leases.applied().items() if within.get(lease)}
+        assert held == {lease: through for lease, through in within.items() if through}, "not the same on all"
+        server.cuts.taken(self.cut.number, 0, pin=False)
+        server.settle()
+        self.cut.answered(Stage.SNAPSHOT, str(part))
+        if self.cut.complete:
+            self.cut.enter(Stage.SAVING, ())
+            self.taken += 1
+
+    def _call_off(self) -> None:
+        if not self.cut.awaited:
+            return
+        for server in self.servers:
+            server.cuts.release(self.cut.number)
+            server.settle()
+        self.cut.enter(Stage.SAVING, ())
 
     def _grant(self, worker: Worker) -> None:
-        """The answer speaks of the newest cut; one that has older leases acknowledges it by itself."""
-        if not worker.queue:
-            worker.cut = self.cut
         worker.queue.append(self.todo.popleft())
 
     def _kill(self) -> None:
@@ -245,7 +268,7 @@ class Theatre:
 
     def _revoke(self, worker: Worker) -> None:
         self.orphans.remove(worker)
-        self.snapshots.clear()
+        self._call_off()
         for lease in worker.queue:
             through = []
             for server in self.servers:
@@ -267,8 +290,10 @@ class Theatre:
         new.leases.restore(lost.leases.applied())
         new.leases.revoke(lost.leases._revoked, 0)
         new.contents.version = lost.contents.version // 2
+        self.born[str(part)] = next(self.numbers)
         new.cuts.passed(lost.cuts._passed)
         self.servers[part] = new
+        self._call_off()
         for worker in self.workers:
             worker.connected.discard(part)
             if part in worker.waits and worker.waits[part].outcome is None:
@@ -287,7 +312,7 @@ class Theatre:
         more = lease.start + worker.step + 1 < lease.end
         following = lease.number if more else worker.queue[1].number if len(worker.queue) > 1 else 0
         origin = Origin(worker.index, worker.index, worker.version, following, worker.round, part in worker.again)
-        push = Offered(Stamp(lease.number, worker.step, worker.cut), origin, None, NOTHING)  # type: ignore[arg-type]
+        push = Offered(Share(lease.number, worker.step), origin, None, NOTHING)  # type: ignore[arg-type]
         self.records[push.share] = lease.start + worker.step
         worker.unsent.remove(part)
         worker.waits[part] = push

@@ -37,7 +37,7 @@ class Fleet:
         for index, worker in enumerate(self.workers):
             worker.declare({name: VALUES[name] for name in self._owned(index)}, optimizer=optimizer)
 
-    def step(self, number: int, cut: int = 0) -> None:
+    def step(self, number: int) -> None:
         """One step of training: gradients of all variables and of some rows, some ids twice."""
         rng = np.random.default_rng(number)
         gradients = {name: rng.normal(size=value.size).astype(np.float32) for name, value in VALUES.items()}
@@ -47,7 +47,7 @@ class Fleet:
         for index, worker in enumerate(self.workers):
             slab = np.concatenate([np.empty(0, np.float32), *(gradients[name] for name in self._owned(index))])
             mine = owners == index
-            worker.push(LEASE, number, slab, cut=cut, rows=(ids[mine], rows[mine]), rate=0.1, weight=0.5)
+            worker.push(LEASE, number, slab, rows=(ids[mine], rows[mine]), rate=0.1, weight=0.5)
 
     def exported(self, cut: int, folder: Path) -> dict[str, bytes]:
         """Everything by name, of a checkpoint that is taken now."""
@@ -81,7 +81,7 @@ def test_values_slots_step_and_leases_are_the_same(
     assert new.exported(2, tmp_path / "new") == saved
 
     for fleet in (old, new):  # a step that is retried enters neither; Adam's correction goes on from the same step
-        fleet.step(STEPS - 1, cut=1)
+        fleet.step(STEPS - 1)
         for step in range(STEPS, 2 * STEPS):
-            fleet.step(step, cut=1)
+            fleet.step(step)
     assert new.exported(3, tmp_path / "new") == old.exported(3, tmp_path / "old") != saved

@@ -73,7 +73,6 @@ pushes = st.builds(
     pb.Push,
     lease=st.one_of(st.just(LEASE), numbers),
     step=numbers,
-    cut=st.one_of(st.just(0), numbers),
     learning_rate=floats,
     weight=floats,
     pull=st.booleans(),

@@ -192,7 +192,7 @@ def test_an_attachment_that_is_repeated_restores_once_and_a_broken_checkpoint_ch
     again = {"restore": str(directory), "slots": placement(1), "live": [lease], "cut": 1}
     fresh.attach(**again)
     worker = fresh.worker()
-    worker.push(lease, 0, [1], cut=1)
+    worker.push(lease, 0, [1])
     assert fresh.attach(**again).version == 1
     np.testing.assert_array_equal(worker.pull()[1], [-1])
     with pytest.raises(Exception, match="manifest"):

@@ -1,4 +1,4 @@
-"""Which pushes wait for a cut, and what is pinned: the decisions, then real sockets with two PS."""
+"""Which steps wait for a cut, and what is pinned: the decisions, then real sockets with two PS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edl.core.errors import StorageError
-from edl.ps.cuts import CutError, Cuts, PinError
+from edl.ps.cuts import HOLD_SECONDS, CutError, Cuts, PinError
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.table_store import TableStore
 from edl.rpc import edl_pb2 as pb
@@ -23,13 +23,34 @@ LEASE = (1 << 32) + 1
 # ------------------------------------------------------------ decisions
 
 
-def test_a_push_waits_for_its_cut_and_for_no_later_one():
+def test_while_a_cut_is_held_only_its_own_steps_come_in():
     cuts: Cuts[str] = Cuts()
-    cuts.announce(2)
-    assert [cuts.waits(stamp) for stamp in (0, 1, 2)] == [False, True, True]
+    assert not cuts.keeps_out(7, 0)
+    cuts.hold(2, 100.0)
+    assert [cuts.keeps_out(7, step) for step in (0, 1)] == [True, True]
+    cuts.let_in(2, {7: 1})
+    assert [cuts.keeps_out(lease, step) for lease, step in ((7, 0), (7, 1), (8, 0))] == [False, True, True]
+    cuts.let_in(1, {7: 9})
+    assert cuts.keeps_out(7, 1), "another cut says nothing of this one"
+    cuts.hold(2, 101.0)
+    assert not cuts.keeps_out(7, 0), "asked again"
+    assert cuts.held_for(102.0) == 2.0
     cuts.taken(2, "copy", pin=False)
-    assert [cuts.waits(stamp) for stamp in (1, 2, 3)] == [False, False, True]
-    assert cuts.announced == 2
+    assert not cuts.keeps_out(7, 9)
+    assert cuts.held_for(102.0) == 0.0
+
+
+def test_a_cut_is_not_held_for_longer_than_the_limit():
+    cuts: Cuts[str] = Cuts()
+    cuts.hold(2, 100.0)
+    assert not cuts.expire(99.9 + HOLD_SECONDS)
+    assert cuts.keeps_out(7, 0)
+    assert cuts.expire(100.0 + HOLD_SECONDS)
+    assert not cuts.keeps_out(7, 0)
+    with pytest.raises(CutError, match="cut 2 is over"):
+        cuts.hold(2, 106.0)
+    cuts.hold(3, 106.0)
+    assert cuts.keeps_out(7, 0)
 
 
 def test_a_cut_that_is_over_cannot_be_taken():
@@ -57,15 +78,16 @@ def test_pins_are_kept_until_they_are_released():
 # ------------------------------------------------------------ real sockets
 
 
-def test_room_for_the_copy_is_made_before_workers_are_told_of_the_cut(start, monkeypatch: pytest.MonkeyPatch):
-    """Their next pushes wait for the copy: until then none does."""
-    server, order = start(0), []
-    server.attach()
-    server.worker().declare(W)
-    monkeypatch.setattr(TableStore, "make_room", lambda self: order.append("room"))
-    monkeypatch.setattr(Cuts, "announce", lambda self, cut: order.append(f"cut {cut}"))
-    server.announce(1)
-    assert order == ["room", "cut 1"]
+def test_updates_go_on_while_room_is_made_for_the_copy(two, monkeypatch: pytest.MonkeyPatch):
+    (ps, _), (worker, _) = two
+    seen = []
+
+    def make_room(store: TableStore) -> None:
+        seen.append(worker.push(LEASE, 0, [1, 1, 1])[0].outcome)
+
+    monkeypatch.setattr(TableStore, "make_room", make_room)
+    ps.prepare(1)
+    assert seen == [pb.Pushed.APPLIED]
 
 
 @pytest.fixture
@@ -83,9 +105,9 @@ def two(start):
 class Waiting:
     """A push in a thread of its own."""
 
-    def __init__(self, worker, number: int, step: int, gradient, cut: int) -> None:
+    def __init__(self, worker, number: int, step: int, gradient) -> None:
         self._result: list[object] = []
-        worker.send_push(number, step, gradient, cut=cut)
+        worker.send_push(number, step, gradient)
         self._thread = threading.Thread(target=self._receive, args=(worker,))
         self._thread.start()
 
@@ -100,30 +122,102 @@ class Waiting:
         return self._result[0]
 
 
-def test_pushes_stamped_with_a_cut_wait_for_it_and_are_not_in_it(two):
+def kept_out(ps, count: int) -> None:
+    """Wait until so many pushes wait for a cut."""
+    with ps.server._changed:
+        assert ps.server._changed.wait_for(lambda: ps.server._entrance.kept_out == count, 10)
+
+
+def test_steps_wait_while_a_cut_is_held_and_are_not_in_it(two):
     servers, workers = two
     for ps, worker in zip(servers, workers, strict=True):
         worker.push(LEASE, 0, [1, 1, 1])
-        ps.announce(1)
-        assert worker.push(LEASE, 1, [1, 1, 1])[0].cut == 1
-    waiting = [Waiting(worker, LEASE, 2, [1, 1, 1], cut=1) for worker in workers]
-    replies = []
+        assert ps.hold(1) == {LEASE: 1}
+    waiting = [Waiting(worker, LEASE, 1, [1, 1, 1]) for worker in workers]
     for ps in servers:
-        other = ps.worker()
-        np.testing.assert_array_equal(other.pull()[1], [-2, -2, -2])  # reads go on
-        assert other.push(LEASE + 1, 0, [0, 0, 1], cut=0)[0].outcome == pb.Pushed.APPLIED  # not stamped: goes in
-        replies.append(ps.snapshot(1, pin=True))
+        kept_out(ps, 1)
+        np.testing.assert_array_equal(ps.worker().pull()[1], [-1, -1, -1])  # reads go on
+        reply = ps.snapshot(1, pin=True, within={LEASE: 1})
+        assert reply.version == 1
+        assert reply.pause_seconds > 0
     for push in waiting:
         pushed, slab = push.result()
         assert pushed.outcome == pb.Pushed.APPLIED
-        np.testing.assert_array_equal(slab, [-3, -3, -4])
-    assert [(r.version, sorted((s.lease, s.through) for s in r.applied)) for r in replies] == [
-        (3, [(LEASE, 2), (LEASE + 1, 1)])
-    ] * 2
+        np.testing.assert_array_equal(slab, [-2, -2, -2])
     for worker in workers:
         version, pinned = worker.pull(pin=1)
-        assert version == 3
-        np.testing.assert_array_equal(pinned, [-2, -2, -3])
+        assert version == 1
+        np.testing.assert_array_equal(pinned, [-1, -1, -1])
+
+
+def test_a_step_that_another_server_has_is_waited_for_and_let_in(two):
+    (ps, late), (worker, slow) = two
+    worker.push(LEASE, 0, [1, 1, 1])
+    assert [one.hold(1) for one in (ps, late)] == [{LEASE: 1}, {}]
+    first = late.snapshot(1, pin=True, within={LEASE: 1, LEASE + 1: 0})
+    assert first.waits, "it has not come"
+    held = Waiting(late.worker(), LEASE + 1, 0, [7, 7, 7])
+    kept_out(late, 1)
+    assert slow.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
+    assert late.snapshot(1, pin=True, within={LEASE: 1, LEASE + 1: 0}).version == 1
+    np.testing.assert_array_equal(slow.pull(pin=1)[1], [-1, -1, -1])
+    assert held.result()[0].outcome == pb.Pushed.APPLIED
+
+
+def test_a_server_that_has_more_than_a_cut_refuses_it(two):
+    (ps, _), (worker, _) = two
+    for step in range(2):
+        worker.push(LEASE, step, [1, 1, 1])
+    ps.hold(1)
+    with pytest.raises(Refused, match="through"):
+        ps.snapshot(1, within={LEASE: 1})
+
+
+def test_a_cut_that_is_held_for_too_long_is_over_without_its_master(start, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("edl.ps.cuts.HOLD_SECONDS", 0.05)
+    ps = start()
+    ps.attach()
+    worker = ps.worker()
+    worker.declare(W)
+    ps.hold(1)
+    assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
+    with pytest.raises(Refused, match="cut 1 is over"):
+        ps.snapshot(1)
+
+
+def test_a_second_try_of_a_question_finds_what_the_first_has_taken_meanwhile(two, monkeypatch: pytest.MonkeyPatch):
+    (ps, _), _ = two
+    ps.hold(1)
+
+    def meanwhile(cut: int, within: object, seconds: float) -> bool:
+        ps.server._last_taken = ps.server._take(cut, None, {}, pin=False)
+        return True
+
+    monkeypatch.setattr(ps.server._entrance, "let_in", meanwhile)
+    assert ps.snapshot(1).version == 0
+
+
+def test_a_server_that_ends_says_so_instead_of_waiting_for_steps(two):
+    (ps, _), _ = two
+    ps.hold(1)
+    ps.server.close()
+    with pytest.raises(Refused, match="this PS ends") as caught:
+        ps.server.snapshot(1, 1, None, pin=False, within={LEASE: 1})
+    assert caught.value.kind == "busy"
+
+
+def test_what_a_server_has_met_begins_anew_with_a_checkpoint(start, tmp_path: Path):
+    ps = start()
+    ps.attach()
+    ps.worker().declare(W)
+    ps.worker().push(LEASE, 3, [1, 1, 1])
+    directory = ps.checkpoint([ps], 1, tmp_path)
+    assert ps.hold(2) == {LEASE: 4}
+    ps.attach(restore=str(directory), cut=2, slots=[0] * 256, floor=1)
+    assert ps.hold(3) == {}, "nobody knows what has happened to the lease since"
+    ps.release(3)
+    ps.worker().push(LEASE, 7, [1, 1, 1])
+    assert ps.hold(4) == {LEASE: 8}
 
 
 def test_a_pin_stays_readable_while_training_goes_on(two):
@@ -132,7 +226,7 @@ def test_a_pin_stays_readable_while_training_goes_on(two):
     dense, rows = worker.pull()[1], worker.pull_rows([1, 2, 3])
     ps.snapshot(1, pin=True)
     for step in range(1, 5):
-        worker.push(LEASE, step, [1, 1, 1], cut=1, rows=([1, 3], np.ones((2, 4))))
+        worker.push(LEASE, step, [1, 1, 1], rows=([1, 3], np.ones((2, 4))))
     np.testing.assert_array_equal(worker.pull(pin=1)[1], dense)
     np.testing.assert_array_equal(worker.pull_rows([1, 2, 3], pin=1), rows)
     assert worker.scan(pin=1, limit=1).keys() == {1, 2}
@@ -146,8 +240,9 @@ def test_a_pin_stays_readable_while_training_goes_on(two):
 @pytest.mark.parametrize("end", ["release", "attach", "revoke"])
 def test_a_waiting_push_is_let_go_when_the_cut_is_off(two, end):
     (ps, _), (worker, _) = two
-    ps.announce(1)
-    push = Waiting(worker, LEASE, 0, [1, 1, 1], cut=1)
+    ps.hold(1)
+    push = Waiting(worker, LEASE, 0, [1, 1, 1])
+    kept_out(ps, 1)
     if end == "release":
         ps.release(1)
     elif end == "attach":
@@ -163,18 +258,20 @@ def test_a_push_does_not_wait_for_ever(start):
     ps.attach()
     worker = ps.worker()
     worker.declare(W)
-    with pytest.raises(BulkRefused, match="cut 1") as caught:
-        worker.push(LEASE, 0, [1, 1, 1], cut=1)
+    ps.hold(1)
+    with pytest.raises(BulkRefused, match="a cut is not over") as caught:
+        worker.push(LEASE, 0, [1, 1, 1])
     assert caught.value.kind == "busy"
     ps.snapshot(1)
-    assert worker.push(LEASE, 0, [1, 1, 1], cut=1)[0].outcome == pb.Pushed.APPLIED
+    assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
 
 
 def test_a_retry_of_a_waiting_push_enters_once(two):
     (ps, _), (worker, _) = two
-    ps.announce(1)
-    lost = Waiting(worker, LEASE, 0, [1, 1, 1], cut=1)
-    retry = Waiting(ps.worker(), LEASE, 0, [1, 1, 1], cut=1)
+    ps.hold(1)
+    lost = Waiting(worker, LEASE, 0, [1, 1, 1])
+    retry = Waiting(ps.worker(), LEASE, 0, [1, 1, 1])
+    kept_out(ps, 2)
     ps.snapshot(1)
     outcomes = sorted(push.result()[0].outcome for push in (lost, retry))
     assert outcomes == [pb.Pushed.APPLIED, pb.Pushed.DUPLICATE]
@@ -184,7 +281,7 @@ def test_a_retry_of_a_waiting_push_enters_once(two):
 def test_a_snapshot_asked_for_again_gives_the_same_answer(two):
     (ps, _), (worker, _) = two
     first = ps.snapshot(1, pin=True)
-    worker.push(LEASE, 0, [1, 1, 1], cut=1)
+    worker.push(LEASE, 0, [1, 1, 1])
     assert ps.snapshot(1, pin=True) == first
 
 
@@ -192,7 +289,7 @@ def test_a_stale_master_is_refused(two):
     (ps, _), _ = two
     ps.attach(2)
     with pytest.raises(Refused, match="attached is 2") as caught:
-        ps.announce(5)
+        ps.prepare(5)
     assert caught.value.kind == "incarnation"
 
 
@@ -206,6 +303,6 @@ def test_a_full_disk_is_reported_and_training_goes_on(start, tmp_path: Path):
     worker.declare(W)
     ps.snapshot(1, tmp_path / "cut")
     assert "no space left" in ps.saved(1).error
-    assert worker.push(LEASE, 0, [1, 1, 1], cut=1)[0].outcome == pb.Pushed.APPLIED
+    assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
     with pytest.raises(Refused, match="no shard of cut 9"):
         ps.saved(9)

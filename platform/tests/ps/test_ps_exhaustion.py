@@ -15,12 +15,13 @@ import pytest
 from edl.core.partition import placement
 from edl.ps import numpy_table
 from edl.ps.bulk_plane import BulkPlane
-from edl.ps.conversation import Attachment, Stamp
+from edl.ps.conversation import Attachment
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.exhaustion import REMEDY, NoMemoryError, TornError
 from edl.ps.leases import Admission
 from edl.ps.merging import merged
 from edl.ps.parameter_server import ParameterServer
+from edl.ps.rounds import Share
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.slab import Slab
 from edl.ps.store import Gradients, RowGradients
@@ -63,7 +64,7 @@ def table(server: ParameterServer, name: str) -> Any:
 
 
 def sent(server: ParameterServer, step: int, gradients: Gradients) -> Admission:
-    return server.push(Stamp(LEASE, step, 0), server.declaration(), gradients).admission
+    return server.push(Share(LEASE, step), server.declaration(), gradients).admission
 
 
 def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
         lambda: server.pull(held, np.empty(2, np.float32)),
         lambda: server.pull_rows({"users": np.array([1])}),
         lambda: server.scan("users", 0, 9),
-        lambda: server.push(Stamp(LEASE, 1, 0), held, push(users=range(4))),
+        lambda: server.push(Share(LEASE, 1), held, push(users=range(4))),
         lambda: server.snapshot(1, 2, None, pin=True),
         server.declaration,
     ):
@@ -159,7 +160,7 @@ def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_
             server.snapshot(1, 1, None, pin=True)
         little.setattr(Slab, "make_room", none_left)
         with pytest.raises(NoMemoryError, match="for a copy of the 2 dense values"):
-            server.announce(1, 1)
+            server.prepare(1)
     assert server.snapshot(1, 1, None, pin=True).version == 1
     assert server.pull_rows({"users": np.array([1, 2])})[0].all()
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.ps.conversation import Attachment, Origin, Stamp
+from edl.ps.conversation import Attachment, Origin
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.figures import TABLES_TOLD, Figures, Scales
 from edl.ps.parameter_server import ParameterServer
@@ -65,8 +65,8 @@ class Stage:
             for name, each in ids.items()
         }
         gradients = None if empty else Gradients(np.ones(2, np.float32), rows, 0.5, 1.0)
-        stamp = Stamp(LEASE + self.steps, 0, 0)
-        self.server.push(stamp, self.server.declaration(), gradients, origin=Origin(worker, worker, version))
+        share = Share(LEASE + self.steps, 0)
+        self.server.push(share, self.server.declaration(), gradients, origin=Origin(worker, worker, version))
 
     @property
     def counts(self) -> PushCounts:

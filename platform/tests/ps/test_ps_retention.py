@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from edl.core.partition import placement
 from edl.ps.checkpoints import Cut, from_shard, load, merge
-from edl.ps.conversation import Attachment, Stamp
+from edl.ps.conversation import Attachment
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.retention import Retention, TableFullError
+from edl.ps.rounds import Share
 from edl.ps.shard_writer import ShardWriter, write_cut
 from edl.ps.store import Gradients, RowGradients
 from edl.ps.stores import NATIVE, NUMPY, Extension, Stores
@@ -69,11 +70,11 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     held, slab = server.declaration(), np.empty(2, np.float32)
     for _ in range(2):
         with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\) holds 0 rows .*, 4 more do"):
-            server.push(Stamp(LEASE, 0, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
+            server.push(Share(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
         assert server.pull(held, slab) == 0
         np.testing.assert_array_equal(slab, 0)
         assert server.extent("small") == 0
-    assert server.push(Stamp(LEASE, 0, 0), held, push(small=[1, 2], large=[1, 2, 3])).admission is Admission.APPLIED
+    assert server.push(Share(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])).admission is Admission.APPLIED
     assert server.pull(held, slab) == 1
 
 

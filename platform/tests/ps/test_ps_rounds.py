@@ -45,7 +45,7 @@ def test_nobody_waits_for_a_worker_with_nothing_in_hand() -> None:
     assert sit(rounds, seat(2), seat(1, last=True), seat(2, 1)) == [[], [1, 2], [2]]
 
 
-@pytest.mark.parametrize("gone", ["parted", "revoked", "held"])
+@pytest.mark.parametrize("gone", ["parted", "revoked"])
 def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
     rounds = Rounds(2)
     for worker in (1, 2):
@@ -54,10 +54,8 @@ def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
     assert sit(rounds, seat(1)) == [[]]
     if gone == "parted":
         rounds.parted(2, "link 2")
-    elif gone == "revoked":
-        rounds.drop(lambda lease: lease == 2)
     else:
-        rounds.hold(2, 2, stamp=5)
+        rounds.drop(lambda lease: lease == 2)
     assert [one.worker for one in rounds.close()] == [1]
 
 
@@ -66,14 +64,6 @@ def test_a_connection_that_was_replaced_may_close() -> None:
     rounds.expect(2, 2)
     rounds.linked(2, "new")
     rounds.parted(2, "old")
-    assert sit(rounds, seat(1), seat(2)) == [[], [1, 2]]
-
-
-def test_after_its_cut_a_push_is_waited_for_again() -> None:
-    rounds = Rounds(2)
-    for worker in (1, 2):
-        rounds.hold(worker, worker, stamp=5)
-    rounds.let_in(lambda stamp: stamp > 5)
     assert sit(rounds, seat(1), seat(2)) == [[], [1, 2]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ps.rounds_theatre import NOTHING, NUMBER, Server
 
-from edl.ps.conversation import Origin, Stamp
+from edl.ps.conversation import Origin
 from edl.ps.leases import Admission
 from edl.ps.rounds import Share
 from edl.ps.updates import Offered
@@ -17,7 +17,7 @@ from edl.ps.updates import Offered
 SCENARIOS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
 PUSH = re.compile(
     r"(?P<worker>[A-Z]) pushes (?P<share>[\d.]+)( at (?P<version>\d+))?(, then (?P<following>\d+))?"
-    r"(, cut (?P<cut>\d+))?( to ps-(?P<part>\d))?(?P<again> again)?(, of (?P<round>[\d. ]+))?"
+    r"( to ps-(?P<part>\d))?(?P<again> again)?(, of (?P<round>[\d. ]+))?"
 )
 
 
@@ -49,8 +49,14 @@ class Play:
         elif words[0] == "snapshot":
             applied = self._servers[0].leases.applied().items()
             yield "holds " + ", ".join(f"{lease - NUMBER} through {through}" for lease, through in sorted(applied))
-            self._servers[0].cuts.taken(int(words[1]), 0, pin=False)
-            self._servers[0].settle()
+            for server in self._servers:
+                server.cuts.taken(int(words[1]), 0, pin=False)
+                server.settle()
+        elif words[0] == "hold":
+            for server in self._servers:
+                server.cuts.hold(int(words[1]), 0.0)
+        elif words[0] == "within":
+            self._servers[1].cuts.let_in(1, dict(map(_share, words[1:])))
         else:
             raise ValueError(line)
         yield from self._outcomes()
@@ -61,16 +67,14 @@ class Play:
         share: str,
         version: str | None,
         following: str | None,
-        cut: str | None,
         part: str | None,
         again: str | None,
         round: str | None,  # noqa: A002  a group of the pattern
     ) -> Iterator[str]:
-        lease, step = _share(share)
         next_lease = NUMBER + int(following) if following and int(following) else 0
         named = tuple(_share(one) for one in (round or "").split())
         origin = Origin(ord(worker), ord(worker), int(version or 0), next_lease, named, bool(again))
-        push = Offered(Stamp(lease, step, int(cut or 0)), origin, None, NOTHING)  # type: ignore[arg-type]
+        push = Offered(_share(share), origin, None, NOTHING)  # type: ignore[arg-type]
         server = self._servers[int(part or 0)]
         self._pushes[worker] = (server, push)
         server.take(push)
@@ -79,7 +83,7 @@ class Play:
     def _state(self, worker: str) -> Iterator[str]:
         server, push = self._pushes[worker]
         if push in server.behind:
-            yield f"{worker} is behind the cut"
+            yield f"{worker} is held"
         elif push.outcome is None:
             yield f"{worker} waits"
 

@@ -52,9 +52,8 @@ def sits(ps: Ps, count: int = 1) -> None:
 
 def behind(ps: Ps, count: int) -> None:
     """Wait until so many pushes wait for a cut."""
-    changed, updates = ps.server._changed, ps.server._entrance._updates
-    with changed:
-        assert changed.wait_for(lambda: len(updates._rounds._held) == count, 10)
+    with ps.server._changed:
+        assert ps.server._changed.wait_for(lambda: ps.server._entrance.kept_out == count, 10)
 
 
 def joined(ps: Ps, *leases: int) -> list[Worker]:
@@ -183,34 +182,47 @@ def test_a_worker_whose_next_lease_is_revoked_is_not_waited_for(serve) -> None:
     assert two.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
 
 
-def test_a_round_of_before_a_cut_waits_for_nobody_behind_it(serve) -> None:
+@pytest.mark.parametrize("end", ["release", "snapshot", "attach"])
+def test_no_round_closes_while_a_cut_is_held_and_all_of_it_closes_after_it(serve, end: str) -> None:
     ps = serve()
     one, two = joined(ps, LEASE, OTHER)
-    ps.announce(1)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     sits(ps)
-    two.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=3, cut=1)
-    assert one.receive_push()[0].outcome == APPLIED
-    one.send_push(LEASE, 2, [1, 1, 1], worker=0, next=LEASE, version=3, cut=1)
-    taken = ps.snapshot(1, pin=True)
-    assert {s.lease: s.through for s in taken.applied} == {LEASE: 2, OTHER: 1}
-    assert {w.receive_push()[0].outcome for w in (one, two)} == {APPLIED}
-    np.testing.assert_array_equal(one.pull(pin=1)[1], [-1, -1, -1])
-    np.testing.assert_array_equal(one.pull()[1], [-4, -4, -4])
-
-
-@pytest.mark.parametrize("end", ["release", "snapshot", "attach"])
-def test_after_a_cut_those_behind_it_are_one_round(serve, end: str) -> None:
-    ps = serve()
-    one, two = joined(ps, LEASE, OTHER)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2, cut=1)
-    two.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=2, cut=1)
-    behind(ps, 2)
+    assert ps.hold(1) == {LEASE: 1, OTHER: 1}
+    two.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=2)
+    behind(ps, 1)
     if end == "attach":
         ps.attach(2, live=[LEASE, OTHER], cut=1)
+    elif end == "release":
+        ps.release(1)
     else:
-        getattr(ps, end)(1)
+        ps.snapshot(1, pin=True, within={LEASE: 1, OTHER: 1})
+        np.testing.assert_array_equal(ps.worker().pull(pin=1)[1], [0, 0, 0])
     assert [worker.receive_push()[0].version for worker in (one, two)] == [3, 3]
+
+
+def test_a_round_that_is_complete_but_for_a_lost_worker_closes_after_the_cut(serve) -> None:
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    ps.hold(1)
+    ps.revoke(OTHER)
+    assert ps.hold(1) == {LEASE: 1}, "its round would be complete now"
+    ps.snapshot(1, within={LEASE: 1})
+    assert one.receive_push()[0].outcome == APPLIED
+    assert two.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
+
+
+def test_a_push_that_sits_goes_on_when_a_cut_was_held_for_too_long(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl.ps.cuts.HOLD_SECONDS", 0.1)
+    ps = serve()
+    one, two = joined(ps, LEASE, OTHER)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    ps.hold(1)
+    two.client.close()
+    assert one.receive_push()[0].outcome == APPLIED, "nobody else comes, and the master says no more"
 
 
 def test_a_snapshot_holds_no_part_of_a_round(serve) -> None:
@@ -218,8 +230,8 @@ def test_a_snapshot_holds_no_part_of_a_round(serve) -> None:
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     sits(ps)
-    taken = ps.snapshot(1, pin=True)
-    assert {s.lease: s.through for s in taken.applied} == {LEASE: 1, OTHER: 1}
+    ps.snapshot(1, pin=True)
+    assert ps.attach().applied == [pb.LeaseStep(lease=LEASE, through=1), pb.LeaseStep(lease=OTHER, through=1)]
     np.testing.assert_array_equal(ps.worker().pull(pin=1)[1], [0, 0, 0])
     two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
     assert one.receive_push()[0].outcome == APPLIED
@@ -229,7 +241,7 @@ def test_a_push_that_waits_when_the_server_goes_back_is_to_be_sent_again(serve, 
     ps = serve()
     one, _ = joined(ps, LEASE, OTHER)
     directory = Ps.checkpoint([ps], 1, tmp_path)
-    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2, cut=1)
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
     sits(ps)
     ps.attach(restore=str(directory), cut=1, slots=[0] * 256, floor=1)
     with pytest.raises(BulkRefused, match="replaced") as caught:

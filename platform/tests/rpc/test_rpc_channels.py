@@ -40,7 +40,7 @@ class Scripted(MasterServicer):
     def Progress(self, request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:
         if self._progress is not None:
             return self._progress(request, context)
-        return pb.ProgressReply(incarnation=request.known_cut)
+        return pb.ProgressReply(incarnation=request.member.index)
 
 
 class VirtualTime:
@@ -90,7 +90,7 @@ def opened() -> Iterator[Callable[..., Channel]]:
 
 
 Opened = Callable[..., Channel]
-ASK = pb.ProgressRequest(known_cut=7)
+ASK = pb.ProgressRequest(member=pb.Member(index=7))
 
 
 def test_a_call_and_its_reply(start: Start, opened: Opened) -> None:
@@ -210,7 +210,7 @@ def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) ->
     def progress(request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:
         arrived.release()
         release.wait(10)
-        return pb.ProgressReply(incarnation=request.known_cut)
+        return pb.ProgressReply(incarnation=request.member.index)
 
     channel, replies = opened(start(Scripted(progress)).address), list[int]()
 
@@ -336,7 +336,7 @@ def test_threads_share_a_channel_through_a_restart(start: Start, opened: Opened)
 
     def ask(number: int) -> None:
         for _ in range(20):
-            request = pb.ProgressRequest(known_cut=number)
+            request = pb.ProgressRequest(member=pb.Member(index=number))
             replies.append(channel.call(Master.Progress, request, deadline=5.0, retry=Retry()).incarnation == number)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]

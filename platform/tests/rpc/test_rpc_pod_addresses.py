@@ -33,7 +33,7 @@ HOSTS = ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(
 
 class Echo(MasterServicer):
     def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressReply:
-        return pb.ProgressReply(incarnation=request.known_cut)
+        return pb.ProgressReply(incarnation=request.member.index)
 
 
 @pytest.mark.parametrize(("host", "written"), [("10.0.0.7", "10.0.0.7"), ("fd00::7", "[fd00::7]")])
@@ -51,7 +51,7 @@ def test_both_planes_on_a_pods_address(host: str) -> None:
     try:
         assert control.address.startswith(f"{written}:")
         with connect(control.address, TOKEN) as channel:
-            reply = channel.call(Master.Progress, pb.ProgressRequest(known_cut=7), deadline=10)
+            reply = channel.call(Master.Progress, pb.ProgressRequest(member=pb.Member(index=7)), deadline=10)
         assert reply.incarnation == 7
         with BulkClient(bulk.address, TOKEN, timeout=10) as client:
             assert client.request(Kind.PULL, b"meta").meta == b"meta"

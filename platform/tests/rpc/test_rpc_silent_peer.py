@@ -33,7 +33,7 @@ from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 class Echo(MasterServicer):
     def Progress(self, request, context):
-        return pb.ProgressReply(incarnation=request.known_cut)
+        return pb.ProgressReply(incarnation=request.member.index)
 
 control = serve(lambda s: add_MasterServicer_to_server(Echo(), s), "127.0.0.1:0", sys.argv[1], 2)
 bulk = BulkServer("127.0.0.1:0", sys.argv[1], lambda frame: Answer(frame.kind, frame.meta), max_body=1 << 26)
@@ -69,7 +69,7 @@ def peer() -> Iterator[Peer]:
 
 
 def ask(channel: object, cut: int, deadline: float) -> int:
-    reply = channel.call(Master.Progress, pb.ProgressRequest(known_cut=cut), deadline=deadline)  # type: ignore[attr-defined]
+    reply = channel.call(Master.Progress, pb.ProgressRequest(member=pb.Member(index=cut)), deadline=deadline)  # type: ignore[attr-defined]
     return int(reply.incarnation)
 
 

@@ -51,7 +51,6 @@ class ScriptedMaster:
 
     def __init__(self) -> None:
         self.incarnation = 1
-        self.cut = 0
         self.placement = pb.Placement()
         self.answers: deque[pb.LeaseReply] = deque()
         self.lost: list[int] = []
@@ -76,7 +75,7 @@ class ScriptedMaster:
         return [request for name, request in self.log if name == method]
 
     def grant(self, *tasks: pb.Task) -> None:
-        self.answers.extend(pb.LeaseReply(incarnation=self.incarnation, cut=self.cut, task=task) for task in tasks)
+        self.answers.extend(pb.LeaseReply(incarnation=self.incarnation, task=task) for task in tasks)
 
     def stop(self) -> None:
         self.answers.append(pb.LeaseReply(incarnation=self.incarnation, stop=pb.Stop(reason="done")))
@@ -88,10 +87,10 @@ class ScriptedMaster:
         return self.answers.popleft()
 
     def _progress(self) -> pb.ProgressReply:
-        return pb.ProgressReply(incarnation=self.incarnation, cut=self.cut, lost=self.lost)
+        return pb.ProgressReply(incarnation=self.incarnation, lost=self.lost)
 
     def _report(self) -> pb.ReportReply:
-        return pb.ReportReply(accepted=True, incarnation=self.incarnation, cut=self.cut)
+        return pb.ReportReply(accepted=True, incarnation=self.incarnation)
 
     def _fail(self) -> pb.FailReply:
         return pb.FailReply(fatal=self.fatal)
@@ -310,7 +309,7 @@ class Stage:
         self.session = Session(MEMBER, self.master, lost_timeout=5, pause=lambda seconds: None)
         self.reader = MemoryReader(records, corrupt)
         self.leases = Leases(self.session, self.held, lambda: self.progress.known(), wait_seconds=0)
-        self.progress = Progress(self.session, self.gate, self.leases.lose)
+        self.progress = Progress(self.session, self.leases.lose)
         self.streams = {
             kind: RecordStream(lambda: self.reader, CorruptRecords(allowed), pipeline, self.leases.alive)
             for kind in ("training", "evaluation", "prediction")

@@ -84,40 +84,6 @@ def test_a_lease_that_the_master_calls_lost_makes_no_further_step(stage: Stage) 
     assert stage.reader.reads == []
 
 
-def test_a_cut_is_acknowledged_before_the_first_push_that_is_stamped_with_it(stage: Stage) -> None:
-    network = LinearNetwork()
-    parameters = stage.parameters(network)
-    server = stage.servers.servers[0]
-    order: list[str] = []
-    push = parameters.push
-
-    def observed(step: Any) -> Any:
-        order.append(f"push {step.step} stamp {step.cut}")
-        result = push(step)
-        if step.step == 0:
-            server.announce(1, 7)
-        return result
-
-    def told(method: str, request: Any) -> None:
-        if method == "Progress":
-            order.append(f"known {request.known_cut} through {request.leases[0].through}")
-            if request.known_cut == 7:
-                server.snapshot(1, 7, None, pin=False)
-
-    parameters.push = observed  # type: ignore[method-assign]
-    stage.master.on_call = told
-    (leased,) = stage.take(task(1, 0, 16))
-    stage.trainer(network, parameters).run(leased)
-
-    assert order == [
-        "push 0 stamp 0",
-        "push 1 stamp 0",
-        "known 7 through 2",
-        "push 2 stamp 7",
-        "push 3 stamp 7",
-    ]
-
-
 def test_no_push_begins_once_the_worker_was_told_to_go(stage: Stage) -> None:
     network = LinearNetwork()
     trainer = stage.trainer(network, stage.parameters(network))

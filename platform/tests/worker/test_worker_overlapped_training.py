@@ -106,7 +106,7 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
 
     def train(slab: np.ndarray, *_: Any) -> LinearStep:
         seen.append(float(slab[0]))
-        other.push(Push(LEASE + 9, len(seen), 0, learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
+        other.push(Push(LEASE + 9, len(seen), learning_rate=1, weight=1, slab=np.full(3, -1, np.float32)))
         return LinearStep(0.0, np.zeros(3, np.float32))
 
     network.train = train  # type: ignore[method-assign]
@@ -141,7 +141,7 @@ def test_each_step_pulls_once_and_its_push_brings_nothing_back(overlapped: Overl
 def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: Stage) -> None:
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, overlap=True)
-    foreseen = parameters.slab(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    foreseen = parameters.slab(Push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     np.testing.assert_array_equal(foreseen, np.full(3, -1))
     np.testing.assert_array_equal(parameters.slab(), np.zeros(3))
 
@@ -153,7 +153,7 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
     network = LinearNetwork(len(stage.servers.servers))
     parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
     other = stage.parameters(network, optimizer=optimizer)
-    mine, theirs = (Push(LEASE + i, 0, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
+    mine, theirs = (Push(LEASE + i, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
     parameters.slab(mine)
     parameters_of_next = parameters.versions
     other.push(theirs)
@@ -193,7 +193,7 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlap
     trainer.run(first)
 
     other = stage.parameters(network)
-    other.push(Push(LEASE, 0, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
+    other.push(Push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     expected = other.slab().copy()
     now[0] += 2 * STALE_SECONDS
     seen: list[np.ndarray] = []
@@ -202,40 +202,6 @@ def test_a_range_begins_with_the_newest_values(stage: Stage, overlapped: Overlap
     trainer.run(second)
 
     np.testing.assert_array_equal(seen[0], expected)
-
-
-def test_a_cut_is_acknowledged_while_no_push_is_on_its_way(overlapped: Overlapped) -> None:
-    stage = Stage()
-    network = LinearNetwork()
-    parameters = stage.parameters(network, overlap=True)
-    server = stage.servers.servers[0]
-    order: list[str] = []
-    push = parameters.push
-
-    def observed(step: Push) -> Any:
-        order.append(f"push {step.step} stamp {step.cut}")
-        result = push(step)
-        order.append(f"{step.step} is in")
-        if step.step == 0:
-            server.announce(1, 7)
-        return result
-
-    def told(method: str, request: Any) -> None:
-        if method == "Progress":
-            order.append(f"known {request.known_cut} through {request.leases[0].through}")
-            if request.known_cut == 7:
-                server.snapshot(1, 7, None, pin=False)
-
-    parameters.push = observed  # type: ignore[method-assign]
-    stage.master.on_call = told
-    (leased,) = stage.take(task(1, 0, 16))
-    stage.trainer(network, parameters, schedule=overlapped).run(leased)
-    stage.close()
-
-    assert order == [
-        "push 0 stamp 0", "0 is in", "push 1 stamp 0", "1 is in", "known 7 through 2",
-        "push 2 stamp 7", "2 is in", "push 3 stamp 7", "3 is in",
-    ]  # fmt: skip
 
 
 def test_nan_stops_after_the_step_before_it_is_in(overlapped: Overlapped) -> None:
@@ -326,9 +292,7 @@ class FaultyClient(BulkClient):
         raise RetryableError("lost")
 
 
-FAULTS = st.sampled_from(
-    ["request lost", "answer lost", "revoked", "first lost", "second lost", "announced", "told to go"]
-)
+FAULTS = st.sampled_from(["request lost", "answer lost", "revoked", "first lost", "second lost", "cut", "told to go"])
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -338,18 +302,19 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
     cuts = iter(range(1, 100))
     servers = list(stage.servers.servers.values())
 
-    def announce() -> None:
-        """As a master does: the snapshot is taken as soon as the worker acknowledges."""
-        stage.session.announce(next(cuts))
+    def cut() -> None:
+        """As a master does, but that it gives up at once where a step is on its way."""
+        number = next(cuts)
+        applied = [server.hold(1, number) for server in servers]
+        for server in servers:
+            if applied[1:] == applied[:-1]:
+                server.snapshot(1, number, None, pin=False, within=applied[0])
+            else:
+                server.release(1, number)
 
     def revoke() -> None:
         for server in servers:
             server.revoke(1, [LEASE + 1], 0)
-
-    def told(method: str, request: Any) -> None:
-        if method in ("Progress", "Report") and request.known_cut:
-            for server in servers:
-                server.release(1, request.known_cut)
 
     network = DataNetwork(ps)
     script = Script(faults)
@@ -357,11 +322,10 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
         "revoked": revoke,
         "first lost": lambda: stage.leases.lose([LEASE + 1]),
         "second lost": lambda: stage.leases.lose([LEASE + 2]),
-        "announced": announce,
+        "cut": cut,
         "told to go": lambda: stage.gate._closed.set(),  # ``close`` would wait
     }
     parameters = stage.parameters(network, connect=lambda address: FaultyClient(address, script), overlap=True)
-    stage.master.on_call = told
     tasks = stage.take(task(1, 0, 22), task(2, 22, 44))
 
     with schedule() as made, suppress(LeavingError):

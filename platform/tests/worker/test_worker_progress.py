@@ -1,4 +1,4 @@
-"""Progress, reports and acknowledged cuts, message by message; no threads, no time."""
+"""Progress and reports, message by message; no threads, no time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from worker.loop_stage import LEASE, MEMBER, ScriptedMaster
 
 from edl.core.errors import RetryableError
 from edl.rpc import edl_pb2 as pb
-from edl.worker.gate import Gate
 from edl.worker.leases import Leased
 from edl.worker.progress import Progress
 from edl.worker.session import MasterLostError, Session
@@ -21,10 +20,9 @@ class Talk:
     def __init__(self) -> None:
         self.now = 0.0
         self.master = ScriptedMaster()
-        self.gate = Gate()
         self.lost: list[int] = []
         self.session = Session(MEMBER, self.master, lost_timeout=10, clock=lambda: self.now, pause=self.advance)
-        self.progress = Progress(self.session, self.gate, self.lost.extend, clock=lambda: self.now)
+        self.progress = Progress(self.session, self.lost.extend, clock=lambda: self.now)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
@@ -70,6 +68,15 @@ def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]
     assert told[-1].through == steps
 
 
+def test_a_lease_wakes_the_sending_thread_which_may_have_had_nothing_to_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talk, calls = Talk(), list[str]()
+    monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
+    talk.progress.hold(Leased(1, "training"))
+    assert calls == ["woken"], "its heartbeat would be due long before the thread looks again"
+
+
 def test_only_the_first_step_since_a_message_wakes_the_sending_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     talk, calls = Talk(), list[str]()
     talk.progress.hold(Leased(1, "training"))
@@ -109,17 +116,6 @@ def test_lost_leases_are_forgotten_and_passed_on() -> None:
     assert talk.lost == [1, 1] or talk.lost == [1]
     assert talk.master.requests("Report") == []
     assert [m.lease for m in talk.master.requests("Progress")[-1].leases] == [2]
-
-
-def test_an_idle_worker_acknowledges_a_cut_and_a_busy_one_does_not() -> None:
-    talk = Talk()
-    talk.session.announce(3)
-    with talk.gate.critical():
-        talk.progress._reach_cut_when_idle()
-        assert talk.progress.known_cut == 0
-    talk.progress._reach_cut_when_idle()
-    talk.progress.send()
-    assert talk.master.requests("Progress")[-1].known_cut == 3
 
 
 def test_the_goodbye_names_everything_that_is_in() -> None:

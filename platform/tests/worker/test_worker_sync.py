@@ -49,7 +49,7 @@ def pushes(parameters: Parameters, lease: int, gradients: list[np.ndarray]) -> l
         while True:
             parameters.slab()
             versions = parameters.versions
-            sent = Push(lease, step, 0, learning_rate=1, weight=1, slab=values, versions=versions, following=following)
+            sent = Push(lease, step, learning_rate=1, weight=1, slab=values, versions=versions, following=following)
             if parameters.push(sent).is_in:
                 break
             first = False
@@ -83,7 +83,7 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
         result = train(slab, rows, features, labels)
         calls.append(slab.copy())
         if len(calls) == 3:  # the second minibatch: the first is computed twice, since it is traced
-            push = Push(SECOND, 0, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count)
+            push = Push(SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count)
             assert rival.push(push).is_in
         return result
 
