@@ -1,10 +1,13 @@
-"""How long a worker stands still for a checkpoint of a large table: 10 million rows of 16 floats under Adagrad.
+"""How long workers stand still for a checkpoint, in two real jobs.
 
-A real job with one worker and one PS. The first epoch touches every row once, so that the PS holds all of them; from
-then on checkpoints are taken while the worker goes on. The worker says when each step was in: pull, computation, push.
-A stall is the longest time from one step to the next while a checkpoint is taken and written, less the median of such
-times while none is. A checkpoint counts from the step at which it is due to the event ``checkpoint_saved``. The longest
-time while there is none stands beside it: what the machine does anyway.
+* A large table: 10 million rows of 16 floats under Adagrad, one worker, one PS. The first epoch touches every row once,
+  so that the PS holds all of them; from then on checkpoints are taken while the worker goes on.
+* Several workers and PS, of which workers are killed and others join: ``joining.py``.
+
+Workers say when each step was in: pull, computation, push. A stall is the longest time from one step to the next while
+a checkpoint is taken and written, less the median of such times while none is. A checkpoint counts from the step at
+which it is due to the event ``checkpoint_saved``. The longest time while there is none stands beside it: what the
+machine does anyway.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import numpy as np
+import joining
 from figures import Figure, Result, percentile
-from numpy.typing import NDArray
 from script import main, say
+from stalls import Saved, beyond_usual, checkpoints, each_saved, longest, read, windows
 
 from edl.testing.jobs import JobProcess
 
@@ -50,79 +54,55 @@ def job(folder: Path, rows: int, every: int) -> Path:
     return file
 
 
-@dataclass(frozen=True)
-class Saved:
-    """A checkpoint: the step at which it was due, when it was on disk, how long updates waited for its copy."""
-
-    step: int
-    at: float
-    pause: float
-
-
 def run_job(folder: Path, rows: int, every: int, count: int) -> tuple[list[Saved], float]:
     """Take ``count`` checkpoints of the whole table; returns them and the bytes of the last one."""
     full = -(-rows // EACH) // MINIBATCH
-    found: list[Saved] = []
-    after = 0
     with JobProcess(job(folder, rows, every), cwd=folder) as run:
-        while len(found) < count:
-            line = run.wait_line(lambda line: line["event"] == "checkpoint_saved", LONGEST_SECONDS, after)
-            after = run.lines.index(line, after) + 1
-            if line["step"] >= full:
-                found.append(Saved(line["step"], line["time"], line["pause_seconds"]))
-                say(f"checkpoint {len(found)} of {count}, at step {line['step']}")
+        filled = (line for line in each_saved(run, LONGEST_SECONDS) if line["step"] >= full)
+        for number, line in enumerate(islice(filled, count), 1):
+            say(f"checkpoint {number} of {count}, at step {line['step']}")
+        saved = checkpoints(run.events("checkpoint_saved"), every)[-count:]
         size = sum(file.stat().st_size for file in (run.run_dir / "checkpoints").rglob("*.safetensors"))
         run.interrupt()
         run.wait(LONGEST_SECONDS)
-    return found, float(size)
-
-
-def diary(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Steps, and when each was in."""
-    lines = np.fromfile(path, np.float64)
-    lines = lines[: len(lines) // 2 * 2].reshape(-1, 2)
-    return lines[:, 0], lines[:, 1]
-
-
-def stalls(
-    steps: NDArray[np.float64], times: NDArray[np.float64], saved: list[Saved]
-) -> tuple[list[float], NDArray[np.float64]]:
-    """For each checkpoint the longest time between two steps; and all such times while there was none. In seconds."""
-    between, ends = np.diff(times), times[1:]
-    quiet = np.arange(len(between)) >= SETTLE_STEPS
-    longest = []
-    for one in saved:
-        due = times[np.searchsorted(steps, one.step - 1)]
-        during = (ends > due) & (times[:-1] < one.at)
-        longest.append(float(between[during].max()))
-        quiet &= ~during
-    return longest, between[quiet & (ends > times[np.searchsorted(steps, saved[0].step - 1)])]
+    return saved, float(size)
 
 
 def measure(given: argparse.Namespace) -> Result:
     with TemporaryDirectory(prefix="edl-bench-") as name:
-        folder = Path(name)
-        os.environ["EDL_BENCH_DIARY"] = str(folder / "diary")
-        saved, size = run_job(folder, given.rows, given.every, given.rounds)
-        longest, quiet = stalls(*diary(folder / "diary"), saved)
-    usual = float(np.median(quiet))
-    found = [one - usual for one in longest]
+        found, details = large_table(Path(name), given)
+        more, details["joining"] = joining.measure(Path(name), given.rounds)
+    return Result("checkpoint_stall", (*found, *more), details)
+
+
+def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """Figures, and what is behind them."""
+    diaries = folder / "worker"
+    diaries.mkdir()
+    os.environ["EDL_BENCH_DIARY"] = str(diaries)
+    saved, size = run_job(folder, given.rows, given.every, given.rounds)
+    workers = [read(diary, SETTLE_STEPS) for diary in diaries.iterdir()]
+    taken = windows(workers, saved)
+    usual = median(workers[0].apart(taken))
+    [worker] = beyond_usual(workers, taken)
+    quiet = worker.apart(taken)
+    stalls = [longest([worker], window) for window in taken]
     details = {
-        "stalls": found,
+        "stalls": stalls,
         "pause_seconds": [one.pause for one in saved],
-        "quiet": {"median": usual, "p99": percentile(quiet.tolist(), 0.99), "longest": float(quiet.max())},
+        "quiet": {"median": usual, "p99": usual + percentile(quiet.tolist(), 0.99), "longest": usual + quiet.max()},
         "bytes": size,
         "settings": vars(given) | {"minibatch": MINIBATCH, "ids_of_a_record": EACH, "out": None},
     }
-    return Result("checkpoint_stall", figures(found, quiet - usual, saved, given.rows), details)
+    return figures(stalls, float(quiet.max()), saved, given.rows), details
 
 
-def figures(found: list[float], quiet: NDArray[np.float64], saved: list[Saved], rows: int) -> tuple[Figure, ...]:
+def figures(stalls: list[float], quiet: float, saved: list[Saved], rows: int) -> tuple[Figure, ...]:
     name = f"checkpoint of {rows / 1e6:.3g} M rows"
     return (
-        Figure(f"{name}: longest stall of a worker", 1e3 * median(found), "ms", 50.0, aim=20.0),
-        Figure(f"{name}: the worst of {len(found)}", 1e3 * max(found), "ms"),
-        Figure(f"{name}: longest stall while there is none", 1e3 * float(quiet.max()), "ms"),
+        Figure(f"{name}: longest stall of a worker", 1e3 * median(stalls), "ms", 50.0, aim=20.0),
+        Figure(f"{name}: the worst of {len(stalls)}", 1e3 * max(stalls), "ms"),
+        Figure(f"{name}: longest stall while there is none", 1e3 * quiet, "ms"),
         Figure(f"{name}: updates pause", 1e3 * median(one.pause for one in saved), "ms"),
     )
 

@@ -34,14 +34,18 @@ from edl.core.events import (
     AttachPs,
     CheckpointSaved,
     Command,
+    CutPrepared,
     DatasetDescribed,
+    HoldUpdates,
     PodChanged,
     PodsSynced,
+    PrepareCut,
     PsAttached,
     PsRegistered,
     SaveCheckpoint,
     SnapshotTaken,
     TakeSnapshot,
+    UpdatesHeld,
 )
 from edl.core.job import JobState
 from edl.core.state import Settings
@@ -79,7 +83,9 @@ class PlayedServers:
     def do(self, command: Command) -> None:
         answers = {
             AttachPs: lambda: PsAttached("ps-0", initialized=True, version=0),
-            TakeSnapshot: lambda: SnapshotTaken("ps-0", command.cut, 0, {}),
+            PrepareCut: lambda: CutPrepared("ps-0", command.cut),
+            HoldUpdates: lambda: UpdatesHeld("ps-0", command.cut, {}),
+            TakeSnapshot: lambda: SnapshotTaken("ps-0", command.cut, 0, 0.0),
             SaveCheckpoint: lambda: CheckpointSaved(command.cut),
         }
         answer = answers.get(type(command))
@@ -192,12 +198,12 @@ def lease_request(member: pb.Member) -> pb.LeaseRequest:
 
 def progress_request(member: pb.Member, lease: int) -> pb.ProgressRequest:
     steps = pb.LeaseProgress(lease=lease, through=2, loss_sum=1.25, loss_steps=2)
-    return pb.ProgressRequest(member=member, known_cut=1, leases=[steps])
+    return pb.ProgressRequest(member=member, leases=[steps])
 
 
 def report_request(member: pb.Member, lease: int) -> pb.ReportRequest:
     last = pb.LeaseProgress(lease=lease, through=STEPS, loss_sum=1.25, loss_steps=2)
-    return pb.ReportRequest(member=member, lease=lease, last=last, known_cut=1)
+    return pb.ReportRequest(member=member, lease=lease, last=last)
 
 
 CYCLES: dict[str, Cycle] = {"master": work, "echo": echo}

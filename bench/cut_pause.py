@@ -1,7 +1,7 @@
 """How long updates wait for a checkpoint: ``pause_seconds`` of the cuts of a job that trains, by the size of the model.
 
-From the announcement of a cut to the last parameter server's copy of it. The first cut, before any step, and those
-of the end are left out: nobody waits for them.
+For so long one parameter server lets no update in, from the order to hold them to its copy. The first cut, before any
+step, and those of the end are left out: nobody waits for them.
 """
 
 from __future__ import annotations

@@ -1,23 +1,15 @@
-"""A table that fills: each record names a hundred rows that no other record names. Says when each step was in.
-
-The model of bench/checkpoint_stall.py. The file that ``EDL_BENCH_DIARY`` names gets two doubles for each step: its
-number and unix seconds.
-"""
+"""A table that fills: each record names a hundred rows that no other record names."""
 
 from __future__ import annotations
 
-import os
-import struct
-import time
-
 import keras
 import tensorflow as tf
+from step_diary import StepDiary
 
 from edl.core.shards import Source
 from edl.data.reader import Metadata
 
 EACH = 100
-_LINE = struct.Struct("<dd")
 
 
 class Numbers:
@@ -65,14 +57,5 @@ def feed(dataset, mode, metadata):
     return dataset.map(parse)
 
 
-class Diary(keras.callbacks.Callback):
-    def __init__(self, path):
-        super().__init__()
-        self.file = open(path, "ab", buffering=0)  # noqa: SIM115  until the process ends
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.file.write(_LINE.pack(batch, time.time()))
-
-
 def callbacks():
-    return [Diary(os.environ["EDL_BENCH_DIARY"])]
+    return [StepDiary()]

@@ -1,0 +1,158 @@
+"""Checkpoints of a job with several workers and parameter servers, of which a worker is killed and another one joins.
+
+The second half of bench/checkpoint_stall.py. A checkpoint is beside a joining worker if any of it lies between the
+SIGKILL of one and the tenth step of its successor, which imports TensorFlow, is granted a lease and traces its model.
+The same is looked for half-way between two checkpoints, for as long as each takes: what the machine does anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from signal import SIGKILL
+from statistics import median
+from typing import Any
+
+from figures import Figure
+from script import say
+from stalls import LINE, Saved, Window, between, beyond_usual, checkpoints, each_saved, longest, read, windows
+
+from edl.testing.jobs import JobProcess
+
+ZOO = Path(__file__).with_name("zoo")
+WORKERS, SERVERS = 3, 2
+EVERY = 20
+"""Steps from one checkpoint to the next: less than a second with all workers."""
+BEFORE = 3
+"""Checkpoints before each kill; the first may have been due while the last worker joined."""
+SETTLE_STEPS = 10
+MINIBATCH, MINIBATCHES = 64, 64
+LONGEST_SECONDS = 90.0
+POLL_SECONDS = 0.1
+
+
+def job(folder: Path) -> Path:
+    """Write the job file."""
+    spec = {
+        "apiVersion": "edl.dev/v1",
+        "name": "joining",
+        "model": {"zoo": str(ZOO), "definition": "slow_step.custom_model"},
+        "data": {"training": str(ZOO / "slow_step.py"), "reader": {"records": 1_000_000}},
+        "train": {"epochs": 1000, "minibatch_size": MINIBATCH, "minibatches_per_task": MINIBATCHES},
+        "checkpoint": {"every_steps": EVERY, "keep": 1},
+        "export": None,
+        "ps": {"count": SERVERS},
+        "workers": {"max": WORKERS},
+    }
+    file = folder / "joining.json"
+    file.write_text(json.dumps(spec))
+    return file
+
+
+def run_job(folder: Path, diaries: Path, kills: int) -> tuple[list[Saved], list[Window]]:
+    """Returns the checkpoints, and for each kill the time from it until the successor had settled."""
+    joins: list[Window] = []
+    with JobProcess(job(folder), cwd=folder) as run:
+        for index in range(WORKERS):
+            wait_settled(diaries, run.wait_event("role_started", role="worker", index=index)["pid"])
+        began = len(run.lines)
+        for number in range(kills):
+            wait_saved(run, BEFORE)
+            seen = len(run.lines)
+            killed = run.send("worker", min(run.pids("worker")), SIGKILL)
+            wait_settled(diaries, run.wait_event("role_started", after=seen, role="worker")["pid"])
+            joins.append((killed, time.time()))
+            say(f"worker {number + 1} of {kills} joined {joins[-1][1] - killed:.1f} s after the kill of another")
+        wait_saved(run, BEFORE)
+        lines = [line for line in run.lines[began:] if line["event"] == "checkpoint_saved"]
+        run.interrupt()
+        run.wait(LONGEST_SECONDS)
+    return checkpoints(lines, EVERY), joins
+
+
+def wait_settled(diaries: Path, worker: int) -> None:
+    """Wait until a process has made its first steps, which are slow."""
+    until = time.monotonic() + LONGEST_SECONDS
+    diary = diaries / str(worker)
+    while not diary.exists() or diary.stat().st_size < 8 * LINE * SETTLE_STEPS:
+        if time.monotonic() > until:
+            raise TimeoutError(f"a worker has not made {SETTLE_STEPS} steps in {LONGEST_SECONDS:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+def wait_saved(run: JobProcess, count: int) -> None:
+    """Wait for so many checkpoints more."""
+    for _ in islice(each_saved(run, LONGEST_SECONDS), count):
+        pass
+
+
+@dataclass(frozen=True)
+class Split:
+    """Seconds of windows, by whether a worker was joining.
+
+    Attributes:
+        joins: the most beside each join: of several checkpoints only one or two meet a new worker's first step.
+        settled: of each window that meets no join.
+    """
+
+    joins: Sequence[float]
+    settled: Sequence[float]
+
+
+def split(values: Sequence[float], of: Sequence[Window], joins: Sequence[Window]) -> Split:
+    """Each value is of the window at its place."""
+    paired = list(zip(of, values, strict=True))
+    beside = [[value for window, value in paired if meet(window, join)] for join in joins]
+    settled = [value for window, value in paired if not any(meet(window, join) for join in joins)]
+    return Split([max(found) for found in beside if found], settled)
+
+
+def meet(one: Window, other: Window) -> bool:
+    """Whether two windows have a time in common."""
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def measure(folder: Path, kills: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+    """Figures, and what is behind them."""
+    diaries = folder / "workers"
+    diaries.mkdir()
+    os.environ["EDL_BENCH_DIARY"] = str(diaries)
+    saved, joins = run_job(folder, diaries, kills)
+    workers = [read(diary, SETTLE_STEPS) for diary in diaries.iterdir()]
+    taken = windows(workers, saved, together=WORKERS)
+    none = between(taken)
+    workers = beyond_usual(workers, taken)
+    stalls = split([longest(workers, window) for window in taken], taken, joins)
+    quiet = split([longest(workers, window) for window in none], none, joins)
+    pauses = split([one.pause for one in saved], taken, joins)
+    details = {"stalls": asdict(stalls), "between": asdict(quiet), "pause_seconds": asdict(pauses)}
+    return figures(stalls, quiet, pauses), details | {"join_seconds": [until - since for since, until in joins]}
+
+
+def figures(stalls: Split, quiet: Split, pauses: Split) -> tuple[Figure, ...]:
+    """Medians, and the worst beside them; what is required is required while a worker joins."""
+    name = f"checkpoint, {WORKERS} workers, {SERVERS} PS"
+    stall, pause = "longest stall of a worker", "updates pause"
+
+    def usual(what: str, seconds: Sequence[float], limit: float | None = None, aim: float | None = None) -> Figure:
+        return Figure(f"{name}, {what}", 1e3 * median(seconds), "ms", limit, aim=aim)
+
+    def worst(what: str, seconds: Sequence[float]) -> Figure:
+        return Figure(f"{name}, {what}, the worst of {len(seconds)}", 1e3 * max(seconds), "ms")
+
+    return (
+        usual(f"one joining: {stall}", stalls.joins, 50.0, 20.0),
+        worst(f"one joining: {stall}", stalls.joins),
+        usual(f"one joining: {stall} while there is none", quiet.joins),
+        usual(f"one joining: {pause}", pauses.joins),
+        worst(f"one joining: {pause}", pauses.joins),
+        usual(f"none joining: {stall}", stalls.settled),
+        worst(f"none joining: {stall}", stalls.settled),
+        usual(f"none joining: {pause}", pauses.settled),
+        worst(f"none joining: {pause}", pauses.settled),
+    )

@@ -1,0 +1,131 @@
+"""How long workers stand still for a checkpoint: from the diaries of their steps and the lines of their job.
+
+A worker's step begins when the one before was in, and what it slept (``zoo/slow_step.py``) is no part of it. What a
+checkpoint adds is what the longest step beside it took, less the median of that worker's steps beside none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.testing.jobs import JobProcess, Line
+
+Seconds: TypeAlias = NDArray[np.float64]
+Window: TypeAlias = tuple[float, float]
+"""Unix seconds, from and until."""
+LINE = 3
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of one worker, in order.
+
+    Attributes:
+        number: of the job's steps, as the worker knew: others may have pushed meanwhile.
+        begin: when the step before was in, in unix seconds.
+        end: when the step was in.
+        took: seconds from begin to end without those that it slept.
+    """
+
+    number: Seconds
+    begin: Seconds
+    end: Seconds
+    took: Seconds
+
+    def beside(self, window: Window) -> NDArray[np.bool_]:
+        """Which steps were under way at some time of the window."""
+        found: NDArray[np.bool_] = (self.end > window[0]) & (self.begin < window[1])
+        return found
+
+    def apart(self, windows: Sequence[Window]) -> Seconds:
+        """What steps took that lie in no window, from the first one on."""
+        quiet = self.begin > windows[0][0]
+        for window in windows:
+            quiet &= ~self.beside(window)
+        return self.took[quiet]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint: the step at which it was due, when it was on disk, how long updates waited for it."""
+
+    due: int
+    at: float
+    pause: float
+
+
+def read(diary: Path, settle: int) -> Steps:
+    """A worker's steps without the first ``settle``, which are slow."""
+    numbers = np.fromfile(diary, np.float64)
+    lines = numbers[: len(numbers) // LINE * LINE].reshape(-1, LINE)
+    return steps(*lines[settle:].T)
+
+
+def steps(number: Seconds, end: Seconds, slept: Seconds) -> Steps:
+    """All steps but the first, of which nobody knows when it began."""
+    return Steps(number[1:], end[:-1], end[1:], np.diff(end) - slept[1:])
+
+
+def each_saved(run: JobProcess, longest: float) -> Iterator[Line]:
+    """The events ``checkpoint_saved`` from now on, as they come, at most ``longest`` seconds apart."""
+    after = len(run.lines)
+    while True:
+        line = run.wait_line(lambda line: line["event"] == "checkpoint_saved", longest, after)
+        after = run.lines.index(line, after) + 1
+        yield line
+
+
+def checkpoints(lines: Iterable[Line], every: int) -> list[Saved]:
+    """What the events ``checkpoint_saved`` say; the first one is of before the first step, and left out.
+
+    A checkpoint is due at the first multiple of ``every`` after the one before, also when it took several attempts.
+    """
+    return [
+        Saved((before["step"] // every + 1) * every, line["time"], line["pause_seconds"])
+        for before, line in pairwise(lines)
+    ]
+
+
+def windows(workers: Sequence[Steps], saved: Iterable[Saved], together: int = 1) -> list[Window]:
+    """For each checkpoint the time from the step at which it was due until it was on disk.
+
+    ``together`` workers push at once, so that the step that a worker calls ``n`` is one of the next as many.
+    """
+
+    def reached(step: int) -> float:
+        ends = (worker.end[worker.number >= step] for worker in workers)
+        return min((float(end[0]) for end in ends if len(end)), default=float("inf"))
+
+    return [(min(reached(one.due - together), one.at - one.pause), one.at) for one in saved]
+
+
+def between(windows: Sequence[Window]) -> list[Window]:
+    """Windows of the same lengths, half-way from each one to the next: what happens there no checkpoint has done."""
+    found = []
+    for (since, until), (following, _) in pairwise(windows):
+        middle, length = (until + following) / 2, until - since
+        if length <= following - until:
+            found.append((middle - length / 2, middle + length / 2))
+    return found
+
+
+def beyond_usual(workers: Iterable[Steps], windows: Sequence[Window]) -> list[Steps]:
+    """The same steps with what they took beyond the worker's median beside no window; without such steps, no worker."""
+    found = []
+    for worker in workers:
+        quiet = worker.apart(windows)
+        if len(quiet):
+            found.append(replace(worker, took=worker.took - np.median(quiet)))
+    return found
+
+
+def longest(workers: Iterable[Steps], window: Window) -> float:
+    """Of all steps of all workers beside a window."""
+    return max(float(took.max()) for worker in workers if len(took := worker.took[worker.beside(window)]))
