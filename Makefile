@@ -42,7 +42,7 @@ lint: $(STAMP) ## formatting and lint (ruff)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(STAMP) ## types (mypy --strict)
+types: $(STAMP) ## types of EDL and of the benchmarks (mypy --strict)
 	$(BIN)/mypy
 
 layers: $(STAMP) ## who may import whom (import-linter)

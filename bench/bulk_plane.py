@@ -129,7 +129,9 @@ def bare_calls(address: str) -> Iterator[Call]:
 def serve_grpc(address: str, pipe: Connection) -> None:
     bodies = {back: bytes(back) for _, back in EXCHANGES.values()}
     server = grpc.server(ThreadPoolExecutor(2), options=UNLIMITED)
-    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: bodies[HEAD.unpack_from(request)[1]])
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(
+        lambda request, context: bodies[HEAD.unpack_from(request)[1]]
+    )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("edl.bench", {"Exchange": handler}),))
     port = server.add_insecure_port(address)
     server.start()
@@ -141,7 +143,7 @@ def serve_grpc(address: str, pipe: Connection) -> None:
 @contextmanager
 def grpc_calls(address: str) -> Iterator[Call]:
     with grpc.insecure_channel(address, options=UNLIMITED) as channel:
-        method = channel.unary_unary(METHOD)
+        method: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
         yield lambda body, back: method(HEAD.pack(body.nbytes, back) + body, timeout=30.0)
 
 

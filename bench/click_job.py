@@ -80,5 +80,7 @@ def records_of(folder: Path, most: int | None = None) -> list[bytes]:
     found: list[bytes] = []
     for source in reader.sources():
         wanted = source.records if most is None else min(source.records, most - len(found))
-        found += reader.read(source.name, 0, wanted)
+        for record in reader.read(source.name, 0, wanted):
+            assert isinstance(record, bytes)
+            found.append(record)
     return found

@@ -11,15 +11,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from peer import serve
 
 from edl.worker.process import set_threads
 from edl.worker.tensorflow_import import import_tensorflow
+
+if TYPE_CHECKING:
+    from edl.worker.pipeline import Minibatch
 
 
 class Limit:
@@ -51,7 +54,8 @@ class Limit:
         self._feeder = Feeder(module.feed, "training", None)
         records = records_of(training, BLOCKS * batch)
         self._windows = [Window(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
-        self._made = [self._feeder.minibatch(tag, window) for tag, window in enumerate(self._windows)]
+        minibatches = (self._feeder.minibatch(tag, window) for tag, window in enumerate(self._windows))
+        self._made = [made for made in minibatches if made is not None]
         random = np.random.default_rng(0)
         dims = {table.name: table.dim for table in self._network.tables}
         self._rows = [
@@ -60,12 +64,11 @@ class Limit:
                 for name, ids in self._network.ids(made.features).items()
             }
             for made in self._made
-            if made is not None
         ]
 
     def rate(self, question: dict[str, Any]) -> dict[str, Any]:
         """Samples a second for ``seconds``, with minibatches that are ``fed`` or not."""
-        made = self._fed() if question["fed"] else itertools.cycle(self._made)
+        made: Iterator[Minibatch] = self._fed() if question["fed"] else itertools.cycle(self._made)
         for _ in range(5):
             self._step(next(made))
         steps, begun = 0, time.perf_counter()
@@ -73,15 +76,16 @@ class Limit:
             self._step(next(made))
             steps += 1
         if question["fed"]:
+            assert isinstance(made, Generator)
             made.close()
         return {"rate": steps * self._batch / passed}
 
-    def _fed(self) -> Iterator[Any]:
+    def _fed(self) -> Iterator[Minibatch]:
         from edl.worker.pipeline import fed
 
         return fed(self._feeder, itertools.cycle(enumerate(self._windows)))
 
-    def _step(self, made: Any) -> None:
+    def _step(self, made: Minibatch) -> None:
         self._network.train(self._slab, self._rows[made.tag], made.features, made.labels)
 
 

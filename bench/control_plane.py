@@ -36,6 +36,7 @@ from edl.core.events import (
     Command,
     CutPrepared,
     DatasetDescribed,
+    Event,
     HoldUpdates,
     PodChanged,
     PodsSynced,
@@ -49,13 +50,15 @@ from edl.core.events import (
 )
 from edl.core.job import JobState
 from edl.core.state import Settings
+from edl.master.checkpoints import Checkpoints
 from edl.master.interpreter import tune
+from edl.master.parameter_servers import ParameterServers
 from edl.master.servicer import Servicer
 from edl.master.shell import Shell
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, connect, serve
 from edl.rpc.edl_pb2_grpc import add_MasterServicer_to_server
-from edl.rpc.methods import Master, Method
+from edl.rpc.methods import Master, Method, Reply, Request
 from edl.rpc.options import SERVER_OPTIONS
 from edl.store.journal import Journal
 
@@ -81,19 +84,26 @@ class PlayedServers:
         self._pool = ThreadPoolExecutor(1)
 
     def do(self, command: Command) -> None:
-        answers = {
-            AttachPs: lambda: PsAttached("ps-0", initialized=True, version=0),
-            PrepareCut: lambda: CutPrepared("ps-0", command.cut),
-            HoldUpdates: lambda: UpdatesHeld("ps-0", command.cut, {}),
-            TakeSnapshot: lambda: SnapshotTaken("ps-0", command.cut, 0, 0.0),
-            SaveCheckpoint: lambda: CheckpointSaved(command.cut),
-        }
-        answer = answers.get(type(command))
+        answer = answer_to(command)
         if answer is not None:
-            self._pool.submit(lambda: self.shell.handle(answer()))
+            assert self.shell is not None
+            self._pool.submit(self.shell.handle, answer)
 
-    def addresses(self) -> dict[str, Any]:
-        return {}
+
+def answer_to(command: Command) -> Event | None:
+    """What a parameter server says; None where it says nothing."""
+    match command:
+        case AttachPs():
+            return PsAttached("ps-0", initialized=True, version=0)
+        case PrepareCut(cut):
+            return CutPrepared("ps-0", cut)
+        case HoldUpdates(cut):
+            return UpdatesHeld("ps-0", cut, {})
+        case TakeSnapshot(cut):
+            return SnapshotTaken("ps-0", cut, 0, 0.0)
+        case SaveCheckpoint(cut):
+            return CheckpointSaved(cut)
+    return None
 
 
 class NoPods:
@@ -111,9 +121,11 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     shell = servers.shell = Shell(JobState(settings), journal, pods=NoPods(), ps=servers, tell=lambda what: None)
     shell.begin(journal.incarnation)
     populate(shell)
-    servicer = Servicer(shell, servers, journal.incarnation)
+    checkpoints = Checkpoints(Path(folder) / "checkpoints", keep=1, protected=set)
+    unmet = ParameterServers(TOKEN, journal.incarnation, settings.ps, checkpoints)  # the played one has no address
+    servicer = Servicer(shell, unmet, journal.incarnation)
     server = serve(
-        lambda server: add_MasterServicer_to_server(servicer, server),
+        lambda server: add_MasterServicer_to_server(servicer, server),  # type: ignore[no-untyped-call]
         address,
         TOKEN,
         THREADS,
@@ -121,8 +133,14 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     )
     pipe.send(server.address)
     told = threading.Event()
-    threading.Thread(target=lambda: (pipe.recv(), told.set()), daemon=True).start()
+
+    def hear() -> None:
+        pipe.recv()
+        told.set()
+
+    threading.Thread(target=hear, daemon=True).start()
     shell.run(told.is_set)
+    assert shell.state.training is not None
     done = shell.state.training.done_records
     server.stop()
     syncs = journal.fsync_seconds
@@ -143,7 +161,7 @@ def populate(shell: Shell) -> None:
 def serve_echo(address: str, folder: str, pipe: Connection) -> None:
     pool = ThreadPoolExecutor(THREADS)
     server = grpc.server(pool, options=SERVER_OPTIONS)
-    echo = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+    echo: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
     handlers = dict.fromkeys(REQUESTS, echo)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(ECHO, handlers),))
     server.add_insecure_port(address)
@@ -159,7 +177,7 @@ def serve_echo(address: str, folder: str, pipe: Connection) -> None:
 Cycle = Callable[[Channel, pb.Member, list[float]], None]
 
 
-def timed(channel: Channel, method: Method[Any, Any], request: Any, took: list[float]) -> Any:
+def timed(channel: Channel, method: Method[Request, Reply], request: Request, took: list[float]) -> Reply:
     began = time.perf_counter()
     reply = channel.call(method, request, deadline=DEADLINE)
     took.append(time.perf_counter() - began)
@@ -178,7 +196,7 @@ def work(channel: Channel, member: pb.Member, took: list[float]) -> None:
         raise AssertionError(f"the master refused a report: {report.reason}")
 
 
-_ECHOES = {
+_ECHOES: dict[str, Method[Any, Any]] = {
     name: Method(f"/{ECHO}/{name}", message, message)
     for name, message in zip(REQUESTS, (pb.LeaseRequest, pb.ProgressRequest, pb.ReportRequest), strict=True)
 }
@@ -216,7 +234,8 @@ def client(index: int, addresses: dict[str, str], pipe: Connection) -> None:
     pipe.send("ready")
     while (command := pipe.recv()) is not None:
         target, begin, end = command
-        cycle, channel, took = CYCLES[target], channels[target], []
+        cycle, channel = CYCLES[target], channels[target]
+        took: list[float] = []
         time.sleep(max(0.0, begin - time.monotonic()))
         while time.monotonic() < end:
             cycle(channel, member, took)
@@ -320,7 +339,8 @@ def described(taken: Round) -> str:
 
 def figures(rounds: Sequence[Round], told: dict[str, float]) -> tuple[Figure, ...]:
     def middle(target: str, name: str) -> float:
-        return median(getattr(r, name) for r in rounds if r.target == target)
+        found: float = median(getattr(r, name) for r in rounds if r.target == target)
+        return found
 
     ours, bare = ([r.requests_per_second for r in rounds if r.target == target] for target in ("master", "echo"))
     ratio = median(a / b for a, b in zip(ours, bare, strict=True))  # neighbours: a slow minute is slow for both

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any
 
 from figures import Figure, Result
 from native_table import status
@@ -74,7 +73,7 @@ def _shown(taken: Mapping[str, Built]) -> str:
     return ", ".join(f"{name} {one['megabytes']:.0f} MB {one['seconds']:.2f} s" for name, one in taken.items())
 
 
-def figures(rounds: list[dict[str, Any]], rows: int) -> Iterator[Figure]:
+def figures(rounds: list[dict[str, Built]], rows: int) -> Iterator[Figure]:
     """The functional model in every round; the others once."""
 
     def middle(model: str, name: str) -> float:

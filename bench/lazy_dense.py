@@ -92,7 +92,7 @@ def trained(accesses: Accesses, optimizer: OptimizerSpec, rate: float, *, dense:
     """The table at the end."""
     store = NumpyStore(Declaration((), (TABLE,), optimizer, "lazy_dense"), NOTHING)
     for step, (ids, noise) in enumerate(zip(accesses.ids, accesses.noise, strict=True), start=1):
-        gradients = (store.read_rows(TABLE.name, ids) - accesses.targets[ids] + noise) / BATCH
+        gradients = (store.read_rows(TABLE.name, ids) - accesses.targets[ids] + noise) / np.float32(BATCH)
         if dense:
             whole = np.zeros((ROWS, DIM), np.float32)
             np.add.at(whole, ids, gradients)

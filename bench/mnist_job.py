@@ -54,6 +54,6 @@ class Workplace:
 def workplace(records: int) -> Iterator[Workplace]:
     """A folder with so many training records, removed at the end."""
     with TemporaryDirectory(prefix="edl-bench-") as folder:
-        command = [EDL, "data", "mnist", f"{folder}/digits", "--source", "digits", "--records", str(records)]
+        command = [str(EDL), "data", "mnist", f"{folder}/digits", "--source", "digits", "--records", str(records)]
         subprocess.run(command, check=True, capture_output=True)
         yield Workplace(Path(folder), records)

@@ -21,9 +21,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from figures import Figure, Result
@@ -38,6 +37,8 @@ BATCH, DIM = 26 * 4096, 16
 VOCABULARY = 1_000_000
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 Rates = dict[str, float]
+Work = Callable[[int], object]
+"""Deals with the batch of that number."""
 
 
 def scattered(numbers: np.ndarray) -> np.ndarray:
@@ -59,12 +60,16 @@ def on_cache_lines(rows: int) -> np.ndarray:
     return room[first : first + rows * DIM].reshape(rows, DIM)
 
 
-def rate(work: Callable[[int], object], batches: int) -> float:
+def rate(work: Work, batches: int) -> float:
     """Ids a second."""
     begun = time.perf_counter()
     for number in range(batches):
         work(number)
     return batches * BATCH / (time.perf_counter() - begun)
+
+
+def reads(table: NativeTable, ids: Sequence[np.ndarray], out: np.ndarray) -> Work:
+    return lambda i: table.read_into(ids[i], out)
 
 
 def looking_up(rows: int, rounds: int, batches: int) -> list[Rates]:
@@ -77,11 +82,19 @@ def looking_up(rows: int, rounds: int, batches: int) -> list[Rates]:
     for number in range(rounds + 1):  # the first warms up
         taken = {"gather": rate(lambda i: _native.gather(plain, positions[i], out), batches)}
         for name, table in tables.items():
-            taken[name] = rate(lambda i, table=table: table.read_into(ids[i], out), batches)
+            taken[name] = rate(reads(table, ids, out), batches)
         taken["numpy_take"] = rate(lambda i: np.take(plain, positions[i], 0, out, "clip"), batches)
         found.append(taken)
         say(f"look-up, round {number} of {rounds}: {shown(taken)}")
     return found[1:]
+
+
+def applies(table: NativeTable, ids: Sequence[np.ndarray], gradients: np.ndarray) -> Work:
+    return lambda i: table.apply(ids[i], gradients, 0.01, 1)
+
+
+def gives(operation: Callable[[np.ndarray], object], batches: Sequence[np.ndarray]) -> Work:
+    return lambda i: operation(batches[i])
 
 
 def adagrad(rounds: int, batches: int) -> list[Rates]:
@@ -95,8 +108,8 @@ def adagrad(rounds: int, batches: int) -> list[Rates]:
         taken = {}
         for law, positions in (("uniform", shuffled), ("zipf", zipf)):
             ids = [scattered(one) for one in positions]
-            taken[f"native_{law}"] = rate(lambda i, ids=ids: table.apply(ids[i], gradients, 0.01, 1), batches)
-            taken[f"tensorflow_{law}"] = rate(lambda i, positions=positions: sparse(positions[i]), batches)
+            taken[f"native_{law}"] = rate(applies(table, ids, gradients), batches)
+            taken[f"tensorflow_{law}"] = rate(gives(sparse, positions), batches)
         found.append(taken)
         say(f"Adagrad, round {number} of {rounds}: {shown(taken)}")
     return found[1:]
@@ -160,7 +173,7 @@ def shown(rates: Rates) -> str:
     return ", ".join(f"{name} {value / 1e6:.1f} M/s" for name, value in rates.items())
 
 
-def middle(rounds: list[Any], name: str, other: str | None = None) -> float:
+def middle(rounds: list[Rates], name: str, other: str | None = None) -> float:
     return statistics.median(taken[name] / (taken[other] if other else 1) for taken in rounds)
 
 

@@ -186,11 +186,11 @@ class Side:
         if (batch, unroll) in self._ways:
             return self._ways[batch, unroll]
 
-        @tf.function
-        def steps(iterator: Any) -> None:
+        def unrolled(iterator: Any) -> None:
             for _ in range(unroll):
                 self._model.step(*next(iterator))
 
+        steps = tf.function(unrolled)
         pattern = str(self._given.records / "*")
         iterator = iter(self._coordinator.create_per_worker_dataset(lambda: dataset(pattern, batch)))
         self._run(steps, iterator, 2 * WORKERS)

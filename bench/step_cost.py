@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -36,9 +35,9 @@ def part_of(module: str, thread: str, *, first: bool) -> str:
     return SERVING if module == "edl.ps" else RUNNING
 
 
-def spent() -> Counter[str]:
+def spent() -> Costs:
     """Seconds of processor time so far of the job that runs below this process, by part."""
-    found: Counter[str] = Counter()
+    found: Costs = dict.fromkeys(PARTS, 0.0)
     for process in psutil.Process().children(recursive=True):
         try:
             words = process.cmdline()

@@ -7,7 +7,7 @@ import tensorflow as tf
 from step_diary import StepDiary
 
 from edl.core.shards import Source
-from edl.data.reader import Metadata
+from edl.data.reader import Metadata, Reader
 
 EACH = 100
 
@@ -27,7 +27,7 @@ class Numbers:
         return [number.to_bytes(8, "little") for number in range(start, end)]
 
 
-def custom_data_reader(origin, records):
+def custom_data_reader(origin, records) -> Reader:
     return Numbers(origin, records)
 
 
