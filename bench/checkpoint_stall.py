@@ -100,7 +100,9 @@ def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[Figure, 
 def figures(stalls: list[float], quiet: float, saved: list[Saved], rows: int) -> tuple[Figure, ...]:
     name = f"checkpoint of {rows / 1e6:.3g} M rows"
     return (
-        Figure(f"{name}: longest stall of a worker", 1e3 * median(stalls), "ms", 50.0, aim=20.0),
+        Figure(
+            f"{name}: longest stall of a worker, median of {len(stalls)}", 1e3 * median(stalls), "ms", 50.0, aim=20.0
+        ),
         Figure(f"{name}: the worst of {len(stalls)}", 1e3 * max(stalls), "ms"),
         Figure(f"{name}: longest stall while there is none", 1e3 * quiet, "ms"),
         Figure(f"{name}: updates pause", 1e3 * median(one.pause for one in saved), "ms"),

@@ -88,25 +88,36 @@ class Cut:
         """Whether updates have been held for too long."""
         return self.holds and now >= self.deadline
 
-    def steps(self, live: Mapping[int, int], born: Mapping[str, int]) -> Decision[dict[int, int] | None]:
-        """Steps of each live lease that all PS are to have in their copies; None if nobody can know.
+    def unmet(self, live: Mapping[int, int], born: Mapping[str, int]) -> dict[int, str]:
+        """Leases with steps that may be lost to a PS, and that PS.
 
-        A step that any PS has applied is on its way to the others, because a worker sends it to all of them, and sends
-        no other before all have answered. So those that lack it wait for it, and for nothing else. A PS that went back
-        to a checkpoint after a lease was granted cannot tell a step that is on its way from one that it has lost, until
-        a push of that lease has reached it.
+        One that went back to a checkpoint after a lease was granted cannot tell a step that is on its way from one that
+        it had and has lost, until a push of that lease has reached it.
 
         Args:
             live: the leases that are held, and how many steps of each are known to be in.
             born: by PS: it knows everything of leases from this number on.
         """
-        within: dict[int, int] = {}
+        found = {}
         for lease, known in live.items():
             through = {ps: applied[lease] for ps, applied in self.applied.items() if lease in applied}
             unaware = [ps for ps in self.applied if ps not in through and born.get(ps, 0) > lease]
-            within[lease] = max(through.values(), default=0)
-            if unaware and (through or known):
-                return Decision(None, f"{unaware[0]} has met no push of lease {lease} since it went back")
+            if unaware and (known or max(through.values(), default=0)):
+                found[lease] = unaware[0]
+        return found
+
+    def steps(self, live: Mapping[int, int]) -> Decision[dict[int, int] | None]:
+        """Steps of each live lease that all PS are to have in their copies; None if nobody can know.
+
+        A step that any PS has applied is on its way to the others, because a worker sends it to all of them, and sends
+        no other before all have answered. So those that lack it wait for it, and for nothing else.
+
+        Args:
+            live: as above; none of them ``unmet``.
+        """
+        within: dict[int, int] = {}
+        for lease, known in live.items():
+            within[lease] = max((applied.get(lease, 0) for applied in self.applied.values()), default=0)
             if within[lease] < known:
                 return Decision(None, f"{known} steps of lease {lease} are in, and no PS has more than {within[lease]}")
         return Decision(within, "whatever one PS has, the others get")

@@ -84,7 +84,7 @@ class PsRefused:
     """A PS will not do what it was asked, now or ever.
 
     Attributes:
-        cut: of a snapshot that was refused: the next cut may succeed; 0: of anything that a job cannot do without.
+        cut: that it takes no part in: the next one may succeed; 0: it refuses what a job cannot do without.
         kind: of the refusal; ``storage`` when a checkpoint cannot be read.
     """
 

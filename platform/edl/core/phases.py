@@ -76,7 +76,7 @@ def _predict(state: State) -> None:
 def _train(state: State, now: float) -> None:
     if state.training_over():
         _finish(state, now)
-    elif state.fleet.ps_ready() and state.cut is None and now >= state.held_cuts:
+    elif snapshots.possible(state, now):
         _cut_if_due(state, now)
 
 
@@ -96,7 +96,7 @@ def _cut_if_due(state: State, now: float) -> None:
 def _finish(state: State, now: float) -> None:
     """All records are done: a last cut, evaluation and export of it, and the end."""
     if state.final_pin == 0:
-        if state.round is None and state.cut is None and state.fleet.ps_ready() and now >= state.held_cuts:
+        if state.round is None and snapshots.possible(state, now):
             snapshots.begin(state, checkpoint=state.settings.durable, pin=True)
         return
     if state.validation and not state.evaluated_final:

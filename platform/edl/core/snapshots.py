@@ -27,6 +27,16 @@ RETRY_HELD_SECONDS = 10.0
 RETRY_SAVING_SECONDS = 30.0
 
 
+def possible(state: State, now: float) -> bool:
+    """Whether a cut that is begun now can be taken."""
+    assert state.training is not None
+    live = state.training.leases
+    state.unmet = {
+        lease: known for lease, known in state.unmet.items() if lease in live and live[lease].through <= known
+    }
+    return state.cut is None and not state.unmet and now >= state.held_cuts and state.fleet.ps_ready()
+
+
 def begin(state: State, *, checkpoint: bool, pin: bool) -> None:
     """Begin a cut: the PS make room for it."""
     assert state.training is not None
@@ -80,7 +90,15 @@ def held(state: State, event: UpdatesHeld, now: float) -> None:
     if not cut.complete:
         return
     assert training is not None
-    steps = cut.steps({number: lease.through for number, lease in training.leases.items()}, state.fleet.born)
+    live = {number: lease.through for number, lease in training.leases.items()}
+    unmet = cut.unmet(live, state.fleet.born)
+    if unmet:
+        state.unmet = {lease: live[lease] for lease in unmet}
+        names = sorted({f"ps-{state.fleet.pods[ps].index}" for ps in unmet.values()})
+        reason = f"{', '.join(names)} went back to a checkpoint, and not every worker has made a step since"
+        call_off(state, reason, now, RETRY_SECONDS)
+        return
+    steps = cut.steps(live)
     if steps.value is None:
         call_off(state, steps.reason, now)
         return

@@ -58,6 +58,7 @@ class State:
         cut: the cut on its way, if any; ``cut_number`` is the last number used.
         frozen: the ledger's half of the cut on its way.
         held_cuts: no cut is begun before.
+        unmet: nor while one of these leases is held and no further step of it is in: how many are, by lease.
         pins: the cuts that each PS keeps, by uid.
         registered: uids of PS that said where they listen before the cluster showed them.
         more_missing: more pods are to be asked for than one event asks for.
@@ -90,6 +91,7 @@ class State:
     cut: Cut | None = None
     frozen: dict[str, Any] = field(default_factory=dict)
     held_cuts: float = 0.0
+    unmet: dict[int, int] = field(default_factory=dict)
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     emptied: bool = False

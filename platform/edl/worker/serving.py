@@ -29,7 +29,7 @@ from edl.worker.training import Trainer
 KERAS_FILE, SAVED_MODEL = "model.keras", "saved_model"
 """Names of the exported model in the export's directory."""
 
-_BULK_TIMEOUT = 30.0  # seconds without a byte; a push may wait for a cut so long
+_BULK_TIMEOUT = 30.0  # seconds without a byte; longer than a cut may hold a push back
 
 _LOG = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,24 +40,33 @@ def test_a_cut_has_the_steps_that_any_ps_has(applied: dict[str, dict[int, int]],
     coming = cut()
     coming.applied = dict(applied)
     expected = {lease: max(steps.get(lease, 0) for steps in applied.values()) for lease in live}
-    assert coming.steps(dict.fromkeys(live, 0), {}).value == expected
+    assert coming.steps(dict.fromkeys(live, 0)).value == expected
+
+
+def test_a_step_that_is_on_its_way_to_a_ps_is_part_of_the_cut() -> None:
+    assert cut(ps_0={1: 3, 5: 2}, ps_1={5: 2}).steps({1: 3, 5: 1}).value == {1: 3, 5: 2}
 
 
 def test_a_ps_that_went_back_must_have_met_a_lease_that_was_granted_before() -> None:
     coming = cut(ps_0={1: 3, 5: 2}, ps_1={5: 2})
-    assert coming.steps({1: 3, 5: 1}, {}).value == {1: 3, 5: 2}, "a step is on its way to ps-1"
-    decision = coming.steps({1: 3, 5: 1}, {"ps-1": 4})
-    assert decision.value is None, "it may also be one that ps-1 had and has lost"
-    assert decision.reason == "ps-1 has met no push of lease 1 since it went back"
-    assert coming.steps({5: 1}, {"ps-1": 4}).value == {5: 2}, "lease 5 was granted later"
+    assert coming.unmet({1: 3, 5: 1}, {}) == {}
+    assert coming.unmet({1: 3, 5: 1}, {"ps-1": 4}) == {1: "ps-1"}, "it may be one that ps-1 had and has lost"
+    assert coming.unmet({5: 1}, {"ps-1": 4}) == {}, "lease 5 was granted later"
+
+
+@pytest.mark.parametrize(("known", "applied"), [(1, {}), (0, {1: 1})])
+def test_a_lease_is_unmet_when_the_ledger_or_a_ps_has_a_step_of_it(known: int, applied: dict[int, int]) -> None:
+    assert cut(ps_0=applied, ps_1={}).unmet({1: known}, {"ps-1": 4}) == {1: "ps-1"}
 
 
 def test_a_lease_of_which_nothing_is_in_does_not_matter_to_a_ps_that_went_back() -> None:
-    assert cut(ps_0={}, ps_1={}).steps({1: 0}, {"ps-1": 4}).value == {1: 0}
+    coming = cut(ps_0={}, ps_1={})
+    assert coming.unmet({1: 0}, {"ps-1": 4}) == {}
+    assert coming.steps({1: 0}).value == {1: 0}
 
 
 def test_steps_that_the_ledger_has_and_no_ps_knows_of_are_no_cut() -> None:
-    decision = cut(ps_0={1: 3}, ps_1={1: 3}).steps({1: 4}, {})
+    decision = cut(ps_0={1: 3}, ps_1={1: 3}).steps({1: 4})
     assert decision.value is None
     assert decision.reason == "4 steps of lease 1 are in, and no PS has more than 3"
 
