@@ -28,14 +28,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev,docs,native]'
 	@touch $(STAMP)
 
-setup: native ## make the virtual environment and compile the native table (the other targets do it themselves)
+setup: native ## make the virtual environment and compile native code (the other targets do it themselves)
 
 demo: native ## train MNIST-format digits on this machine while a worker is killed half-way
 	@test -e $(DEMO)/mnist/train || $(BIN)/edl data mnist $(DEMO)/mnist --format recordio --source digits --records 12000
 	@$(BIN)/python -m edl.testing.faults worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
-test-all: check faults-all sanitizers ## the same, and what takes longer: every fault, the native table's tests under sanitizers
+test-all: check faults-all sanitizers ## the same, and what takes longer: every fault, the tests of native code under sanitizers
 check: lint types layers unit native-test charts jobs faults
 
 lint: $(STAMP) ## formatting and lint (ruff)
@@ -52,11 +52,11 @@ unit: native ## tests but for those of whole jobs
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native" $(ONCE_MORE)
 
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
-# and all goes on without the extension; with EDL_NATIVE=1 that is an error, and so are skipped tests of it.
+# and all goes on without the extensions; with EDL_NATIVE=1 that is an error, and so are skipped tests of them.
 NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/ps/native
 SANITIZERS := $(BIN)/python platform/tests/ps/native/sanitizers.py
 
-native: $(STAMP) ## compile the native table into platform/edl/ps, where there is a C++20 compiler
+native: $(STAMP) ## compile native code into platform/edl/ps and platform/edl/worker, where there is a C++20 compiler
 	@$(NATIVE) -B build/native -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE
 	@$(BIN)/cmake --build build/native -- --quiet
 

@@ -12,7 +12,7 @@ settings.load_profile("patient")  # a busy machine is no failure: how long thing
 
 HOMES = {"faults": "faults", "install": "install", "jobs": "jobs", "native": "ps"}
 """Folder of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""
-NATIVE_IS_MISSING = "the native extension is not built: `make native` does it, with a C++20 compiler"
+EXTENSIONS = ("edl.ps._native", "edl.worker._distinct")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,6 +36,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test of native code that is not there is skipped; with EDL_NATIVE=1 it fails."""
-    if item.get_closest_marker("native") and importlib.util.find_spec("edl.ps._native") is None:
-        (pytest.fail if os.environ.get("EDL_NATIVE") == "1" else pytest.skip)(NATIVE_IS_MISSING)
+    """A test of native code is skipped where any of that is not there; with EDL_NATIVE=1 it fails."""
+    if not item.get_closest_marker("native"):
+        return
+    missing = [name for name in EXTENSIONS if importlib.util.find_spec(name) is None]
+    if missing:
+        said = f"{' and '.join(missing)} not built: `make native` does it, with a C++20 compiler"
+        (pytest.fail if os.environ.get("EDL_NATIVE") == "1" else pytest.skip)(said)

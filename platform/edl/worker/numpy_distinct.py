@@ -19,7 +19,8 @@ _SLOTS = 8  # of the hash table for each id
 class NumpyDistinct:
     """A hash table of arrays; used by one thread at a time.
 
-    It takes half of the time of ``tf.unique`` and a fifth of that of ``np.unique``, which sorts.
+    It takes half of the time of ``tf.unique``; of that of ``np.unique``, which sorts, a quarter where nearly all ids
+    differ, and two thirds where few ids come often.
     """
 
     def __init__(self) -> None:

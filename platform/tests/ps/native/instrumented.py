@@ -1,20 +1,23 @@
-"""A pytest plugin: the native extension comes from the file EDL_INSTRUMENTED, which ``sanitizers.py`` sets."""
+"""A pytest plugin: native extensions come from the folder EDL_INSTRUMENTED, which ``sanitizers.py`` sets."""
 
 from __future__ import annotations
 
 import os
 import sys
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 
-import edl.ps
+EXTENSIONS = ("edl.ps._native", "edl.worker._distinct")
 
-NAME = "edl.ps._native"
-_path = os.environ["EDL_INSTRUMENTED"]
-_spec = spec_from_file_location(NAME, _path, loader=ExtensionFileLoader(NAME, _path))
-assert _spec is not None
-assert _spec.loader is not None
-_module = module_from_spec(_spec)
-_spec.loader.exec_module(_module)
-sys.modules[NAME] = _module
-edl.ps._native = _module
+for name in EXTENSIONS:
+    package, _, own = name.rpartition(".")
+    parent = import_module(package)
+    assert name not in sys.modules, f"{name} was imported before its instrumented build"
+    spec = PathFinder.find_spec(name, [os.environ["EDL_INSTRUMENTED"]])
+    assert spec is not None, f"{name} was not built with the sanitizers"
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    setattr(parent, own, module)

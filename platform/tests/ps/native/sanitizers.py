@@ -1,8 +1,8 @@
-"""The native table under the sanitizers for addresses, undefined behaviour and threads: any report is a failure.
+"""Native code under the sanitizers for addresses, undefined behaviour and threads: any report is a failure.
 
 python platform/tests/ps/native/sanitizers.py           the table without Python, once
-python platform/tests/ps/native/sanitizers.py --full    with more seeds; then the tests of Python, on a table that was
-                                                        compiled so. What came out is written beside this file.
+python platform/tests/ps/native/sanitizers.py --full    with more seeds; then the tests of Python, on extensions that
+                                                        were compiled so. What came out is written beside this file.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def tests(sanitizer: Sanitizer) -> Run:
         **sanitizer.options,
         "LD_PRELOAD": " ".join(preload),
         "PYTHONPATH": str(HERE),
-        "EDL_INSTRUMENTED": str(next(sanitizer.build.glob("_native*.so"))),
+        "EDL_INSTRUMENTED": str(sanitizer.build),
     }
     began = time.monotonic()
     words = [
@@ -142,6 +142,7 @@ def tests(sanitizer: Sanitizer) -> Run:
         "-m",
         "native",
         "--timeout=1800",
+        "--capture=sys",  # a report goes to the file of stderr before the process ends: pytest would take it along
         *sanitizer.tests,
     ]
     said = _run(*words, ROOT / "platform/tests/ps", environment=environment)

@@ -1,0 +1,49 @@
+"""Workers' native finder of distinct ids keeps the contract of finders. ``make native-test`` runs this.
+
+Here, not with the workers: it is compiled with the table, and what is marked ``native`` runs under sanitizers together.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+from distinct_contract import DistinctContract, Make
+
+from edl.worker.wanted import finder
+
+if importlib.util.find_spec("edl.worker._distinct") is not None:
+    from edl.worker import _distinct
+    from edl.worker.native_distinct import NativeDistinct
+
+pytestmark = pytest.mark.native
+
+
+class TestNativeDistinct(DistinctContract):
+    @pytest.fixture
+    def make(self) -> Make:
+        return NativeDistinct
+
+
+def test_the_extension_does_it_where_there_is_one() -> None:
+    assert isinstance(finder(), NativeDistinct)
+
+
+def test_the_extension_refuses_arrays_that_do_not_fit() -> None:
+    distinct, ids = _distinct.Distinct(), np.array([4, 4, 2])
+    positions = np.zeros(3, np.int32)
+    shifted = np.zeros(13, np.uint8)[1:].view(np.int32)
+    for wrong in (
+        positions[:2],
+        np.zeros(6, np.int32)[::2],
+        np.zeros(3, np.int64),
+        np.zeros((3, 1), np.int32),
+        shifted,
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            distinct.take(ids, wrong)
+    assert distinct.take(ids, positions) == 2
+    for wrong in (np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros(17, np.uint8)[1:].view(np.int64)):
+        with pytest.raises((ValueError, TypeError)):
+            distinct.copy(wrong)
