@@ -147,7 +147,7 @@ def _default(field: Field) -> str:
 
 
 def _doc(field: Field) -> str:
-    return field.option.doc + (" Other values are not built yet." if field.option.built is not None else "")
+    return field.option.doc + (" Other values are not built yet." if field.option.partial else "")
 
 
 def _plain(value: object) -> str:

@@ -34,7 +34,7 @@ def delete(
     from edl.kube.inspection import jobs
     from edl.kube.removal import Removal, remains, token_is_left
 
-    api = api_of(context, namespace)
+    api = api_of(context, namespace, job)
     there = remains(api, job)
     if not there and not token_is_left(api, job):
         jobs.find(api, job)  # says which there are

@@ -57,7 +57,7 @@ def events(
     from edl.cli.cluster.polling import polled
     from edl.kube.inspection import jobs
 
-    api, shown = api_of(context, namespace), set[str]()
+    api, shown = api_of(context, namespace, job), set[str]()
     for seen in polled(lambda: jobs.find(api, job), _FOLLOW_SECONDS):
         for each in merged(seen, _happened(api, job)):
             if each.key not in shown:

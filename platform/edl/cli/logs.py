@@ -50,7 +50,7 @@ def logs(
     from edl.kube.inspection import jobs
     from edl.kube.inspection.printed import Chosen, chosen_pods
 
-    api = api_of(context, namespace)
+    api = api_of(context, namespace, job)
     seen, chosen = jobs.find(api, job), Chosen(Role(role), index)
     pods = [] if stored else chosen_pods(jobs.pods_of(api, job, chosen.role), chosen)
     if pods:

@@ -29,7 +29,7 @@ def scale(
     from edl.core.board import Desired
     from edl.kube.inspection import jobs, wishes
 
-    api = api_of(context, namespace)
+    api = api_of(context, namespace, job)
     seen = jobs.find(api, job)
     if seen.ended:
         raise BadInputError(

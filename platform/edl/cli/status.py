@@ -29,7 +29,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line a change.")] = False,
 ) -> None:
     """Show a job: phase, records, pace, its pods and where they run, its workers over time."""
-    api = api_of(context, namespace)
+    api = api_of(context, namespace, job)
     if watch:
         _follow(api, job, called(job, context, namespace), as_json=as_json)
         return

@@ -40,7 +40,7 @@ def stop(
     from edl.kube.inspection import jobs, wishes
 
     seconds = _patience(timeout, wait=wait)
-    api = api_of(context, namespace)
+    api = api_of(context, namespace, job)
     seen = jobs.find(api, job)
     if seen.ended:
         print(f"{job} is {seen.phase} already.")

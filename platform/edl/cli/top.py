@@ -29,7 +29,7 @@ def top(
     from edl.kube.inspection import jobs
     from edl.kube.inspection.usage import uses
 
-    api = api_of(context, namespace)
+    api = api_of(context, namespace, job)
     jobs.find(api, job)  # its error names the jobs that there are
     found = uses(api, job)
     if as_json:

@@ -65,7 +65,7 @@ def wait(
     aim, seconds = goal(what), None if timeout is None else seconds_of(timeout)
     from edl.kube.inspection import jobs
 
-    api = api_of(context, namespace)
+    api = api_of(context, namespace, job)
     code, said = await_goal(lambda: jobs.find(api, job), aim, seconds)
     more = f"\n  `edl why {called(job, context, namespace)}` says more." if code else ""
     print(said + more, file=sys.stderr if code else sys.stdout)

@@ -35,7 +35,7 @@ def why(
     """Say why a job waits, is slower than it could be, or has failed; and what can be done."""
     from edl.kube.inspection.diagnosis import diagnose
 
-    evidence = gather(api_of(context, namespace), job, called(job, context, namespace))
+    evidence = gather(api_of(context, namespace, job), job, called(job, context, namespace))
     found = diagnose(evidence)
     if as_json:
         keys = ("about", "text", "remedy", "said")

@@ -21,7 +21,7 @@ from urllib3.exceptions import TimeoutError as SilenceError
 from yaml import YAMLError  # in which the client reads a kubeconfig
 
 from edl.kube.api import Api, Connection, Meanwhile
-from edl.kube.errors import AwayError, UnreachableError
+from edl.kube.errors import AwayError, NoKubeconfigError, UnreachableError
 from edl.kube.keepalive import SOCKET_OPTIONS
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -73,11 +73,15 @@ def connect(context: str | None = None, namespace: str | None = None, *, pool_si
         pool_size: connections that are kept open.
 
     Raises:
-        UnreachableError: nothing is configured, or it cannot be used.
+        NoKubeconfigError: there is none, and this is no pod.
+        UnreachableError: what is configured cannot be used.
     """
     settings = Configuration()
+    as_pod = context is None and in_pod() and not _configured()
+    if not as_pod:
+        _require_kubeconfig()
     try:
-        if context is None and in_pod() and not _configured():
+        if as_pod:
             config.load_incluster_config(client_configuration=settings)
             own, chosen = _POD_NAMESPACE.read_text().strip(), None
         else:
@@ -117,6 +121,17 @@ def contexts() -> list[str]:
         return list(_named(_kubeconfig()))
     except _UNUSABLE:
         return []
+
+
+def _require_kubeconfig() -> None:
+    location = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    files = [name for name in location.split(kube_config.ENV_KUBECONFIG_PATH_SEPARATOR) if name]
+    if not any(os.path.exists(os.path.expanduser(name)) for name in files):
+        because = ", as KUBECONFIG says" if os.environ.get("KUBECONFIG") else "; KUBECONFIG is not set"
+        raise NoKubeconfigError(
+            f"No cluster can be used: no kubeconfig was found; looked for {', '.join(files)}{because}",
+            hint="Set KUBECONFIG to one; `kubectl cluster-info` must work first.",
+        )
 
 
 def _kubeconfig() -> Mapping[str, Any]:

@@ -63,6 +63,10 @@ class UnreachableError(ApiError, BadInputError):
     exit_code = 2
 
 
+class NoKubeconfigError(UnreachableError):
+    """There is no kubeconfig at all: whoever asks may have no cluster, and mean a run on this machine."""
+
+
 class AwayError(ApiError, RetryableError):
     """The API server did not answer."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edl.core.settings import MOST_WORKERS
+from edl.spec import foreign
 from edl.spec.cluster_names import IMAGE
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
 from edl.spec.kind import Choice, Flag, Number, Text, Whole
@@ -111,9 +112,8 @@ class Strategy:
     name: Annotated[
         str,
         Option(
-            Choice(("ParameterServer", "AllReduce", "Local")),
+            Choice(("ParameterServer", "Local"), later=("AllReduce",)),
             "ParameterServer for elastic jobs; Local for one process to debug in.",
-            built=("ParameterServer", "Local"),
         ),
     ] = "ParameterServer"
     mode: Annotated[
@@ -298,4 +298,4 @@ class JobSpec:
     )
 
 
-JOB = Section(JobSpec, constants=(("apiVersion", API_VERSION),))
+JOB = Section(JobSpec, constants=(("apiVersion", API_VERSION),), pointer=foreign.pointer)

@@ -154,9 +154,10 @@ class Text(ScalarKind):
 
 @dataclass(frozen=True, slots=True)
 class Choice(ScalarKind):
-    """One of a few names."""
+    """One of a few names; those that come ``later`` are known, refused as not built yet, and offered to nobody."""
 
     names: tuple[str, ...]
+    later: tuple[str, ...] = ()
 
     @property
     def expected(self) -> str:
@@ -167,7 +168,11 @@ class Choice(ScalarKind):
         """The value, or None with a problem reported."""
         if node.value in self.names:
             return node.value
-        close = nearest(node.value, self.names) if isinstance(node.value, str) else None
+        if node.value in self.later:
+            return place.report(node, f"{node.value} is not built yet", f"built: {', '.join(self.names)}")
+        close = nearest(node.value, (*self.names, *self.later)) if isinstance(node.value, str) else None
+        if close in self.later:
+            return self.refuse(node, place, f"{close} is not built yet")
         return self.refuse(node, place, close and f"did you mean '{close}'?")
 
     def schema(self) -> dict[str, Json]:

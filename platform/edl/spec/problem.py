@@ -40,11 +40,11 @@ class SpecError(BadInputError):
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name that ``name`` is most likely a typo of, or None when none is close."""
-    by_folded = {_folded(candidate): candidate for candidate in valid}
-    close = get_close_matches(_folded(name), by_folded, n=1)
+    by_folded = {folded(candidate): candidate for candidate in valid}
+    close = get_close_matches(folded(name), by_folded, n=1)
     return by_folded[close[0]] if close else None
 
 
-def _folded(name: str) -> str:
-    # minibatchSize, Minibatch-Size and minibatch_size are the same word to the person who types it
+def folded(name: str) -> str:
+    """A name without its spelling: to people minibatchSize, Minibatch-Size and minibatch_size are one word."""
     return name.lower().replace("-", "").replace("_", "")

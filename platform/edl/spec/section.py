@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Any, get_type_hints
 
-from edl.spec.kind import Kind, found
+from edl.spec.kind import Choice, Kind, found
 from edl.spec.node import Json, Node, Place
 from edl.spec.problem import nearest
 
@@ -27,13 +27,19 @@ class Option:
         kind: what its value may be.
         doc: one sentence for the user.
         unit: the unit of its value, where it has one.
-        built: the values whose behaviour exists in this version; None when all that the kind admits do.
+        built: the values whose behaviour exists in this version; None when all that the kind admits do. Of names, the
+            kind itself knows which those are.
     """
 
     kind: Kind
     doc: str
     unit: str | None = None
     built: tuple[Any, ...] | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether there are values that are known and not built."""
+        return self.built is not None or (isinstance(self.kind, Choice) and bool(self.kind.later))
 
     def read(self, node: Node, place: Place) -> Any:
         """The field's value; a value that is known but not built is a problem, never ignored."""
@@ -47,8 +53,9 @@ class Option:
         """JSON Schema of the values that this version accepts."""
         text = f"{self.doc} Unit: {self.unit}." if self.unit else self.doc
         accepted = self.kind.schema()
-        if self.built is not None:
+        if self.partial:
             text += " Other values are not built yet."
+        if self.built is not None:
             accepted = {"enum": [self.kind.write(value) for value in self.built]}
         return {"description": text, **accepted}
 
@@ -75,11 +82,15 @@ def defaults(section: type) -> dict[str, Any]:
 class Section:
     """A mapping with the fields of a frozen dataclass; unknown fields are problems.
 
-    ``constants`` are members of the document that the dataclass does not carry, such as apiVersion.
+    Attributes:
+        section: the dataclass.
+        constants: members of the document that the dataclass does not carry, such as apiVersion.
+        pointer: what to write in place of an unknown field that is no typo; None when it does not know the name.
     """
 
     section: type
     constants: tuple[tuple[str, str], ...] = ()
+    pointer: Callable[[str], str | None] = lambda _: None
 
     @property
     def expected(self) -> str:
@@ -132,8 +143,9 @@ class Section:
 
     def _unknown(self, name: str) -> tuple[str, str]:
         close = nearest(name, self.names) or _elsewhere(self.section, name)
-        guess = f"; did you mean '{close}'?" if close else ""
-        return f"unknown field{guess}", f"allowed here: {', '.join(self.names)}"
+        # the pointer first: num_workers is close to workers, and means workers.max
+        guess = self.pointer(name) or (close and f"did you mean '{close}'?")
+        return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.names)}"
 
     def _missing(self, present: Iterable[str | None]) -> list[str]:
         return [name for name in options(self.section) if name not in {*present, *defaults(self.section)}]

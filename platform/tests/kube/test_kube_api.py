@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import subprocess
@@ -28,6 +29,7 @@ from edl.kube.errors import (
     GoneError,
     InvalidError,
     LoginError,
+    NoKubeconfigError,
     NoRightError,
     NotFoundError,
     PodSecurityError,
@@ -506,10 +508,28 @@ def test_kubeconfig_that_cannot_be_used_is_said_in_one_sentence(kubeconfig: Path
 def test_context_that_does_not_exist(kubeconfig: Path) -> None:
     with pytest.raises(UnreachableError, match="three"):
         connection.connect("three")
+
+
+def test_a_kubeconfig_that_is_not_there_is_told_from_one_that_is_wrong(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kubeconfig.unlink()
-    with pytest.raises(UnreachableError):
+    with pytest.raises(NoKubeconfigError, match=re.escape(f"looked for {kubeconfig}, as KUBECONFIG says")):
         connection.connect()
+    with pytest.raises(NoKubeconfigError):
+        connection.connect("one")
     assert connection.contexts() == []
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(kubeconfig.parent))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "~/.kube/config")
+    with pytest.raises(NoKubeconfigError, match=re.escape("looked for ~/.kube/config; KUBECONFIG is not set")):
+        connection.connect()
+    kubeconfig.write_text("")
+    location = f"/nowhere/config:{kubeconfig}"
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", location)
+    with pytest.raises(UnreachableError) as caught:
+        connection.connect()
+    assert not isinstance(caught.value, NoKubeconfigError)
 
 
 # ---------------------------------------------------------------------- the right to decide

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.cli.local import remains
 from edl.core.errors import BadInputError
-from edl.spec.paths import DEFAULT_STORAGE
 from edl.store.manifest import MANIFEST, cuts_in
-from edl.store.rundir import LOCAL_NAMESPACE, RunDir, runs, submitted
+from edl.store.rundir import RunDir, runs, submitted
 
 _CUT = re.compile(r"cut-0*([0-9]+)")
 _JOB_FILES = (".yaml", ".yml", ".json")
@@ -45,7 +45,7 @@ def find(word: str) -> Place:
     Raises:
         BadInputError: there is nothing like that.
     """
-    named = Path(DEFAULT_STORAGE, LOCAL_NAMESPACE, word)
+    named = remains.folder() / word
     path = named if re.fullmatch(r"[\w-]+(/[\w-]+)?", word) and named.is_dir() else Path(word)
     if path.is_dir():
         return _in_folder(Path(os.path.abspath(path)))
@@ -99,6 +99,5 @@ def _name_of(run: Path) -> str:
 
 def _known() -> str:
     """The jobs of this folder's ``.edl``."""
-    folder = Path(DEFAULT_STORAGE, LOCAL_NAMESPACE)
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    return f"Jobs of {folder}: {', '.join(names)}." if names else ""
+    names = remains.jobs()
+    return f"Jobs of {remains.folder()}: {', '.join(names)}." if names else ""

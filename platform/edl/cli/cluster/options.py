@@ -33,17 +33,29 @@ JobArgument = Annotated[
 ]
 
 
-def api_of(context: str | None, namespace: str | None) -> Api:
+def api_of(context: str | None, namespace: str | None, job: str | None = None) -> Api:
     """The cluster that the options choose, which tells when it is silent.
 
     The Kubernetes client is imported here, never before.
 
+    Args:
+        context: of the kubeconfig; its current one by default.
+        namespace: the context's by default.
+        job: that the user asks about; without a kubeconfig a run of that name on this machine may be meant.
+
     Raises:
-        UnreachableError: there is no such cluster in the kubeconfig.
+        UnreachableError: there is no such cluster in the kubeconfig, or no kubeconfig.
     """
     from edl.kube import connection
+    from edl.kube.errors import NoKubeconfigError
 
-    return connection.connected(context, namespace, meanwhile=Notice())
+    try:
+        return connection.connected(context, namespace, meanwhile=Notice())
+    except NoKubeconfigError as error:
+        from edl.cli.local.remains import told
+
+        hint = f"This command is about jobs on a cluster. {error.hint}\n  {told(job)}"
+        raise NoKubeconfigError(error.message, hint=hint) from error
 
 
 def agreed(question: str, *, yes: bool, command: str) -> bool:

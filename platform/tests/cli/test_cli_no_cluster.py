@@ -1,0 +1,104 @@
+"""Commands about jobs on a cluster, called where there is no kubeconfig: by those who only ever used ``edl run``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edl.cli import app
+from edl.store.rundir import create, job_dir
+
+JOB = """\
+name: mnist
+image: a
+model: {definition: a.b}
+data: {training: /data/a}
+volumes: [{claim: c, mount: /data}]
+"""
+ABOUT_ONE = ["status", "why", "logs", "events", "top", "wait", "stop", "delete"]
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder; the kubeconfig of the environment is not there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nowhere/config")
+    return tmp_path
+
+
+@pytest.fixture
+def runs(nowhere: Path) -> Path:
+    """``mnist`` ran twice on this machine; its second run has a checkpoint and failed."""
+    for _ in range(2):
+        run = create(job_dir(Path(".edl"), "mnist"))
+    run.status.write_text("{}")
+    (run.path / "failure.txt").write_text("a traceback")
+    (run.logs / "master-0.log").write_text("Loss")
+    (run.checkpoints / "cut-00000001").mkdir()
+    create(job_dir(Path(".edl"), "iris"))
+    return nowhere
+
+
+def edl(*args: str) -> int:
+    """Exit code of a command line."""
+    with pytest.raises(SystemExit) as ended:
+        app.main(args)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize("command", ABOUT_ONE)
+def test_where_a_run_of_that_name_left_its_files(command: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl(command, "mnist") == 2
+    assert capsys.readouterr().err == (
+        "No cluster can be used: no kubeconfig was found; looked for /nowhere/config, as KUBECONFIG says\n"
+        "  This command is about jobs on a cluster. Set KUBECONFIG to one; `kubectl cluster-info` must work first.\n"
+        "  mnist ran on this machine, its newest run is .edl/local/mnist/r2: status.json, failure.txt, logs/, "
+        "checkpoints/ (edl checkpoint ls mnist).\n"
+    )
+
+
+def test_scale_which_needs_an_option(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("scale", "mnist", "--max", "3") == 2
+    assert ".edl/local/mnist/r2: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [["list"], ["list", "-A"], ["status", "other"], ["status", "../mnist"], ["doctor"]])
+def test_without_such_a_run_those_that_there_are(
+    args: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert edl(*args) == 2
+    assert capsys.readouterr().err.splitlines()[2:] == [
+        "  Jobs that edl run started here: iris, mnist; status.json, logs/ and checkpoints/ of each run are in "
+        ".edl/local/JOB/RUN/."
+    ]
+
+
+@pytest.mark.parametrize("args", [["list"], ["why", "mnist"]])
+def test_without_any_run_where_they_would_be(
+    args: list[str], nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert edl(*args) == 2
+    assert capsys.readouterr().err.splitlines()[2:] == [
+        "  Of a run by edl run, status.json, logs/ and checkpoints/ are in .edl/local/JOB/RUN/ of the folder where it "
+        "was called, unless storage.path says where."
+    ]
+
+
+def test_a_run_that_left_nothing_yet(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("why", "iris") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "  iris ran on this machine, its newest run is .edl/local/iris/r1."
+    )
+
+
+def test_submit_says_so_to_programs_too(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(JOB)
+    assert edl("submit", "job.yaml", "--yes", "--json") == 2
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["event"] == "refused"
+    assert "no kubeconfig was found" in told["message"]
+    assert "edl run" in told["hint"]

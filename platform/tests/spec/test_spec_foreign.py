@@ -1,0 +1,54 @@
+"""Fields as other systems call them: each is pointed to what does the same here."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.spec.foreign import FIELDS, FUNCTIONS, pointer
+from edl.spec.job import JobSpec
+from edl.spec.section import options
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("parameter_servers", "ps.count"),
+        ("ps_count", "ps.count"),
+        ("num_ps", "ps.count"),
+        ("numPs", "ps.count"),
+        ("num_workers", "workers.max"),
+        ("batch_size", "train.minibatch_size"),
+        ("batch-size", "train.minibatch_size"),
+        ("num_epochs", "train.epochs"),
+        ("model_def", "model.definition"),
+        ("distribution_strategy", "strategy.name"),
+    ],
+)
+def test_a_field_has_its_name_here(name: str, field: str) -> None:
+    assert pointer(name) == f"did you mean '{field}'?"
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("optimizer", "optimizer"), ("loss", "loss"), ("learning_rate", "optimizer"), ("metrics", "eval_metrics_fn")],
+)
+def test_what_code_says_here_is_in_the_model_module(name: str, function: str) -> None:
+    assert pointer(name) == f"it belongs in the model module, as the function {function}() (see the model contract)"
+
+
+@pytest.mark.parametrize("name", ["", "zzz", "epoch"])
+def test_of_other_names_nothing_is_known(name: str) -> None:
+    assert pointer(name) is None
+
+
+@pytest.mark.parametrize("path", sorted(set(FIELDS.values())))
+def test_each_field_that_is_pointed_to_exists(path: str) -> None:
+    here: type = JobSpec
+    *outer, last = path.split(".")
+    for name in outer:
+        here = options(here)[name].kind.section  # type: ignore[attr-defined]
+    assert last in options(here)
+
+
+def test_no_field_of_a_job_is_called_foreign() -> None:
+    assert not {*FIELDS, *FUNCTIONS} & {*options(JobSpec)}
