@@ -15,7 +15,7 @@ from edl.cli.local.start import folder_of, in_this_terminal, supervised
 from edl.cli.resume_option import ResumeMayStandAlone
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
-from edl.spec.load import load
+from edl.spec.load import load, recheck
 from edl.spec.paths import resolve_local
 from edl.store.resumption import Change
 from edl.store.rundir import JobLock, RunDir, create
@@ -69,11 +69,12 @@ def read(job: Path, settings: list[str], workers: int | None, ps: int | None, re
         BadInputError: the file or an option is wrong.
     """
     spec = load(job, settings, required=(required,))
-    if spec.strategy.name == "Local" and (workers or ps):
+    if required == "training" and spec.strategy.name == "Local" and (workers or ps):
         option = "--workers" if workers else "--ps"
         raise BadInputError(f"{option} has no meaning with strategy Local, which is one process", where=str(job))
     if workers is not None:
         spec = replace(spec, workers=replace(spec.workers, max=workers, min=min(workers, spec.workers.min)))
+        recheck(spec, f"--workers {workers}", required=(required,))
     if ps is not None:
         spec = replace(spec, ps=replace(spec.ps, count=ps))
     return resolve_local(spec, job.parent)

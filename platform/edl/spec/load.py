@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edl.spec import rules
 from edl.spec.job import API_VERSION, JOB, JobSpec
-from edl.spec.node import Json, Node, Place, json_tree
+from edl.spec.node import Json, Node, Place, json_tree, tree
 from edl.spec.problem import Problem, SpecError
 
 _BEGINNING = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
@@ -46,7 +46,8 @@ def load(
         path: the file; a name that ends in .json is read by a faster parser.
         overrides: ``FIELD=VALUE`` each, as given to ``--set``, applied in order.
         required: sets of records that this use of the job needs: ``training``, ``validation``, ``prediction``. Without
-            any, the job must have something to train on or to predict.
+            any, the job must have something to train on or to predict. What the strategy of training demands does not
+            count where ``prediction`` alone is needed.
         demands: more rules, such as those of a cluster; what they find gets its line like any mistake.
 
     Raises:
@@ -72,6 +73,22 @@ def loads(text: str, source: str) -> JobSpec:
     root = json_tree(text, source)
     spec = None if root is None else _job(root, _Use((), (), lambda _: ()), [])
     return spec or _load_yaml(text, source, _Use((), (), lambda _: ()))
+
+
+def recheck(spec: JobSpec, where: str, *, required: Iterable[str] = ()) -> None:
+    """Find what is wrong with a job that was changed after it was loaded.
+
+    Args:
+        where: what changed it, such as ``--workers 3``: it stands in messages in the place of file and line.
+        required: as for ``load``.
+
+    Raises:
+        SpecError: a field is out of its bounds, or a rule is broken.
+    """
+    problems: list[Problem] = []
+    _job(tree(dump(spec), where), _Use((), tuple(required), lambda _: ()), problems)
+    if problems:
+        raise SpecError(problems)
 
 
 def place_of(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:

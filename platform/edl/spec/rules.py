@@ -19,8 +19,15 @@ class Broken:
 
 
 def broken(spec: JobSpec, required: Iterable[str] = ()) -> list[Broken]:
-    """The rules that ``spec`` breaks; ``required`` names sets of records that must be given: ``training``, …"""
-    return [*_records(spec, tuple(required)), *_evaluation(spec), *_workers(spec), *_strategy(spec), *_volumes(spec)]
+    """The rules that ``spec`` breaks.
+
+    Args:
+        required: sets of records that must be given: ``training``, ``validation``, ``prediction``; with the last alone
+            nobody trains, and what the strategy of training demands does not count.
+    """
+    required = tuple(required)
+    strategy = () if required == ("prediction",) else _strategy(spec)
+    return [*_records(spec, required), *_evaluation(spec), *_workers(spec), *strategy, *_volumes(spec)]
 
 
 def _records(spec: JobSpec, required: tuple[str, ...]) -> Iterator[Broken]:

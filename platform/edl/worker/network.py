@@ -181,7 +181,8 @@ class Network:
             raise BadInputError(
                 f"the embedding '{table.name}' {reason}, and its rows cannot be looked up in a file",
                 where=str(path),
-                hint="predict with a checkpoint, or load the file with Keras",
+                hint="give the run instead, as in edl predict --from r2: its checkpoint has the rows. Or load the file "
+                "with Keras",
             )
         try:
             self.model.load_weights(path)

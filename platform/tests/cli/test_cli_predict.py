@@ -7,21 +7,31 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from cli.conftest import Stage
+from cli.conftest import DONE, SUMMARY, Stage
 
-from edl.cli.predict import weights_of
+from edl.cli.local.trained import Weights, weights_of
 from edl.core.errors import BadInputError
+from edl.spec.load import load
+from edl.spec.status import Status
 from edl.store.manifest import MANIFEST, Manifest, cut_directory
 from edl.store.rundir import RunDir, create, write_json
 
+FAILED = {"event": "job_ended", "phase": "Failed", "reason": "a worker crashed again and again", "summary": SUMMARY}
 
-def checkpoint(run: RunDir, cut: int, *, committed: bool = True) -> Path:
+
+def checkpoint(run: RunDir, cut: int, *, step: int = 3000, committed: bool = True) -> Path:
     """An empty cut of a run."""
     directory = cut_directory(run.checkpoints, cut)
     directory.mkdir()
     if committed:
-        write_json(directory / MANIFEST, Manifest(cut, 3, "2026-01-01T00:00:00Z", (), {}).to_json())
+        ledger = {"done_steps": step}
+        write_json(directory / MANIFEST, Manifest(cut, 7, "2026-01-01T00:00:00Z", (), ledger).to_json())
     return directory
+
+
+def ended(run: RunDir, phase: str, step: int = 3000) -> None:
+    """A run whose status says how far it came."""
+    write_json(run.status, Status("digits", run.run_id, str(run.path), phase, 0.0, step=step).to_json())
 
 
 def export(run: RunDir) -> Path:
@@ -44,15 +54,61 @@ def test_the_newest_committed_checkpoint_of_the_newest_run_that_has_one(tmp_path
     checkpoint(old, 9)
     wanted = checkpoint(new, 2)
     checkpoint(new, 3, committed=False)
-    assert weights_of(tmp_path, None) == wanted
-    assert weights_of(tmp_path, "r1").name == "cut-00000009"
+    assert weights_of(tmp_path, None).path == wanted
+    assert weights_of(tmp_path, "r1").path.name == "cut-00000009"
     with pytest.raises(BadInputError, match="run r3 left neither"):
         weights_of(tmp_path, empty.run_id)
 
 
 def test_a_run_without_checkpoints_predicts_with_its_export(tmp_path: Path) -> None:
     wanted = export(create(tmp_path))
-    assert weights_of(tmp_path, None) == wanted
+    assert weights_of(tmp_path, None).path == wanted
+
+
+def test_a_run_that_trained_nothing_is_passed_over_unless_it_is_named(tmp_path: Path) -> None:
+    done, failed, interrupted = create(tmp_path), create(tmp_path), create(tmp_path)
+    wanted = checkpoint(done, 4)
+    untrained = [checkpoint(run, 1, step=0) for run in (failed, interrupted)]
+    assert weights_of(tmp_path, None).path == wanted
+    assert not any("warning" in line for line in weights_of(tmp_path, None).lines())
+    assert weights_of(tmp_path, "r2").path == untrained[0]
+    assert "warning: the checkpoint is of step 0: nothing was trained yet" in list(weights_of(tmp_path, "r2").lines())
+
+
+def test_runs_that_trained_nothing_are_no_default(tmp_path: Path) -> None:
+    checkpoint(create(tmp_path), 1, step=0)
+    with pytest.raises(BadInputError, match="left neither a checkpoint after step 0 nor an export") as caught:
+        weights_of(tmp_path, None)
+    assert caught.value.hint == "Train with edl run, or give --from."
+
+
+def test_an_export_is_rather_taken_than_a_checkpoint_of_its_run_that_is_untrained(tmp_path: Path) -> None:
+    run = create(tmp_path)
+    checkpoint(run, 1, step=0)
+    wanted = export(run)
+    assert weights_of(tmp_path, "r1").path == wanted
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [("Done", "is done"), ("Failed", "failed"), ("Interrupted", "was interrupted"), ("Training", "was interrupted")],
+)
+def test_which_run_how_it_ended_and_the_step_are_told(tmp_path: Path, phase: str, said: str) -> None:
+    by_checkpoint, by_export = create(tmp_path), create(tmp_path)
+    for run in (by_checkpoint, by_export):
+        ended(run, phase, step=4000)
+    checkpoint(by_checkpoint, 4)
+    export(by_export)
+    assert list(weights_of(tmp_path, "r1").lines()) == [f"from run r1, which {said}: checkpoint 4 at step 3,000"]
+    assert list(weights_of(tmp_path, "r2").lines()) == [f"from run r2, which {said}: its export at step 4,000"]
+
+
+def test_a_status_that_is_missing_or_cannot_be_read_hinders_nobody(tmp_path: Path) -> None:
+    run = create(tmp_path)
+    export(run)
+    assert list(weights_of(tmp_path, "r1").lines()) == ["from run r1, which has no status: its export"]
+    run.status.write_text("{")
+    assert list(weights_of(tmp_path, "r1").lines()) == ["from run r1, whose status cannot be read: its export"]
 
 
 def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +116,7 @@ def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInputError, match="no such file"):
         weights_of(tmp_path, "model.keras")
     keras_file(tmp_path / "model.keras")
-    assert weights_of(tmp_path, "model.keras") == tmp_path / "model.keras"
+    assert weights_of(tmp_path, "model.keras") == Weights(tmp_path / "model.keras")
 
 
 def test_a_file_that_is_no_model_is_found_before_a_process_starts(
@@ -85,12 +141,54 @@ def test_the_master_is_told_weights_and_output(stage: Stage, capsys: pytest.Capt
     assert "Predict with" not in said
 
 
+def test_the_plan_says_which_run_trained_the_weights(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.edl("run", "job.yaml") == 0
+    wanted = checkpoint(RunDir(stage.run_dir()), 2, step=9)
+    stage.script(["event", FAILED], ["status", {"job": "digits", "phase": "Failed"}])
+    assert stage.edl("run", "job.yaml") == 1
+    checkpoint(RunDir(stage.run_dir("r2")), 1, step=0)
+    stage.script(*DONE)
+    capsys.readouterr()
+    assert stage.edl("predict", "job.yaml", "--output", "out") == 0
+    assert f" with {wanted}\n  from run r1, which is done: checkpoint 2 at step 9\n" in capsys.readouterr().out
+    assert stage.edl("predict", "job.yaml", "--output", "out", "--from", "r2") == 0
+    said = capsys.readouterr().out
+    assert "  from run r2, which failed: checkpoint 1 at step 0\n  warning: the checkpoint is of step 0: " in said
+
+
+@pytest.mark.parametrize("strategy", ["{mode: sync, grads_to_wait: 2}", "{name: Local}"])
+def test_what_only_training_demands_does_not_hinder(
+    stage: Stage, capsys: pytest.CaptureFixture[str], strategy: str
+) -> None:
+    """The roles check the run's spec once more, all of it: what it says must hold for this command's workers."""
+    keras_file(stage.folder / "model.keras")
+    with (stage.folder / "job.yaml").open("a") as file:
+        file.write(f"workers: {{max: 2}}\nps: {{max_rows: 9}}\nstrategy: {strategy}\n")
+    for number, fewer in enumerate((["--workers", "1"], ["--set", "workers.max=1"]), 1):
+        assert stage.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", *fewer) == 0
+        assert "  1 worker\n" in capsys.readouterr().out
+        assert load(stage.run_dir(f"r{number}") / "spec.json").workers.max == 1
+
+
+def test_where_predictions_are_is_told_when_there_are_some(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    keras_file(stage.folder / "model.keras")
+    command = ("predict", "job.yaml", "--from", "model.keras", "--output", "out")
+    stage.script(["event", FAILED])
+    assert stage.edl(*command) == 1
+    assert "  output  " not in capsys.readouterr().out
+    (stage.folder / "out").mkdir()
+    stage.script(["text", [str(stage.folder / "out" / "test.csv-0-5.npz"), ""]], ["event", FAILED])
+    assert stage.edl(*command) == 1
+    assert f"  output    {stage.folder}/out\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         ([], "the runs of this job"),
         (["--from", "r4"], "this job has no run"),
         (["--set", "data.prediction=null"], "data.prediction"),
+        (["--workers", "500000"], "--workers 500000: workers.max: found 500000, must be a whole number of at least 1"),
     ],
 )
 def test_bad_input(stage: Stage, capsys: pytest.CaptureFixture[str], args: list[str], said: str) -> None:

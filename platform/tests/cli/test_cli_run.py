@@ -119,6 +119,12 @@ def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.Cap
         (["job.yaml", "--set", "model.definition=partial.model"], "does not define 'loss', 'feed'"),
         (["job.yaml", "--set", "strategy.name=Local", "--workers", "2"], "--workers has no meaning"),
         (["job.yaml", "--workers", "0"], "--workers"),
+        (["job.yaml", "--workers", "500000"], "--workers 500000: workers.max: found 500000, must be a whole number"),
+        (
+            ["job.yaml", "--set", "strategy={mode: sync, grads_to_wait: 2}", "--workers", "1"],
+            "--workers 1: strategy.grads_to_wait: found 2, but workers.max is 1: so many pushes never come together\n"
+            "  make it at most 1, or raise workers.max",
+        ),
         (["job.yaml", "--resume"], "this job has no run yet"),
     ],
 )

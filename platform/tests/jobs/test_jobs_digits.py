@@ -193,8 +193,9 @@ def test_predict_from_a_keras_file_with_a_processor(
     zoo = write_module(trained.place.folder, "processed", PROCESSOR)
     monkeypatch.setenv("PROCESSED", str(tmp_path / "processed.jsonl"))
     file = Path(trained.summary["export"]) / "model.keras"
-    settings = ["--set", f"model.zoo={zoo}", "--set", "model.definition=processed.custom_model", "--workers", "1"]
-    with trained.place.predict(tmp_path / "out", "--from", str(file), *settings) as run:
+    model = ["--set", f"model.zoo={zoo}", "--set", "model.definition=processed.custom_model"]
+    fewer_than_train = ["--set", "strategy={mode: sync, grads_to_wait: 2}", "--workers", "1"]
+    with trained.place.predict(tmp_path / "out", "--from", str(file), *model, *fewer_than_train) as run:
         summary = run.summary()
     assert summary["records_done"] == HELD_BACK
     assert not list((tmp_path / "out").glob("*.npz"))

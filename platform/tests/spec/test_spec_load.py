@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edl.spec.job import Checkpoint, Data, JobSpec, Model, Strategy, Train
-from edl.spec.load import changes, dump, load
+from edl.spec.load import changes, dump, load, recheck
 from edl.spec.placement import WorkerResources
 from edl.spec.problem import SpecError
 
@@ -106,6 +106,26 @@ def test_what_a_command_needs(job: Path) -> None:
         load(job, required=["prediction"])
     assert load(job, ["data={prediction: a}"], required=["prediction"]).data.training == ()
     assert load(job, ["data={prediction: a}"]).data.training == ()
+
+
+def test_what_only_training_demands_is_not_asked_of_a_job_that_predicts(job: Path) -> None:
+    settings = ["data.prediction=a", "strategy={mode: sync, grads_to_wait: 2}", "workers.max=1"]
+    assert load(job, settings, required=["prediction"])
+    for required in ([], ["training"], ["training", "prediction"]):
+        with pytest.raises(SpecError, match="grads_to_wait"):
+            load(job, settings, required=required)
+
+
+def test_a_spec_that_was_changed_is_checked_anew(job: Path) -> None:
+    spec = load(job, ["strategy={mode: sync, grads_to_wait: 2}"])
+    recheck(spec, "--workers 2")
+    with pytest.raises(SpecError) as caught:
+        recheck(replace(spec, workers=replace(spec.workers, max=1, min=2)), "--workers 1")
+    first, second = caught.value.problems
+    assert str(first).startswith("--workers 1: workers.max: found 1, must be at least workers.min, 2")
+    assert str(second).startswith("--workers 1: strategy.grads_to_wait: found 2, but workers.max is 1")
+    with pytest.raises(SpecError, match=r"--workers 0: workers\.max: found 0, must be a whole number"):
+        recheck(replace(spec, workers=replace(spec.workers, max=0)), "--workers 0")
 
 
 def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:

@@ -140,8 +140,9 @@ def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(
     input_dim: int | None, reason: str, tmp_path: Path
 ) -> None:
     network = network_of(lambda: combining("dense", "sum", input_dim))
-    with pytest.raises(BadInputError, match=f"'tags/embeddings' {reason}"):
+    with pytest.raises(BadInputError, match=f"'tags/embeddings' {reason}") as caught:
         network.load(tmp_path / "model.keras")
+    assert "edl predict --from r2" in str(caught.value)
 
 
 def test_ids_without_a_bound_need_parameter_servers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.undertaking import Undertaking
@@ -10,9 +11,13 @@ from edl.spec.closing import block, heading, rows
 
 
 def closing(plan: Undertaking, outcome: Outcome) -> list[str]:
-    """The summary, for people."""
+    """The summary, for people.
+
+    A job that failed, or whose module takes predictions itself, leaves none where its command said that they go.
+    """
     summary = replace(outcome.summary, logs=plan.logs or outcome.summary.logs)
-    return [*block(heading(outcome.phase, summary), rows(summary, output=plan.output)), *plan.next_steps(outcome)]
+    output = plan.output if plan.output and any(Path(plan.output).glob("*.npz")) else None
+    return [*block(heading(outcome.phase, summary), rows(summary, output=output)), *plan.next_steps(outcome)]
 
 
 def complaint(outcome: Outcome) -> str:

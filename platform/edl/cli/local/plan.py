@@ -9,6 +9,7 @@ from pathlib import Path
 from edl.cli.cluster.next_step import called, program
 from edl.cli.faces.outcome import Outcome
 from edl.cli.local.resumption import goes_on_from, nothing_left, status_of
+from edl.cli.local.trained import Weights
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import StorageError
 from edl.spec.job import JobSpec
@@ -61,7 +62,7 @@ class Plan:
     run: RunDir
     resumed: bool = False
     changes: Sequence[Change] = ()
-    weights: Path | None = None
+    weights: Weights | None = None
     output: str | None = None
 
     @property
@@ -82,7 +83,7 @@ class Plan:
     def lines(self) -> list[str]:
         """The plan, for people."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
-        work = self._prediction() if self.output else self._training()
+        work = self._prediction(self.weights) if self.weights else self._training()
         return [title, *(f"  {line}" for line in [*work, self._roles(), self._where(), *self._resumed()])]
 
     def next_steps(self, outcome: Outcome) -> list[str]:
@@ -112,9 +113,9 @@ class Plan:
             lines.append(f"evaluates on {_records(counts.validation, self.spec.data.validation)}, {often}at the end")
         return lines
 
-    def _prediction(self) -> list[str]:
+    def _prediction(self, weights: Weights) -> list[str]:
         records = _records(self.counts.prediction, self.spec.data.prediction)
-        return [f"predicts {records} with {self.weights}", f"writes to {self.output}"]
+        return [f"predicts {records} with {weights.path}", *weights.lines(), f"writes to {self.output}"]
 
     def _roles(self) -> str:
         if self.spec.strategy.name == "Local":
