@@ -14,6 +14,7 @@ import tensorflow as tf
 from edl.core import evaluation
 from edl.core.errors import BadInputError
 from edl.worker.bad_ids import dense_ids
+from edl.worker.broadcast import refuse_broadcast
 from edl.worker.contract import ModelModule
 from edl.worker.fresh_model import new_model
 from edl.worker.metrics import Metrics
@@ -78,7 +79,9 @@ class LocalModel:
         return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
 
     def _loss(self, labels: Any, predictions: Any) -> Any:
-        loss = tf.cast(tf.reduce_mean(self.module.loss(labels, predictions)), tf.float32)
+        found = self.module.loss(labels, predictions)
+        refuse_broadcast("loss()", self.module.loss, labels, predictions, found)
+        loss = tf.cast(tf.reduce_mean(found), tf.float32)
         return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in self.model.losses)])
 
     def _apply_graph(self, gradients: Any) -> None:

@@ -8,6 +8,7 @@ does not is tried on two batches before it is trusted.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from edl.core.errors import BadInputError
+from edl.worker.broadcast import refuse_broadcast
 from edl.worker.contract import ModelModule
+from edl.worker.user_code import defined_in, user_code
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,7 +62,9 @@ class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
     def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
         del sample_weight
         records = tf.cast(record_count(predictions), tf.float32)
-        self._total.assign_add(tf.reduce_mean(tf.cast(self._function(labels, predictions), tf.float32)) * records)
+        found = self._function(labels, predictions)
+        refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, found)
+        self._total.assign_add(tf.reduce_mean(tf.cast(found, tf.float32)) * records)
         self._records.assign_add(records)
 
     def result(self) -> Any:
@@ -72,12 +77,16 @@ class Metrics:
     Args:
         entries: the user's metrics.
         fresh: makes them anew.
+        module: the user's.
     """
 
-    def __init__(self, entries: tuple[_Entry, ...], fresh: Callable[[], tuple[_Entry, ...]]) -> None:
+    def __init__(
+        self, entries: tuple[_Entry, ...], fresh: Callable[[], tuple[_Entry, ...]], module: ModelModule
+    ) -> None:
         self._loss = _Averaged(lambda _, loss: loss, LOSS)
         self._entries = entries
         self._fresh = fresh
+        self._module = module
         self.trusted = all(not entry.additive or type(entry.metric) is _Averaged for entry in entries)
         self._warned = False
 
@@ -86,13 +95,14 @@ class Metrics:
         """The metrics of a module.
 
         Raises:
-            BadInputError: ``eval_metrics_fn`` returns something else than metrics by name.
+            BadInputError: ``eval_metrics_fn`` returns something else than metrics by name, or a function that takes
+                other arguments than labels and predictions.
         """
 
         def fresh() -> tuple[_Entry, ...]:
-            return tuple(_entries(module.eval_metrics_fn()))
+            return tuple(_entries(module.eval_metrics_fn(), defined_in(module.eval_metrics_fn)))
 
-        return cls(fresh(), fresh)
+        return cls(fresh(), fresh, module)
 
     def trust(self, labels: Any, predictions: Any) -> None:
         """Check on the halves of a minibatch that states add up.
@@ -101,16 +111,15 @@ class Metrics:
 
         Raises:
             BadInputError: the sum of both halves' states is not the state after both; the metric is named.
+            ModuleError: a metric raised; it is named.
         """
         halves = [_part(labels, predictions, half) for half in (0, 1)]
         undecided = None
         for first, second, both in zip(self._fresh(), self._fresh(), self._fresh(), strict=True):
             if not first.additive:
                 continue
-            first.update(*halves[0])
-            second.update(*halves[1])
-            both.update(*halves[0])
-            both.update(*halves[1])
+            for entry, half in ((first, 0), (second, 1), (both, 0), (both, 1)):
+                self._update(entry, *halves[half])
             if not _add_up(first, second, both):
                 undecided = both
         self.trusted = undecided is None
@@ -120,12 +129,17 @@ class Metrics:
             _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
 
     def update(self, loss: Any, labels: Any, predictions: Any) -> None:
-        """Take a minibatch in; also while a graph is traced."""
+        """Take a minibatch in; also while a graph is traced.
+
+        Raises:
+            BadInputError: a function compares each label with every prediction; it is named.
+            ModuleError: a metric raised; it is named.
+        """
         records = tf.cast(record_count(predictions), tf.float32)
         self._loss._total.assign_add(loss * records)
         self._loss._records.assign_add(records)
         for entry in self._entries:
-            entry.update(labels, predictions)
+            self._update(entry, labels, predictions)
 
     def reset(self) -> None:
         """Begin anew."""
@@ -151,6 +165,10 @@ class Metrics:
             found |= _numbers(entry.name, entry.metric.result())
         return found
 
+    def _update(self, entry: _Entry, labels: Any, predictions: Any) -> None:
+        with user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn):
+            entry.update(labels, predictions)
+
     def _all(self) -> tuple[_Entry, ...]:
         return (_Entry(LOSS, self._loss), *self._entries)
 
@@ -164,27 +182,43 @@ def record_count(structure: Any) -> Any:
     return tf.shape(tf.nest.flatten(structure)[0])[0]
 
 
-def _entries(found: Any) -> list[_Entry]:
+def _entries(found: Any, where: str | None) -> list[_Entry]:
     if not isinstance(found, Mapping):
-        raise BadInputError(f"eval_metrics_fn() returned {type(found).__name__}, expected metrics by name")
+        raise BadInputError(f"eval_metrics_fn() returned {type(found).__name__}, expected metrics by name", where=where)
     entries = []
     for name, metric in found.items():
         if isinstance(metric, Mapping):
-            entries += [_Entry(f"{name}_{inner}", _metric(inner, each), name) for inner, each in metric.items()]
+            entries += [_entry(f"{name}_{inner}", each, where, name) for inner, each in metric.items()]
         else:
-            entries.append(_Entry(name, _metric(name, metric)))
+            entries.append(_entry(name, metric, where))
     return entries
 
 
-def _metric(name: str, found: Any) -> Any:
+def _entry(name: str, found: Any, where: str | None, output: str | None = None) -> _Entry:
     if isinstance(found, keras.metrics.Metric):
-        return found
-    if callable(found):
-        return _Averaged(found, name)
-    raise BadInputError(
-        f"the metric '{name}' is {type(found).__name__}, expected a keras.metrics.Metric or a function of "
-        "(labels, predictions)"
-    )
+        return _Entry(name, found, output)
+    if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
+        said = f"is the class {found.__name__}, expected an instance: {found.__name__}()"
+    elif callable(found):
+        said = _cannot_be_called(found)
+    else:
+        said = f"is {type(found).__name__}, expected a keras.metrics.Metric or a function of (labels, predictions)"
+    if said:
+        raise BadInputError(f"the metric '{name}' {said}", where=where)
+    return _Entry(name, _Averaged(found, name), output)
+
+
+def _cannot_be_called(function: Callable[..., Any]) -> str:
+    """Why not, if labels and predictions are not what it takes; otherwise empty."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # built in C: nothing to check
+        return ""
+    try:
+        signature.bind("labels", "predictions")
+    except TypeError as error:
+        return f"takes {signature} and cannot be called as (labels, predictions): {error}"
+    return ""
 
 
 def _part(labels: Any, predictions: Any, half: int) -> tuple[Any, Any]:

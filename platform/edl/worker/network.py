@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
 from edl.worker.bad_ids import Table, dense_ids, outside
+from edl.worker.broadcast import refuse_broadcast
 from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
 from edl.worker.features import feature_spec
@@ -301,7 +302,9 @@ class Network:
 
     def _total(self, labels: Any, predictions: Any, own: Any) -> Any:
         """The user's loss, averaged over records if it is one value each, plus the model's own losses."""
-        loss = tf.cast(tf.reduce_mean(self.module.loss(labels, predictions)), tf.float32)
+        found = self.module.loss(labels, predictions)
+        refuse_broadcast("loss()", self.module.loss, labels, predictions, found)
+        loss = tf.cast(tf.reduce_mean(found), tf.float32)
         return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in own)])
 
     def _keep_local(self, scope: Any) -> None:

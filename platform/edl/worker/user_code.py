@@ -73,6 +73,14 @@ def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) ->
         raise _translated(error, zoo, doing, of) from error
 
 
+def defined_in(function: Callable[..., Any]) -> str | None:
+    """The file of a function or class; None where there is none, as for a ``keras.losses.Loss``."""
+    try:
+        return inspect.getfile(inspect.unwrap(function))
+    except (TypeError, OSError):
+        return None
+
+
 def _translated(error: BaseException, zoo: Path, doing: str, of: Callable[..., Any] | None) -> ModuleError:
     text = _COLOUR.sub("", str(error))
     own = _below(zoo, traceback.extract_tb(error.__traceback__))
@@ -107,7 +115,7 @@ def _where(error: BaseException, own: Frames, of: Callable[..., Any] | None) -> 
         return f"{error.filename}:{error.lineno}"
     if own:
         return f"{own[-1].filename}:{own[-1].lineno}"
-    return None if of is None else inspect.getfile(inspect.unwrap(of))
+    return None if of is None else defined_in(of)
 
 
 def _headline(text: str) -> str:

@@ -230,6 +230,16 @@ def test_the_users_error_is_shown_with_the_users_lines(
     assert "platform/edl" not in shown
 
 
+def test_a_loss_of_each_label_with_every_prediction_trains_nothing(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, code = local(MODEL.replace("row[2:]", "row[2]")).run()
+    assert code == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["records_done"] == 0
+    assert re.search(r"small\.py: loss\(\) gives the shape \(n, n\) for n records", err)
+
+
 def test_an_interrupt_ends_with_130(local: Callable[..., Local], capsys: pytest.CaptureFixture[str]) -> None:
     model = MODEL.replace(
         "def loss(labels, predictions):", "def loss(labels, predictions):\n    raise KeyboardInterrupt"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
 from edl.worker.metrics import Metrics  # noqa: E402
+from edl.worker.user_code import ModuleError  # noqa: E402
 
 LABELS = tf.zeros([4, 1])
 FINE = tf.constant([[1.0], [2.0], [3.0], [4.0]])
@@ -40,7 +42,12 @@ class Largest(keras.metrics.Metric):  # type: ignore[misc]
 
 
 def metrics(metric: Any) -> Metrics:
-    return Metrics.of(SimpleNamespace(eval_metrics_fn=lambda: {"mine": metric()}))  # type: ignore[arg-type]
+    return of(lambda: {"mine": metric()})
+
+
+def of(eval_metrics_fn: Any) -> Metrics:
+    module = SimpleNamespace(zoo=Path(__file__).parent, eval_metrics_fn=eval_metrics_fn)
+    return Metrics.of(module)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("predictions", DIVERGED, ids=["all", "one", "infinite"])
@@ -98,3 +105,41 @@ def test_values_of_such_states_are_not_finite_either() -> None:
     found = metrics(keras.metrics.MeanSquaredError)
     found.update(tf.constant(math.nan), LABELS, DIVERGED[0])
     assert all(math.isnan(value) for value in found.values(found.states()).values())
+
+
+def test_the_metric_that_raises_is_named() -> None:
+    class Wrong(keras.metrics.Metric):  # type: ignore[misc]
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            raise ZeroDivisionError("on purpose")
+
+    found = of(lambda: {"price": {"good": keras.metrics.MeanSquaredError(), "wrong": Wrong()}})
+    with pytest.raises(ModuleError, match="the metric 'price_wrong' raised ZeroDivisionError: on purpose") as caught:
+        found.update(tf.constant(0.0), LABELS, {"price": FINE})
+    assert str(caught.value.where).startswith(__file__)
+
+
+def test_an_output_that_the_model_does_not_have_is_told_with_the_metric() -> None:
+    found = of(lambda: {"prise": {"error": keras.metrics.MeanSquaredError()}})
+    with pytest.raises(ModuleError, match="the metric 'prise_error' raised KeyError: 'prise'") as caught:
+        found.update(tf.constant(0.0), LABELS, {"price": FINE})
+    assert caught.value.where == __file__
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (
+            lambda predictions: predictions,
+            r"the metric 'mine' takes \(predictions\) and cannot be called as \(labels, predictions\): too many",
+        ),
+        (keras.metrics.MeanSquaredError, "the metric 'mine' is the class MeanSquaredError, expected an instance"),
+    ],
+)
+def test_what_cannot_be_called_is_refused_before_there_are_records(metric: Any, said: str) -> None:
+    with pytest.raises(BadInputError, match=said) as caught:
+        of(lambda: {"mine": metric})
+    assert caught.value.where == __file__
+
+
+def test_functions_with_more_arguments_that_have_defaults_will_do() -> None:
+    of(lambda: {"one": lambda labels, predictions, weight=1.0: predictions, "two": keras.losses.MeanSquaredError()})

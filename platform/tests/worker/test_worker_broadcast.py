@@ -1,0 +1,144 @@
+"""One label a record and one prediction a record that meet as (n, n) are refused before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.contract import ModelModule  # noqa: E402
+from edl.worker.local_model import LocalModel  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
+
+FEATURES = np.random.default_rng(0).random((4, 2), np.float32)
+FLAT, COLUMN = np.zeros(4, np.float32), np.zeros((4, 1), np.float32)
+
+Step = Callable[[Any], Any]
+
+
+def square(labels: Any, predictions: Any) -> Any:
+    return tf.square(labels - predictions)
+
+
+def dense() -> Any:
+    return keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+
+
+def squeezed() -> Any:
+    return keras.Sequential([keras.Input([2]), keras.layers.Dense(1), keras.layers.Reshape([])])
+
+
+def sequence() -> Any:
+    return keras.Sequential([keras.Input([2]), keras.layers.Dense(3)])
+
+
+def named() -> Any:
+    given = keras.Input([2])
+    return keras.Model(given, {"price": keras.layers.Dense(1)(given), "sold": keras.layers.Dense(1)(given)})
+
+
+def of_names(labels: Any, predictions: Any) -> Any:
+    return square(labels["price"], predictions["price"]) + square(labels["sold"], predictions["sold"])
+
+
+def module_of(model: Any, loss: Any = square, metrics: Any = dict) -> ModelModule:
+    return ModelModule(
+        zoo=Path(__file__).parent,
+        model=model,
+        loss=loss,
+        optimizer=lambda: keras.optimizers.SGD(0.1),
+        eval_metrics_fn=metrics,
+        feed=lambda dataset, mode, metadata: dataset,
+    )
+
+
+def served(module: ModelModule) -> tuple[Step, Step]:
+    network = Network.build(module, seed=7, embedding_threshold=1 << 40, part=lambda _: 0, parts=1, sample=FEATURES)
+    slab = network.initial()
+    return (
+        lambda labels: network.train(slab, {}, FEATURES, labels).loss,
+        lambda labels: network.evaluate(slab, {}, FEATURES, labels),
+    )
+
+
+def alone(module: ModelModule) -> tuple[Step, Step]:
+    model = LocalModel(module, seed=7, sample=FEATURES)
+    features = tf.constant(FEATURES)
+    return (
+        lambda labels: model.train(features, tf.nest.map_structure(tf.constant, labels), keep_if_not_finite=False)[0],
+        lambda labels: model.evaluate(features, tf.nest.map_structure(tf.constant, labels)),
+    )
+
+
+@pytest.fixture(params=[served, alone])
+def steps(request: pytest.FixtureRequest) -> Callable[[ModelModule], tuple[Step, Step]]:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("model", "labels", "said"),
+    [
+        (dense, FLAT, "labels have the shape (n,) and predictions (n, 1)"),
+        (squeezed, COLUMN, "labels have the shape (n, 1) and predictions (n,)"),
+    ],
+)
+def test_each_label_with_every_prediction_is_refused(steps: Any, step: int, model: Any, labels: Any, said: str) -> None:
+    with pytest.raises(BadInputError) as caught:
+        steps(module_of(model))[step](labels)
+    assert caught.value.message == f"loss() gives the shape (n, n) for n records: {said}"
+    assert caught.value.where == __file__
+    assert "tf.reshape(labels, tf.shape(predictions))" in str(caught.value.hint)
+
+
+def test_labels_and_predictions_by_name_are_looked_at_too(steps: Any) -> None:
+    train, _ = steps(module_of(named, of_names))
+    with pytest.raises(BadInputError, match=r"labels have the shape \(n,\) and predictions \(n, 1\)"):
+        train({"price": FLAT, "sold": FLAT})
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "labels"),
+    [
+        (dense, square, COLUMN),
+        (squeezed, square, FLAT),
+        (sequence, square, np.zeros((4, 3), np.float32)),
+        (dense, keras.losses.mean_squared_error, FLAT),
+        (dense, keras.losses.MeanSquaredError(), FLAT),
+        (dense, lambda labels, predictions: square(labels[:, None], predictions), FLAT),
+        # As many values a record as there are records
+        (dense, lambda labels, predictions: tf.stack([predictions[:, 0] - labels] * 4, axis=1), FLAT),
+        (dense, lambda labels, predictions: 0.0 * tf.reduce_sum(predictions), FLAT),
+    ],
+)
+def test_other_losses_are_none_of_its_business(steps: Any, model: Any, loss: Any, labels: Any) -> None:
+    train, evaluate = steps(module_of(model, loss))
+    assert np.isfinite(train(labels))
+    evaluate(labels)
+
+
+def test_each_of_a_sequences_values_counts_as_before(steps: Any) -> None:
+    """As (n, time) all are averaged."""
+    labels = np.arange(12, dtype=np.float32).reshape(4, 3)
+    (whole, _), (averaged, _) = (
+        steps(module_of(sequence, loss)) for loss in (square, lambda a, b: tf.reduce_mean(square(a, b)))
+    )
+    assert whole(labels) == pytest.approx(averaged(labels))
+
+
+def test_a_metric_that_is_a_function_is_held_to_the_same(steps: Any) -> None:
+    module = module_of(dense, keras.losses.mean_squared_error, lambda: {"error": square})
+    with pytest.raises(BadInputError, match="the metric 'error' gives the shape \\(n, n\\) for n records: labels have"):
+        steps(module)[1](FLAT)
