@@ -44,7 +44,7 @@ train: {epochs: 20, minibatch_size: 64, minibatches_per_task: 16, max_steps: 500
 strategy: {name: Local}   # one process, to debug the model in
 """,
     "checkpoint": """\
-checkpoint: {every_steps: 500, keep: 5}   # or null: none are kept
+checkpoint: {every_steps: 500, keep: 5}   # or null: at step 0 and at the end only
 """,
     "export": """\
 export: {path: /data/models/mnist}   # or null: nothing is exported

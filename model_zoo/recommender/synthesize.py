@@ -1,10 +1,10 @@
-"""Write ratings to train on: python model_zoo/recommender/synthesize.py OUT [RECORDS]. Needs edl-platform[train].
+"""Write ratings to train on, into OUT/train and OUT/test. Needs edl-platform[train].
 
 Users and items have hidden tastes of two dimensions; who likes what is decided by them, with some noise. Few users are
 frequent and most are rare, as in real logs.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ def records(count, seed=0):
 
 
 def main(out, count=20_000):
-    for part, size, seed in (("train", int(count), 3), ("test", int(count) // 10, 4)):
+    for part, size, seed in (("train", count, 3), ("test", count // 10, 4)):
         folder = Path(out) / part
         folder.mkdir(parents=True, exist_ok=True)
         with Writer(folder / "ratings.recordio") as writer:
@@ -36,4 +36,8 @@ def main(out, count=20_000):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", metavar="OUT", help="a folder; it is made")
+    parser.add_argument("records", metavar="RECORDS", nargs="?", type=int, default=20_000, help="to train on; 20000")
+    given = parser.parse_args()
+    main(given.out, given.records)

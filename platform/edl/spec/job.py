@@ -83,7 +83,12 @@ class Train:
     ] = 64
     evaluation_steps: Annotated[
         int | None,
-        Option(Nullable(_POSITIVE), "Steps from one evaluation to the next; null evaluates at the end only.", "steps"),
+        Option(
+            Nullable(_POSITIVE),
+            "Steps from one evaluation to the next; those that fall due while one runs are left out. null evaluates "
+            "at the end only.",
+            "steps",
+        ),
     ] = None
     max_steps: Annotated[
         int | None, Option(Nullable(_POSITIVE), "Steps after which the job ends; null ends with the epochs.", "steps")
@@ -274,7 +279,12 @@ class JobSpec:
         default_factory=Strategy
     )
     checkpoint: Annotated[
-        Checkpoint | None, Option(Nullable(Section(Checkpoint)), "When checkpoints are kept; null keeps none.")
+        Checkpoint | None,
+        Option(
+            Nullable(Section(Checkpoint)),
+            "When checkpoints are kept; null keeps those of step 0 and of the end only (Local: none): a job that is "
+            "resumed, or loses its only parameter server, begins at step 0.",
+        ),
     ] = field(default_factory=Checkpoint)
     export: Annotated[
         Export | None, Option(Nullable(Section(Export)), "Where the trained model goes; null exports nothing.")

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from edl.layers.known_rows import known_rows
 from edl.store.durable import storage_error, sync_directory, sync_file
-from edl.worker.features import feature_spec
+from edl.worker.features import feature_spec, named_parts
 from edl.worker.fresh_model import new_model
 from edl.worker.full_tables import Chunks, built_with, full_table, known, saved_as_views
 from edl.worker.network import Network
@@ -61,7 +61,7 @@ def save(
     model = plain_model(network, slab, tables)
     features = feature_spec(model, network.sample)
     described = _describable(model)
-    with user_code(network.module.zoo, "export of the model"), _writing(saved_model_path) as beside:
+    with user_code(network.module.zoo, "export of the model"), _own_signature(), _writing(saved_model_path) as beside:
         _write_saved_model(model, features, beside)
     if described:
         with _writing(keras_path) as beside:
@@ -130,9 +130,14 @@ def _write_keras(model: Any, path: Path) -> None:
 
 def _write_saved_model(model: Any, features: Any, path: Path) -> None:
     """A SavedModel that takes what the model takes: subclassed models and ragged or sparse features do not say it."""
+    parts = named_parts(features)
+
+    def whole(flat: Any) -> Any:
+        return tf.nest.pack_sequence_as(features, flat, expand_composites=True)
+
     if all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(features)):
         graph = getattr(model, "inputs", None)
-        signature = {} if graph else {"input_signature": [features]}
+        signature = {} if graph else {"input_signature": [whole(parts) if parts else features]}
         model.export(str(path), format="tf_saved_model", verbose=False, **signature)
         return
     serve = tf.function(lambda given: model(given, training=False), input_signature=[features], autograph=False)
@@ -140,7 +145,22 @@ def _write_saved_model(model: Any, features: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", serve)
+    if parts:  # a signature has plain tensors only, and those of `serve` would be called given, given_1 and so on
+        archive.add_endpoint("serving_default", lambda *flat: model(whole(flat), training=False), parts)
     archive.write_out(str(path), verbose=False)
+
+
+@contextmanager
+def _own_signature() -> Iterator[None]:
+    """TensorFlow finds this property of Keras and traces every subclassed model anew, of dense features of one type.
+
+    A model that takes sparse or ragged features apart raises then.
+    """
+    keras.Model._default_save_signature = None
+    try:
+        yield
+    finally:
+        del keras.Model._default_save_signature
 
 
 @contextmanager

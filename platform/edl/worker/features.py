@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from edl.core.errors import BadInputError
 from edl.worker.traced import any_count
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
+"""What TensorFlow takes as the name of a signature's argument, and gives back unchanged."""
 
 
 def feature_spec(model: Any, sample: Any) -> Any:
@@ -35,3 +40,36 @@ def _of_input(given: Any) -> Any:
     if given.sparse:
         return tf.SparseTensorSpec(shape, given.dtype)
     return tf.TensorSpec(shape, given.dtype)
+
+
+def named_parts(features: Any) -> list[tf.TensorSpec] | None:
+    """The plain tensors that features consist of, in the order of ``tf.nest.flatten``, named by their features.
+
+    A feature ``tags`` is ``tags`` where it is dense, ``tags_values`` and ``tags_row_splits`` where it is ragged, and
+    ``tags_indices``, ``tags_values`` and ``tags_dense_shape`` where it is sparse.
+
+    Args:
+        features: nested TensorSpecs.
+
+    Returns:
+        None where there are no names to go by: features that are no mapping of names, names that TensorFlow would
+        change, or two that become one.
+    """
+    if not isinstance(features, Mapping) or any(isinstance(spec, Mapping | list | tuple) for spec in features.values()):
+        return None
+    names = [name for key in sorted(features, key=str) for name in _part_names(str(key), features[key])]
+    if not all(_NAME.fullmatch(name) for name in names) or len({name.lower() for name in names}) < len(names):
+        return None
+    parts = tf.nest.flatten(features, expand_composites=True)
+    return [tf.TensorSpec(part.shape, part.dtype, name) for part, name in zip(parts, names, strict=True)]
+
+
+def _part_names(name: str, spec: Any) -> Iterator[str]:
+    if isinstance(spec, tf.SparseTensorSpec):
+        yield from (f"{name}_indices", f"{name}_values", f"{name}_dense_shape")
+    elif isinstance(spec, tf.RaggedTensorSpec):
+        yield f"{name}_values"
+        splits = f"{name}_row_splits"
+        yield from [splits] if spec.ragged_rank == 1 else [f"{splits}_{rank}" for rank in range(spec.ragged_rank)]
+    else:
+        yield name

@@ -1,0 +1,115 @@
+"""What a served SavedModel calls its features: ``serving_default`` has plain tensors, named by the features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),  # Keras'
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from worker.embedding_stage import network_of, rows_for, write_export  # noqa: E402
+
+from edl.layers import Embedding  # noqa: E402
+from edl.worker.features import named_parts  # noqa: E402
+
+TAGS = tf.ragged.constant([[3, 1], [], [2]], tf.int64)
+PRICES = tf.constant([[1.0], [2.0], [3.0]])
+FORMS = {
+    "ragged": (TAGS, {"tags_values": TAGS.flat_values, "tags_row_splits": TAGS.row_splits}),
+    "sparse": (
+        TAGS.to_sparse(),
+        {
+            "tags_indices": TAGS.to_sparse().indices,
+            "tags_values": TAGS.to_sparse().values,
+            "tags_dense_shape": TAGS.to_sparse().dense_shape,
+        },
+    ),
+    "dense": (TAGS.to_tensor(), {"tags": TAGS.to_tensor()}),
+}
+
+
+class Subclassed(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags = Embedding(2, 5, combiner="sum")
+        self.head = keras.layers.Dense(1)
+
+    def call(self, features: Any) -> Any:
+        return self.head(keras.ops.concatenate([self.tags(features["tags"]), features["price"]], axis=1))
+
+
+def functional(form: str) -> Any:
+    columns = TAGS.to_tensor().shape[1] if form == "dense" else None
+    tags = keras.Input([columns], dtype="int64", name="tags", ragged=form == "ragged", sparse=form == "sparse")
+    price = keras.Input([1], name="price")
+    both = keras.layers.Concatenate()([Embedding(2, 5, combiner="sum")(tags), price])
+    return keras.Model({"tags": tags, "price": price}, keras.layers.Dense(1)(both))
+
+
+@pytest.mark.parametrize("subclassed", [False, True], ids=["functional", "subclassed"])
+@pytest.mark.parametrize("form", FORMS)
+def test_features_keep_their_names(form: str, subclassed: bool, tmp_path: Path) -> None:
+    tags, parts = FORMS[form]
+    features = {"tags": tags, "price": PRICES}
+    network = network_of(Subclassed if subclassed else lambda: functional(form), features)
+    rows = rows_for(network, features)
+    write_export(network, rows, tmp_path)
+    expected = network.predict(network.initial(), rows, features)
+    served = tf.saved_model.load(str(tmp_path / "saved_model"))
+    np.testing.assert_allclose(served.serve(features), expected, rtol=1e-5)
+    found = served.signatures["serving_default"](price=PRICES, **parts)
+    np.testing.assert_allclose(found["output_0"], expected, rtol=1e-5)
+
+
+class Counting(keras.Model):
+    """Takes its features apart, as dense ones cannot be."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.head = keras.layers.Dense(1)
+
+    def call(self, features: Any) -> Any:
+        tags = features["tags"]
+        values = tags.values if self.form == "sparse" else tags.flat_values
+        rows = tags.indices[:, 0] if self.form == "sparse" else tags.value_rowids()
+        return self.head(tf.math.unsorted_segment_sum(tf.one_hot(values, 5), rows, len(PRICES)))
+
+
+@pytest.mark.parametrize("form", ["sparse", "ragged"])
+def test_a_model_is_traced_with_its_own_features_only(form: str, tmp_path: Path) -> None:
+    tags, parts = FORMS[form]
+    network = network_of(lambda: Counting(form), {"tags": tags})
+    write_export(network, {}, tmp_path)
+    expected = network.predict(network.initial(), {}, {"tags": tags})
+    served = tf.saved_model.load(str(tmp_path / "saved_model"))
+    np.testing.assert_allclose(served.signatures["serving_default"](**parts)["output_0"], expected, rtol=1e-5)
+
+
+def test_a_ragged_feature_of_two_ranks() -> None:
+    parts = named_parts({"words": tf.RaggedTensorSpec([None, None, None], tf.int64, 2)})
+    assert parts is not None
+    assert [part.name for part in parts] == ["words_values", "words_row_splits_0", "words_row_splits_1"]
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        tf.RaggedTensorSpec([None, None], tf.int64, 1),
+        [tf.TensorSpec([None]), tf.TensorSpec([None])],
+        {"user": {"tags": tf.TensorSpec([None])}},
+        {"number of clicks": tf.TensorSpec([None])},
+        {"tags": tf.RaggedTensorSpec([None, None], tf.int64, 1), "tags_values": tf.TensorSpec([None])},
+    ],
+    ids=["no mapping", "a list", "nested", "no identifier", "twice the same"],
+)
+def test_features_without_usable_names(features: Any) -> None:
+    assert named_parts(features) is None
