@@ -85,5 +85,5 @@ def _told(value: dict[str, Any]) -> str:
     return f"{value['seconds']:.2f} s{objects}"
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and LATEST.exists():  # else none of the scenarios that ran measures anything
     print(table(json.loads(LATEST.read_text())))

@@ -132,7 +132,7 @@ def test_nodes_lost_and_cut_off(places: Places, undisturbed: Undisturbed) -> Non
             bereft.wait_more_steps()
         headless.wait_more_steps()
         assert (headless.worker_uids(), headless.ps_uids()) == pods, "adopted; the first master touches nothing more"
-        crippled.wait("the worker comes back, is late, and hears so", lambda: _hears(crippled, 2), 90)
+        crippled.wait("the worker comes back, is late, and goes", lambda: _goes(crippled, 2), 90)
         leaving = bereft.change(lambda change: change.name == bereft.pod_name(Role.WORKER, 2) and change.leaving)
         assert leaving is not None
         assert (condition(leaving.object, "DisruptionTarget") or {})["reason"] == "DeletionByTaintManager"
@@ -158,10 +158,15 @@ def _is_on(node: str, job: Job, role: Role, index: int = 0) -> None:
     job.wait(f"{role}-{index} is on {node}", lambda: node_of(job, role, index) == node or None)
 
 
-def _hears(job: Job, worker: int) -> bool | None:
-    """Whether a worker was told that its leases are lost: its log says so on the volume."""
-    log = f"{MOUNT}{STORAGE}/{job.place.name}/{job.name}/{job.uid}/logs/worker-{worker}.log"
-    return "leases lost" in in_container(job.place, READER, "cat", log) or None
+def _goes(job: Job, worker: int) -> bool | None:
+    """Whether a worker that was away has gone: its log says so on the volume.
+
+    It hears from the master that its leases are lost or, if the kubelet is back before the name of the master can be
+    resolved again, that its pod was deleted. Either way what it still had counts for nothing: the ledger is checked.
+    """
+    path = f"{MOUNT}{STORAGE}/{job.place.name}/{job.name}/{job.uid}/logs/worker-{worker}.log"
+    log = in_container(job.place, READER, "cat", path)
+    return "leases lost" in log or "departure gone" in log or None
 
 
 def _moved(job: Job, ps: str, node: str) -> bool | None:
