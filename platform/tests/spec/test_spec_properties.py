@@ -25,7 +25,9 @@ from edl.spec.section import Option, Section, defaults, options
 from edl.spec.status import RoleStatus, Status, Summary
 
 # specs are large, and this machine may be busy
-_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+_PATIENT = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+)
 # what stands in JSON and in YAML without escapes that the two read differently
 _LETTERS = st.characters(max_codepoint=0xFFFF, exclude_categories=["Cs", "Cc"])
 _WORDS = st.text("abcxyz019", min_size=1, max_size=8)
