@@ -221,11 +221,11 @@ class Theatre:
         """All are held: which steps the cut has, or that it is off."""
         known = {lease.number: 0 for worker in self.workers for lease in worker.queue}
         known |= {worker.queue[0].number: worker.step for worker in self.workers if worker.queue}
-        steps = self.cut.steps(known, self.born)
-        if steps.value is None or self.random.random() < 0.2:
+        within = None if self.cut.unmet(known, self.born) else self.cut.steps(known).value
+        if within is None or self.random.random() < 0.2:
             self._call_off()
         else:
-            self.cut.within = steps.value
+            self.cut.within = within
             self.cut.enter(Stage.SNAPSHOT, map(str, range(len(self.servers))))
 
     def _copy(self, part: int) -> None:
