@@ -9,6 +9,7 @@ from math import floor
 
 import pytest
 from e2e import site
+from e2e.faults import ready
 from e2e.pods import SMALL_CPU
 from e2e.programs import kubectl
 
@@ -82,6 +83,8 @@ def only(nodes: Sequence[str]) -> Iterator[None]:
     finally:
         for node in others:
             kubectl("uncordon", node)
+        for node in others:
+            ready(node)
 
 
 def homes(api: Api) -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from e2e import baseline, evidence, images, install, namespaces, outcome, site
+from e2e import baseline, evidence, faults, images, install, namespaces, outcome, site
 from e2e.baseline import Baseline
 from e2e.images import Images
 from e2e.jobs import RECORDS
@@ -115,6 +115,13 @@ def breakable(request: pytest.FixtureRequest) -> None:
     """Tests that break nodes or the API server need a cluster on which that is possible."""
     if request.node.get_closest_marker("breaks") and not request.getfixturevalue("where").can_break:
         pytest.skip("nodes and API server can be broken on kind and on the local cluster only")
+
+
+@pytest.fixture(autouse=True)
+def whole(request: pytest.FixtureRequest) -> None:
+    """A test that has the cluster for itself begins with all nodes, whatever the one before it did to them."""
+    if request.node.get_closest_marker("alone"):
+        faults.all_ready()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

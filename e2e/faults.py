@@ -15,6 +15,8 @@ import pytest
 from e2e.programs import call, must
 
 NODE_SECONDS = 60.0
+_PASSING = "node.kubernetes.io/"
+"""Keys of the taints that Kubernetes sets and takes away by itself."""
 
 
 class Faults(Protocol):
@@ -144,17 +146,35 @@ def cut_off(faults: Faults, node: str) -> Iterator[None]:
 
 @contextmanager
 def no_api(faults: Faults) -> Iterator[None]:
-    """The API server is away within the block."""
+    """The API server is away within the block; after it, it knows again that its nodes live."""
     faults.stop_api()
     try:
         yield
     finally:
         faults.start_api()
+        all_ready()
+
+
+def all_ready() -> None:
+    """Wait until every node is Ready and takes pods."""
+    for node in must("kubectl", "get", "nodes", "-o", "name").split():
+        ready(node.removeprefix("node/"))
 
 
 def ready(node: str) -> None:
-    """Wait until the node is Ready."""
+    """Wait until the node is Ready and takes pods.
+
+    Its taints go some time after what they are there for: a node that was cordoned, or of which an API server that was
+    away has not heard yet, would look like one that is not for pods.
+    """
+    from e2e.waiting import until
+
     must("kubectl", "wait", "--for=condition=Ready", f"node/{node}", f"--timeout={NODE_SECONDS:.0f}s", seconds=90)
+    until(f"{node} takes pods", lambda: not any(key.startswith(_PASSING) for key in _taints(node)), NODE_SECONDS)
+
+
+def _taints(node: str) -> list[str]:
+    return must("kubectl", "get", "node", node, "-o", "jsonpath={.spec.taints[*].key}").split()
 
 
 def _api_answers() -> None:
