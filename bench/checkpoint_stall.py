@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -24,7 +23,7 @@ from typing import Any
 import joining
 from figures import Figure, Result, percentile
 from script import main, say
-from stalls import Saved, beyond_usual, checkpoints, each_saved, longest, read, windows
+from stalls import Saved, beyond_usual, checkpoints, diaries, each_saved, longest, read, windows
 
 from edl.testing.jobs import JobProcess
 
@@ -77,11 +76,9 @@ def measure(given: argparse.Namespace) -> Result:
 
 def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
-    diaries = folder / "worker"
-    diaries.mkdir()
-    os.environ["EDL_BENCH_DIARY"] = str(diaries)
-    saved, size = run_job(folder, given.rows, given.every, given.rounds)
-    workers = [read(diary, SETTLE_STEPS) for diary in diaries.iterdir()]
+    with diaries() as kept:
+        saved, size = run_job(folder, given.rows, given.every, given.rounds)
+        workers = [read(diary, SETTLE_STEPS) for diary in kept.iterdir()]
     taken = windows(workers, saved)
     usual = median(workers[0].apart(taken))
     [worker] = beyond_usual(workers, taken)

@@ -8,7 +8,6 @@ The same is looked for half-way between two checkpoints, for as long as each tak
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 from figures import Figure
 from script import say
-from stalls import LINE, Saved, Window, between, beyond_usual, checkpoints, each_saved, longest, read, windows
+from stalls import LINE, Saved, Window, between, beyond_usual, checkpoints, diaries, each_saved, longest, read, windows
 
 from edl.testing.jobs import JobProcess
 
@@ -54,18 +53,18 @@ def job(folder: Path) -> Path:
     return file
 
 
-def run_job(folder: Path, diaries: Path, kills: int) -> tuple[list[Saved], list[Window]]:
+def run_job(folder: Path, kept: Path, kills: int) -> tuple[list[Saved], list[Window]]:
     """Returns the checkpoints, and for each kill the time from it until the successor had settled."""
     joins: list[Window] = []
     with JobProcess(job(folder), cwd=folder) as run:
         for index in range(WORKERS):
-            wait_settled(diaries, run.wait_event("role_started", role="worker", index=index)["pid"])
+            wait_settled(kept, run.wait_event("role_started", role="worker", index=index)["pid"])
         began = len(run.lines)
         for number in range(kills):
             wait_saved(run, BEFORE)
             seen = len(run.lines)
             killed = run.send("worker", min(run.pids("worker")), SIGKILL)
-            wait_settled(diaries, run.wait_event("role_started", after=seen, role="worker")["pid"])
+            wait_settled(kept, run.wait_event("role_started", after=seen, role="worker")["pid"])
             joins.append((killed, time.time()))
             say(f"worker {number + 1} of {kills} joined {joins[-1][1] - killed:.1f} s after the kill of another")
         wait_saved(run, BEFORE)
@@ -75,10 +74,10 @@ def run_job(folder: Path, diaries: Path, kills: int) -> tuple[list[Saved], list[
     return checkpoints(lines, EVERY), joins
 
 
-def wait_settled(diaries: Path, worker: int) -> None:
+def wait_settled(kept: Path, worker: int) -> None:
     """Wait until a process has made its first steps, which are slow."""
     until = time.monotonic() + LONGEST_SECONDS
-    diary = diaries / str(worker)
+    diary = kept / str(worker)
     while not diary.exists() or diary.stat().st_size < 8 * LINE * SETTLE_STEPS:
         if time.monotonic() > until:
             raise TimeoutError(f"a worker has not made {SETTLE_STEPS} steps in {LONGEST_SECONDS:.0f} s")
@@ -119,11 +118,9 @@ def meet(one: Window, other: Window) -> bool:
 
 def measure(folder: Path, kills: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
-    diaries = folder / "workers"
-    diaries.mkdir()
-    os.environ["EDL_BENCH_DIARY"] = str(diaries)
-    saved, joins = run_job(folder, diaries, kills)
-    workers = [read(diary, SETTLE_STEPS) for diary in diaries.iterdir()]
+    with diaries() as kept:
+        saved, joins = run_job(folder, kept, kills)
+        workers = [read(diary, SETTLE_STEPS) for diary in kept.iterdir()]
     taken = windows(workers, saved, together=WORKERS)
     none = between(taken)
     workers = beyond_usual(workers, taken)

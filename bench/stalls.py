@@ -6,10 +6,13 @@ checkpoint adds is what the longest step beside it took, less the median of that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +24,26 @@ Seconds: TypeAlias = NDArray[np.float64]
 Window: TypeAlias = tuple[float, float]
 """Unix seconds, from and until."""
 LINE = 3
+
+
+@contextmanager
+def diaries() -> Iterator[Path]:
+    """The folder in which workers that are started within the block keep their diaries.
+
+    It is in memory where the system has such a place: on the disk to which the checkpoint goes, a line more in a file
+    waits for that file system's journal, at times for a tenth of a second, and in a job no step writes to a disk.
+    """
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(prefix="edl-bench-", dir=memory if memory.is_dir() else None) as name:
+        before = os.environ.get("EDL_BENCH_DIARY")
+        os.environ["EDL_BENCH_DIARY"] = name
+        try:
+            yield Path(name)
+        finally:
+            if before is None:
+                del os.environ["EDL_BENCH_DIARY"]
+            else:
+                os.environ["EDL_BENCH_DIARY"] = before
 
 
 @dataclass(frozen=True)
