@@ -35,15 +35,8 @@ def diaries() -> Iterator[Path]:
     """
     memory = Path("/dev/shm")
     with TemporaryDirectory(prefix="edl-bench-", dir=memory if memory.is_dir() else None) as name:
-        before = os.environ.get("EDL_BENCH_DIARY")
         os.environ["EDL_BENCH_DIARY"] = name
-        try:
-            yield Path(name)
-        finally:
-            if before is None:
-                del os.environ["EDL_BENCH_DIARY"]
-            else:
-                os.environ["EDL_BENCH_DIARY"] = before
+        yield Path(name)
 
 
 @dataclass(frozen=True)

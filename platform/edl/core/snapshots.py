@@ -31,10 +31,8 @@ def possible(state: State, now: float) -> bool:
     """Whether a cut that is begun now can be taken."""
     assert state.training is not None
     live = state.training.leases
-    state.unmet = {
-        lease: known for lease, known in state.unmet.items() if lease in live and live[lease].through <= known
-    }
-    return state.cut is None and not state.unmet and now >= state.held_cuts and state.fleet.ps_ready()
+    unmet = any(lease in live and live[lease].through <= known for lease, known in state.unmet.items())
+    return state.cut is None and not unmet and now >= state.held_cuts and state.fleet.ps_ready()
 
 
 def begin(state: State, *, checkpoint: bool, pin: bool) -> None:
