@@ -70,8 +70,9 @@ class NativeRows:
     def pieces(self) -> Iterator[StoredRows]:
         """As the protocol says. What was given to a holder who is alone is not kept any more when it changes."""
         rows = max(1, PIECE_BYTES // (8 + 4 * self._dim * (1 + len(self._slots))))
+        room = self._room(min(rows, self._extent))  # once: new memory for each piece costs as much as its rows
         for start, end in pairwise([*range(0, self._extent, rows), self._extent]):
-            piece = self._copied(start, self._room(end - start), pass_by=self._holders == 1)
+            piece = self._copied(start, room.first(end - start), pass_by=self._holders == 1)
             if len(piece):
                 yield piece
 

@@ -26,8 +26,8 @@ class Shard:
 
     Attributes:
         arrays: name, dtype and shape of each, in the file's order.
-        parts: name and the next values of that array, in the order of the rows; for one use. Variables are views of the
-            snapshot, rows come in pieces.
+        parts: name and the next values of that array, in the order of the rows; for one use, each before the next one
+            is asked for. Variables are views of the snapshot, rows come in pieces.
         meta: strings beside them.
     """
 

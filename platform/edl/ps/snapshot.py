@@ -44,7 +44,10 @@ class FrozenRows(Protocol):
         """As :meth:`edl.ps.store.ParameterStore.scan`."""
 
     def pieces(self) -> Iterator[StoredRows]:
-        """All of them with slot variables, a piece at a time; who holds them alone can do this once."""
+        """All of them with slot variables, a piece at a time; who holds them alone can do this once.
+
+        A piece may be overwritten when the next one is asked for.
+        """
 
     def whole(self) -> StoredRows:
         """All of them with slot variables."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from edl.core.errors import StorageError
 from edl.store.arrayparts import Array, ArrayShape, write_parts
-from edl.store.durable import translated, write_all
+from edl.store.durable import translated
+from edl.store.steadyfile import SteadyFile
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, str]) -> tuple[int, int]:
@@ -48,13 +48,10 @@ def stream(path: Path, parts: Iterable[memoryview]) -> tuple[int, int]:
         OSError: as the system reports it; a part may have been written.
     """
     size = checksum = 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
+    with SteadyFile(path) as file:
         for part in parts:
-            write_all(descriptor, part)
+            file.write(part)
             checksum = zlib.crc32(part, checksum)
             size += part.nbytes
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        file.sync()
     return size, checksum

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 
 from edl.store.array_header import DTYPES, header_of
 from edl.store.checksum import combined
-from edl.store.durable import publish, removed_on_error, translated, write_all
+from edl.store.durable import publish, removed_on_error, translated
+from edl.store.steadyfile import SteadyFile
 
 Array = NDArray[np.generic]
 
@@ -89,14 +89,13 @@ class _Place:
     end: int
     checksum: int = 0
 
-    def write(self, descriptor: int, values: Array) -> None:
+    def write(self, file: SteadyFile, values: Array) -> None:
         if values.dtype.name != self.array.dtype:
             raise ValueError(f"array {self.array.name!r} is {self.array.dtype}, a part of it is {values.dtype}")
         data = bytes_of(np.asarray(values, values.dtype.newbyteorder("<"), order="C"))
         if self.at + data.nbytes > self.end:
             raise ValueError(f"array {self.array.name!r} has more values than {list(self.array.shape)}")
-        os.lseek(descriptor, self.at, os.SEEK_SET)
-        write_all(descriptor, data)
+        file.write_at(self.at, data)
         self.checksum = zlib.crc32(data, self.checksum)
         self.at += data.nbytes
 
@@ -110,14 +109,11 @@ def _places(arrays: Sequence[ArrayShape], start: int) -> dict[str, _Place]:
 
 
 def _write(path: Path, header: memoryview, places: Mapping[str, _Place], parts: Iterable[tuple[str, Array]]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        write_all(descriptor, header)
+    with SteadyFile(path) as file:
+        file.write(header)
         for name, values in parts:
-            places[name].write(descriptor, values)
+            places[name].write(file, values)
         for place in places.values():
             if place.at != place.end:
                 raise ValueError(f"array {place.array.name!r} lacks {place.end - place.at} bytes")
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        file.sync()

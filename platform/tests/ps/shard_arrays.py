@@ -9,11 +9,11 @@ from edl.ps.shard import to_shard
 
 
 def shard_arrays(cut: Cut) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Arrays by name, views of the cut where they come in one part, and the strings beside them."""
+    """Arrays by name, of variables views of the cut, and the strings beside them."""
     shard = to_shard(cut)
     parts: dict[str, list[np.ndarray]] = {name: [] for name, _, _ in shard.arrays}
     for name, values in shard.parts:
-        parts[name].append(values)
+        parts[name].append(values.copy() if name.startswith("rows/") else values)
     arrays = {}
     for name, dtype, shape in shard.arrays:
         found = parts[name]

@@ -116,7 +116,7 @@ def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
     kept = (1000 + 2000) * (ROW_BYTES + 4)
     assert kept <= table.memory.snapshots <= kept + 2 * SLACK
     for pieces in reading:
-        np.testing.assert_array_equal(np.concatenate([piece.values for piece in pieces]), copy.values[1000:])
+        np.testing.assert_array_equal(np.concatenate([piece.values.copy() for piece in pieces]), copy.values[1000:])
     np.testing.assert_array_equal(shared.whole().values, copy.values)
 
 

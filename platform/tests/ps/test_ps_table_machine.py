@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -165,7 +166,7 @@ class TableMachine(RuleBasedStateMachine):
     def write(self, which: int) -> None:
         """As a checkpoint is: piece by piece, and then forgotten."""
         frozen, rows = self._frozen.pop(which % len(self._frozen))
-        pieces = [StoredRows.empty(0, DIM, list(self._spec.slots)), *frozen.pieces()]
+        pieces = [StoredRows.empty(0, DIM, list(self._spec.slots)), *(deepcopy(piece) for piece in frozen.pieces())]
         check_rows(joined(pieces), rows)
         frozen.release()
 
