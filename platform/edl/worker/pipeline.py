@@ -11,6 +11,7 @@ import inspect
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from edl.worker.corruption import Window
 from edl.worker.user_code import ModuleError, user_code
 
 _EMPTY = "Dataset was empty"  # what get_single_element says
+_LISTENS_SECONDS = 0.1
+"""How often a thread that waits for room looks whether anybody listens."""
 _GROWTH = 64
 """``feed`` may turn one record into up to so many."""
 _BATCHING = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
@@ -90,8 +93,7 @@ def fed(feeder: Feeder, windows: Iterator[tuple[int, Window]], *, prefetch: int 
                 raise found
             yield found
     finally:
-        closed.set()
-        _drain(ready)
+        closed.set()  # and the queue stays alone: a Ctrl-C within `get` may have left its lock taken
 
 
 def _run(
@@ -103,16 +105,18 @@ def _run(
             if closed.is_set():
                 return
             minibatch = feeder.minibatch(tag, window)
-            ready.put(minibatch or Minibatch(tag, None, None))
+            _put(ready, minibatch or Minibatch(tag, None, None), closed)
     except BaseException as error:  # noqa: BLE001  raised again by the consumer
         end = error
-    ready.put(end)
+    _put(ready, end, closed)
 
 
-def _drain(ready: queue.Queue[Any]) -> None:
-    """Make room for a thread that waits to put, so that it sees that nobody listens any more."""
-    while not ready.empty():
-        ready.get_nowait()
+def _put(ready: queue.Queue[Any], found: Any, closed: threading.Event) -> None:
+    """Wait for room, unless nobody listens any more."""
+    while not closed.is_set():
+        with suppress(queue.Full):
+            ready.put(found, timeout=_LISTENS_SECONDS)
+            return
 
 
 class Feeder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,28 @@ def test_it_runs_ahead_by_so_many_windows_and_ends_when_it_is_closed() -> None:
     found.close()  # type: ignore[attr-defined]
     assert ended.wait(20)
     assert len(taken) < 10
+
+
+def test_a_ctrl_c_in_the_middle_of_a_wait_ends_it_though_its_lock_stays_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python may be interrupted between taking the queue's lock and the block that gives it back."""
+
+    def interrupted(self: queue.Queue[Any], *given: Any, **named: Any) -> Any:
+        self.mutex.acquire()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue.Queue, "get", interrupted)
+    ended: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            list(minibatches(lambda dataset, mode, metadata: dataset.map(pair), "training", None, windows()))
+        except KeyboardInterrupt as interrupt:
+            ended.append(interrupt)
+
+    consumer = threading.Thread(target=consume, daemon=True)
+    consumer.start()
+    consumer.join(20)
+    assert ended
 
 
 # ---------------------------------------------------------------- the contract
