@@ -72,7 +72,7 @@ def _pushes(told: ParametersStatus) -> str:
     made = f"{told.pushes:,} in {told.updates:,} updates"
     if not told.refused:
         return f"{made}, none refused"
-    return f"{made}, {told.refused:,} ({percent(told.refused_share)}) refused as too old and computed again"
+    return f"{made}; {told.refused:,} more were too old and computed again ({percent(told.refused_share)} of all)"
 
 
 def _table(table: TableStatus) -> str:

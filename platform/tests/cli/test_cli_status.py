@@ -120,7 +120,7 @@ def test_what_is_worth_a_word(changes: dict[str, object], line: str) -> None:
 EXCHANGE = """\
 run 0a1b
 mode sync, 2 gradients an update, tolerance 1; 0.4 updates stale on average, 1 at most
-pushes 1,128 in 580 updates, 3 (0.3 %) refused as too old and computed again
+pushes 1,128 in 580 updates; 3 more were too old and computed again (0.3 % of all)
 an update with 1 of 2 gradients has been waiting for worker-2 for 12 s
 2 workers of 4 wanted, at least 1
 """

@@ -37,7 +37,7 @@ def test_the_end_of_a_synchronous_job() -> None:
         "Done",
         "  records   0 lost, 0 repeated, 0 rolled back",
         "  mode      sync, 2 gradients an update, tolerance 1; 0.4 updates stale on average, 1 at most",
-        "  pushes    940 in 470 updates, 60 (6 %) refused as too old and computed again",
+        "  pushes    940 in 470 updates; 60 more were too old and computed again (6 % of all)",
         "  tables    users: 980,000 rows, 64 MiB, 98 % of ps.max_rows, 12,000 evicted",
         "            t3: 3 rows, 3.0 KiB",
         "            t2: 2 rows, 2.0 KiB",
