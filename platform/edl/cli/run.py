@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from edl.cli.local.start import folder_of, in_this_terminal, supervised
 from edl.cli.resume_option import ResumeMayStandAlone
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
-from edl.spec.load import load, recheck
+from edl.spec.load import Count, load
 from edl.spec.paths import resolve_local
 from edl.store.resumption import Change
 from edl.store.rundir import JobLock, RunDir, create
@@ -68,16 +68,18 @@ def read(job: Path, settings: list[str], workers: int | None, ps: int | None, re
     Raises:
         BadInputError: the file or an option is wrong.
     """
-    spec = load(job, settings, required=(required,))
+    spec = load(job, settings, counts=list(_counts(workers, ps)), required=(required,))
     if required == "training" and spec.strategy.name == "Local" and (workers or ps):
         option = "--workers" if workers else "--ps"
         raise BadInputError(f"{option} has no meaning with strategy Local, which is one process", where=str(job))
-    if workers is not None:
-        spec = replace(spec, workers=replace(spec.workers, max=workers, min=min(workers, spec.workers.min)))
-        recheck(spec, f"--workers {workers}", required=(required,))
-    if ps is not None:
-        spec = replace(spec, ps=replace(spec.ps, count=ps))
     return resolve_local(spec, job.parent)
+
+
+def _counts(workers: int | None, ps: int | None) -> Iterator[Count]:
+    if workers is not None:
+        yield Count(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
+    if ps is not None:
+        yield Count(f"--ps {ps}", "ps.count", ps)
 
 
 def _run_directory(folder: Path, resume: str | None, spec: JobSpec) -> tuple[RunDir, tuple[Change, ...]]:

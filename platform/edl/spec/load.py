@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edl.spec import rules
 from edl.spec.job import API_VERSION, JOB, JobSpec
-from edl.spec.node import Json, Node, Place, json_tree, tree
+from edl.spec.node import Json, Node, Place, json_tree
 from edl.spec.problem import Problem, SpecError
 
 _BEGINNING = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"
@@ -21,12 +21,30 @@ Demands = Callable[[JobSpec], Iterable[rules.Broken]]
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """A number of the command line that has an option of its own.
+
+    Attributes:
+        option: as it was typed, ``--workers 3``: it stands in messages in the place of file and line.
+        field: that it sets, by its path.
+        number: the value.
+        lowers: a field that may not be higher, and becomes as low where it is.
+    """
+
+    option: str
+    field: str
+    number: int
+    lowers: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class _Use:
     """What a file is read for, besides its text."""
 
-    overrides: tuple[str, ...]
-    required: tuple[str, ...]
-    demands: Demands
+    overrides: tuple[str, ...] = ()
+    counts: tuple[Count, ...] = ()
+    required: tuple[str, ...] = ()
+    demands: Demands = lambda _: ()
 
     def broken(self, spec: JobSpec) -> Iterator[rules.Broken]:
         yield from rules.broken(spec, self.required)
@@ -37,6 +55,7 @@ def load(
     path: str | os.PathLike[str],
     overrides: Iterable[str] = (),
     *,
+    counts: Iterable[Count] = (),
     required: Iterable[str] = (),
     demands: Demands = lambda _: (),
 ) -> JobSpec:
@@ -45,6 +64,7 @@ def load(
     Args:
         path: the file; a name that ends in .json is read by a faster parser.
         overrides: ``FIELD=VALUE`` each, as given to ``--set``, applied in order.
+        counts: what other options say; they come after the overrides.
         required: sets of records that this use of the job needs: ``training``, ``validation``, ``prediction``. Without
             any, the job must have something to train on or to predict. What the strategy of training demands does not
             count where ``prediction`` alone is needed.
@@ -56,7 +76,7 @@ def load(
     source = os.fspath(path)
     text = _text(Path(path))
     root = json_tree(text, source) if source.endswith(".json") else None
-    use = _Use(tuple(overrides), tuple(required), demands)
+    use = _Use(tuple(overrides), tuple(counts), tuple(required), demands)
     spec = None if root is None else _job(root, use, [])
     return spec or _load_yaml(text, source, use)
 
@@ -71,24 +91,8 @@ def loads(text: str, source: str) -> JobSpec:
         SpecError: it is no such text.
     """
     root = json_tree(text, source)
-    spec = None if root is None else _job(root, _Use((), (), lambda _: ()), [])
-    return spec or _load_yaml(text, source, _Use((), (), lambda _: ()))
-
-
-def recheck(spec: JobSpec, where: str, *, required: Iterable[str] = ()) -> None:
-    """Find what is wrong with a job that was changed after it was loaded.
-
-    Args:
-        where: what changed it, such as ``--workers 3``: it stands in messages in the place of file and line.
-        required: as for ``load``.
-
-    Raises:
-        SpecError: a field is out of its bounds, or a rule is broken.
-    """
-    problems: list[Problem] = []
-    _job(tree(dump(spec), where), _Use((), tuple(required), lambda _: ()), problems)
-    if problems:
-        raise SpecError(problems)
+    spec = None if root is None else _job(root, _Use(), [])
+    return spec or _load_yaml(text, source, _Use())
 
 
 def place_of(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:
@@ -131,13 +135,20 @@ def _load_yaml(text: str, source: str, use: _Use) -> JobSpec:
 
 def _job(root: Node, use: _Use, problems: list[Problem]) -> JobSpec | None:
     """The job of a tree; None when ``problems`` says why there is none."""
-    root = _overridden(root, use.overrides, problems)
+    root = _counted(_overridden(root, use.overrides, problems), use.counts, problems)
     spec: JobSpec | None = JOB.read(root, Place("", problems))
-    problems.extend(
-        Problem(_nearest_node(root, rule.path).where, rule.path, rule.message, rule.hint)
-        for rule in (use.broken(spec) if spec is not None else ())
-    )
+    problems.extend(_problem(root, rule) for rule in (use.broken(spec) if spec is not None else ()))
     return None if problems else spec
+
+
+def _problem(root: Node, rule: rules.Broken) -> Problem:
+    """A broken rule with its place, and with the option that the other field is from: no line of a file shows that."""
+    where, hint = _nearest_node(root, rule.path).where, rule.hint
+    other = _node(root, rule.other)
+    if other and other.where.startswith("--") and other.where != where:
+        source = f"is from {other.where}"
+        hint = f"{hint}, which {source}" if hint else f"{rule.other} {source}"
+    return Problem(where, rule.path, rule.message, hint)
 
 
 def _text(path: Path) -> str:
@@ -164,9 +175,29 @@ def _overridden(root: Node, overrides: tuple[str, ...], problems: list[Problem])
     return root
 
 
+def _counted(root: Node, counts: tuple[Count, ...], problems: list[Problem]) -> Node:
+    for count in counts:
+        from edl.spec.override import assign  # reads YAML
+
+        leaf = Node(count.number, count.option)
+        root = assign(root, count.field, leaf, problems)
+        least = _node(root, count.lowers)
+        if least and isinstance(least.value, int | float) and least.value > count.number:
+            root = assign(root, count.lowers, leaf, problems)
+    return root
+
+
 def _line(problem: Problem) -> int:
     line = re.search(r":(\d+)$", problem.where)
     return int(line[1]) if line else 0
+
+
+def _node(root: Node, path: str) -> Node | None:
+    """The node at a path of names; None where there is none."""
+    node: Node | None = root
+    for step in path.split("."):
+        node = node.value.get(step) if node and isinstance(node.value, dict) else None
+    return node
 
 
 def _nearest_node(root: Node, path: str) -> Node:

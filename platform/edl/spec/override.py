@@ -32,6 +32,11 @@ def override(root: Node, assignment: str, problems: list[Problem]) -> Node:
     return _assign(root, steps, _moved(parsed, where), Place("", problems))
 
 
+def assign(root: Node, path: str, leaf: Node, problems: list[Problem]) -> Node:
+    """The tree with ``leaf`` at a path such as ``workers.max``."""
+    return _assign(root, _STEP.findall(path), leaf, Place("", problems))
+
+
 def _assign(node: Node, steps: list[str], leaf: Node, place: Place) -> Node:
     if not steps:
         return leaf

@@ -11,11 +11,16 @@ from edl.spec.section import options
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A rule that a spec breaks: the path of the field to change, what is wrong, what can be done."""
+    """A rule that a spec breaks: the path of the field to change, what is wrong, what can be done.
+
+    Attributes:
+        other: the path of a field that it does not go together with.
+    """
 
     path: str
     message: str
     hint: str | None = None
+    other: str = ""
 
 
 def broken(spec: JobSpec, required: Iterable[str] = ()) -> list[Broken]:
@@ -46,7 +51,8 @@ def _evaluation(spec: JobSpec) -> Iterator[Broken]:
 
 def _workers(spec: JobSpec) -> Iterator[Broken]:
     if spec.workers.max < spec.workers.min:
-        yield Broken("workers.max", f"found {spec.workers.max}, must be at least workers.min, {spec.workers.min}")
+        message = f"found {spec.workers.max}, must be at least workers.min, {spec.workers.min}"
+        yield Broken("workers.max", message, other="workers.min")
 
 
 def _strategy(spec: JobSpec) -> Iterator[Broken]:
@@ -74,7 +80,8 @@ def _synchronous(spec: JobSpec) -> Iterator[Broken]:
     strategy, most = spec.strategy, spec.workers.max
     if strategy.grads_to_wait > most:
         message = f"found {strategy.grads_to_wait}, but workers.max is {most}: so many pushes never come together"
-        yield Broken("strategy.grads_to_wait", message, f"make it at most {most}, or raise workers.max")
+        hint = f"make it at most {most}, or raise workers.max"
+        yield Broken("strategy.grads_to_wait", message, hint, other="workers.max")
     if strategy.staleness_aware:
         message = "found true, but under mode: sync a push that is too old is computed anew"
         yield Broken("strategy.staleness_aware", message, "leave it out, or set strategy.mode: async")

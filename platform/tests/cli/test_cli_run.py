@@ -100,6 +100,13 @@ def test_options_become_part_of_the_spec(stage: Stage) -> None:
     assert spec["data"]["training"] == [f"{stage.folder}/train.csv"]
 
 
+def test_settings_are_held_to_the_count_of_workers_that_starts(stage: Stage) -> None:
+    """workers.max is 2 by default: of 3 workers 3 pushes come together, and at least 3 can be asked for."""
+    sync = ["--set", "strategy.mode=sync", "--set", "strategy.grads_to_wait=3"]
+    assert stage.edl("run", "job.yaml", "--workers", "3", *sync) == 0
+    assert stage.edl("run", "job.yaml", "--workers", "4", "--set", "workers.min=3") == 0
+
+
 def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     with JobLock(stage.run_dir().parent, "r9"):
         assert stage.edl("run", "job.yaml") == 2
@@ -122,8 +129,8 @@ def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.Cap
         (["job.yaml", "--workers", "500000"], "--workers 500000: workers.max: found 500000, must be a whole number"),
         (
             ["job.yaml", "--set", "strategy={mode: sync, grads_to_wait: 2}", "--workers", "1"],
-            "--workers 1: strategy.grads_to_wait: found 2, but workers.max is 1: so many pushes never come together\n"
-            "  make it at most 1, or raise workers.max",
+            "strategy.grads_to_wait: found 2, but workers.max is 1: so many pushes never come together\n"
+            "  make it at most 1, or raise workers.max, which is from --workers 1",
         ),
         (["job.yaml", "--resume"], "this job has no run yet"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edl.spec.job import Checkpoint, Data, JobSpec, Model, Strategy, Train
-from edl.spec.load import changes, dump, load, recheck
+from edl.spec.load import Count, changes, dump, load
 from edl.spec.placement import WorkerResources
 from edl.spec.problem import SpecError
 
@@ -116,16 +116,53 @@ def test_what_only_training_demands_is_not_asked_of_a_job_that_predicts(job: Pat
             load(job, settings, required=required)
 
 
-def test_a_spec_that_was_changed_is_checked_anew(job: Path) -> None:
-    spec = load(job, ["strategy={mode: sync, grads_to_wait: 2}"])
-    recheck(spec, "--workers 2")
+def counted(workers: int) -> Count:
+    return Count(f"--workers {workers}", "workers.max", workers, lowers="workers.min")
+
+
+def test_a_count_takes_the_place_of_what_file_and_settings_say(job: Path) -> None:
+    spec = load(job, ["workers={min: 3, max: 9}"], counts=[counted(4)])
+    assert (spec.workers.min, spec.workers.max) == (3, 4)
+    spec = load(job, ["workers={min: 3, max: 9}"], counts=[counted(2), Count("--ps 5", "ps.count", 5)])
+    assert (spec.workers.min, spec.workers.max, spec.ps.count) == (2, 2, 5)
+    assert load(job, counts=[counted(1)]).workers.min == 1
+
+
+def test_fields_are_held_to_each_other_with_the_counts_of_the_command_line(job: Path) -> None:
+    sync = "strategy={mode: sync, grads_to_wait: 3}"
+    assert load(job, [sync], counts=[counted(3)]).strategy.grads_to_wait == 3
+    assert load(job, ["workers.min=3"], counts=[counted(4)]).workers.min == 3
     with pytest.raises(SpecError) as caught:
-        recheck(replace(spec, workers=replace(spec.workers, max=1, min=2)), "--workers 1")
-    first, second = caught.value.problems
-    assert str(first).startswith("--workers 1: workers.max: found 1, must be at least workers.min, 2")
-    assert str(second).startswith("--workers 1: strategy.grads_to_wait: found 2, but workers.max is 1")
-    with pytest.raises(SpecError, match=r"--workers 0: workers\.max: found 0, must be a whole number"):
-        recheck(replace(spec, workers=replace(spec.workers, max=0)), "--workers 0")
+        load(job, [sync], counts=[counted(2)])
+    assert str(caught.value) == (
+        f"--set {sync}: strategy.grads_to_wait: found 3, but workers.max is 2: so many pushes never come together\n"
+        "  make it at most 2, or raise workers.max, which is from --workers 2"
+    )
+
+
+def test_a_count_out_of_bounds_is_blamed_on_its_option(job: Path) -> None:
+    with pytest.raises(SpecError, match=r"^--workers 0: workers\.max: found 0, must be a whole number"):
+        load(job, counts=[counted(0)])
+    with pytest.raises(SpecError, match=r"^--ps 0: ps\.count: found 0, must be a whole number"):
+        load(job, counts=[Count("--ps 0", "ps.count", 0)])
+
+
+def test_a_minimum_that_is_no_number_is_a_mistake_of_its_own(job: Path) -> None:
+    with pytest.raises(SpecError, match=r"^--set workers\.min=many: workers\.min: found 'many'"):
+        load(job, ["workers.min=many"], counts=[counted(3)])
+
+
+@pytest.mark.parametrize("source", ["file", "--set workers.max=2"])
+def test_the_source_of_the_other_field_is_told_where_it_is_an_option(job: Path, source: str) -> None:
+    text = job.read_text(encoding="utf-8")
+    job.write_text(text + "strategy: {mode: sync, grads_to_wait: 3}\n", encoding="utf-8")
+    with pytest.raises(SpecError) as caught:  # a neighbour's option gave it nothing
+        load(job, ["workers.resources.cpu=1"] if source == "file" else ["workers.max=2"])
+    told = str(caught.value)
+    assert "strategy.grads_to_wait: found 3, but workers.max is 2" in told
+    assert told.endswith(
+        "or raise workers.max" if source == "file" else f"or raise workers.max, which is from {source}"
+    )
 
 
 def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:
