@@ -34,7 +34,7 @@ def prepare(
         parts=1,
         sample=c.sample("prediction"),
     )
-    weights = StoredWeights.read(run.weights, network.tables) if run.is_checkpoint else StoredWeights((), ())
+    weights = StoredWeights.read(run.weights, network.tables) if run.is_checkpoint else StoredWeights.nothing()
     slab = weights.slab(network.variables) if run.is_checkpoint else network.load(run.weights)
     handlers["prediction"] = Predictor(
         network,

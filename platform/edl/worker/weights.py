@@ -5,19 +5,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, StorageError
 from edl.spec.initializer import initial_rows
+from edl.store.contents import Table, contents_of
 from edl.store.jsonfiles import read_json
 from edl.worker.slab import Floats, Ids, Rows, RowsByTable, TableLike, VariableLike
 
 PREDICT_FILE = "predict.json"
+
+_TOLD = 10
+"""Names of a checkpoint's variables or tables that a message has at most."""
+_OTHER_MODEL = (
+    "Give back the model as it was when the run began (layers, their names and sizes, model.params), or name a run of "
+    "this model: edl predict --from RUN."
+)
+_DAMAGED = (
+    "edl checkpoint ls --verify says which checkpoints of the run are intact; edl predict takes the newest that is."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +68,36 @@ class PredictRun:
 
 
 class StoredWeights:
-    """All arrays of a checkpoint, in memory.
+    """What a checkpoint has of a model, in memory. A model that it does not fit is refused: nothing is left untrained.
+
+    A table may be served now and have been dense when it was trained, or the other way round.
 
     Args:
-        arrays: ``dense/<variable>``, ``rows/<table>/ids`` and ``rows/<table>/values``, of all shards.
+        directory: of the checkpoint.
+        dense: its variables by name. Under strategy Local every table is one of them.
+        served: its tables by name.
         tables: served tables of the model.
+
+    Raises:
+        BadInputError: a table is missing or of another shape: the checkpoint is of another model.
     """
 
-    def __init__(self, shards: Iterable[Mapping[str, Any]], tables: Iterable[TableLike]) -> None:
-        self._dense: dict[str, Floats] = {}
-        parts: dict[str, list[tuple[Ids, Floats]]] = {}
-        for arrays in shards:
-            for name, array in arrays.items():
-                kind, _, rest = name.partition("/")
-                if kind == "dense":
-                    self._dense[rest] = array
-                elif kind == "rows" and rest.endswith("/ids"):
-                    table = rest.removesuffix("/ids")
-                    parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))
-        # A checkpoint of strategy Local holds every table as a dense variable of the same name
-        whole = {name: [(np.arange(len(array)), array)] for name, array in self._dense.items() if array.ndim}
-        self._tables = {t.name: _SortedRows(t, parts.get(t.name) or whole.get(t.name, [])) for t in tables}
+    def __init__(
+        self,
+        directory: Path,
+        dense: Mapping[str, Floats],
+        served: Mapping[str, StoredRows],
+        tables: Iterable[TableLike],
+    ) -> None:
+        self._directory = directory
+        self._dense = dense
+        self._served = served
+        self._tables = {table.name: self._rows_of(table) for table in tables}
+
+    @classmethod
+    def nothing(cls) -> StoredWeights:
+        """No weights: what goes with a ``.keras`` file, whose model has no served table."""
+        return cls(Path(), {}, {}, ())
 
     @classmethod
     def read(cls, directory: Path, tables: Iterable[TableLike]) -> StoredWeights:
@@ -85,13 +105,25 @@ class StoredWeights:
 
         Raises:
             StorageError: it is not complete or not as it was written.
+            BadInputError: it is of another model.
         """
         from edl.store import checkpoint  # loads safetensors
 
         manifest = checkpoint.load_manifest(directory)
         if isinstance(manifest, checkpoint.Skipped):
-            raise BadInputError(f"is no checkpoint: {manifest.reason}", where=str(directory))
-        return cls((checkpoint.read_shard(directory / shard.file)[0] for shard in manifest.shards), tables)
+            raise BadInputError(f"is no checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED)
+        paths = [directory / shard.file for shard in manifest.shards]
+        dense: dict[str, Floats] = {}
+        parts: dict[str, list[tuple[Ids, Floats]]] = {}
+        try:
+            for path in paths:
+                _sort_in(checkpoint.read_shard(path)[0], dense, parts)
+            declared = contents_of(paths).tables
+        except StorageError as error:
+            raise StorageError(error.message, where=error.where, hint=error.hint or _DAMAGED) from error
+        return cls(
+            directory, dense, {table.name: StoredRows.of(table, parts[table.name]) for table in declared}, tables
+        )
 
     def slab(self, variables: Iterable[VariableLike]) -> Floats:
         """The dense values in the order of a model's variables.
@@ -99,34 +131,120 @@ class StoredWeights:
         Raises:
             BadInputError: a variable is missing or of another shape: the checkpoint is of another model.
         """
-        flat: list[Floats] = [np.empty(0, np.float32)]
-        for variable in variables:
-            array = self._dense.get(variable.name)
-            if array is None or array.shape != tuple(variable.shape):
-                found = "is not in the checkpoint" if array is None else f"has the shape {list(array.shape)} there"
-                raise BadInputError(f"variable '{variable.name}' {list(variable.shape)} of the model {found}")
-            flat.append(array.ravel())
-        return np.concatenate(flat)
+        return np.concatenate([np.empty(0, np.float32), *(self._values_of(variable).ravel() for variable in variables)])
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """Rows by table, those that were never trained as they were initialized."""
         del pin
-        return {table: self._tables[table].rows(wanted) for table, wanted in ids.items()}
+        return {table: Rows(wanted, self._tables[table].values(wanted)) for table, wanted in ids.items()}
+
+    def _rows_of(self, table: TableLike) -> StoredRows:
+        shape = (table.rows, table.dim)
+        served, dense = self._served.get(table.name), self._dense.get(table.name)
+        if served is not None and served.shape == shape:
+            return served
+        if dense is not None and dense.shape == shape:
+            return StoredRows(shape, {"name": "zeros"}, 0, np.arange(len(dense)), dense)
+        raise self._other_model("table", table.name, _shaped(shape))
+
+    def _values_of(self, variable: VariableLike) -> Floats:
+        shape = tuple(variable.shape)
+        served, dense = self._served.get(variable.name), self._dense.get(variable.name)
+        if dense is not None and dense.shape == shape:
+            return dense
+        if served is not None and served.shape == shape:
+            return served.values(np.arange(shape[0]))
+        raise self._other_model("variable", variable.name, str(list(shape)))
+
+    def _other_model(self, kind: str, name: str, here: str) -> BadInputError:
+        served, dense = self._served.get(name), self._dense.get(name)
+        hint = _OTHER_MODEL
+        if served is not None:
+            there = f"a served table of the shape {_shaped(served.shape)}"
+            problem = f"the {kind} '{name}' is {here} in the model, and {there} in the checkpoint"
+        elif dense is not None:
+            there = f"a variable of the shape {list(dense.shape)}"
+            problem = f"the {kind} '{name}' is {here} in the model, and {there} in the checkpoint"
+        else:
+            problem = (
+                f"the {kind} '{name}' {here} of the model is not in the checkpoint, which has {self._listed(kind)}"
+            )
+            hint = f"If the layer was renamed, give it its old name (name=...). {_OTHER_MODEL}"
+        return BadInputError(problem, where=str(self._directory), hint=hint)
+
+    def _listed(self, first: str) -> str:
+        """What the checkpoint has, for people; that of the kind of ``first`` first."""
+        shapes = {
+            "table": {name: _shaped(rows.shape) for name, rows in self._served.items()},
+            "variable": {name: str(list(array.shape)) for name, array in self._dense.items()},
+        }
+        kinds = sorted((kind for kind in shapes if shapes[kind]), key=lambda kind: kind != first)
+        return " and ".join(_named(kind, shapes[kind]) for kind in kinds) or "nothing"
 
 
-class _SortedRows:
-    def __init__(self, table: TableLike, parts: list[tuple[Ids, Floats]]) -> None:
-        self._table = table
-        ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in parts)])
-        values = np.concatenate([np.empty((0, table.dim), np.float32), *(values for _, values in parts)])
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """The rows of a table that were ever trained, and what the others are.
+
+    Attributes:
+        shape: vocabulary, 0 for any id, and length of a row.
+        initializer: of the rows that are not stored, as the trained model declared it.
+        seed: of these.
+        ids: of those that are stored, ascending.
+        stored: their values.
+    """
+
+    shape: tuple[int, int]
+    initializer: Mapping[str, Any]
+    seed: int
+    ids: Ids
+    stored: Floats
+
+    @classmethod
+    def of(cls, table: Table, parts: Sequence[tuple[Ids, Floats]]) -> StoredRows:
+        """The rows of all shards.
+
+        Raises:
+            StorageError: no shard declares the table.
+        """
+        if table.vocabulary is None:
+            raise StorageError(f"the checkpoint has rows of table '{table.name}', which it does not declare")
+        ids = np.concatenate([ids for ids, _ in parts])
+        stored = np.concatenate([values for _, values in parts])
         order = np.argsort(ids)
-        self._ids, self._values = ids[order], values[order]
+        initializer = dict(table.initializer)
+        seed = initializer.pop("seed")
+        return cls((table.vocabulary, table.width), initializer, seed, ids[order], stored[order])
 
-    def rows(self, wanted: Ids) -> Rows:
-        table = self._table
-        values = initial_rows(table.initializer, table.seed, wanted, table.dim)
-        at = np.searchsorted(self._ids, wanted)
-        known = at < len(self._ids)
-        known[known] = self._ids[at[known]] == wanted[known]
-        values[known] = self._values[at[known]]
-        return Rows(wanted, values)
+    def values(self, wanted: Ids) -> Floats:
+        """Rows of these ids."""
+        values = initial_rows(self.initializer, self.seed, wanted, self.shape[1])
+        at = np.searchsorted(self.ids, wanted)
+        known = at < len(self.ids)
+        known[known] = self.ids[at[known]] == wanted[known]
+        values[known] = self.stored[at[known]]
+        return values
+
+
+def _sort_in(arrays: Mapping[str, Any], dense: dict[str, Floats], parts: dict[str, list[tuple[Ids, Floats]]]) -> None:
+    """Take of a shard what predicting needs, and leave slot variables."""
+    for name, array in arrays.items():
+        kind, _, rest = name.partition("/")
+        if kind == "dense":
+            dense[rest] = array
+        elif kind == "rows" and rest.endswith("/ids"):
+            table = rest.removesuffix("/ids")
+            parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))
+
+
+def _named(kind: str, shapes: Mapping[str, str]) -> str:
+    """Names and shapes, not too many."""
+    told = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_TOLD])
+    more = f" and {len(shapes) - _TOLD} more" if len(shapes) > _TOLD else ""
+    return f"the {kind}{'s' if len(shapes) > 1 else ''} {told}{more}"
+
+
+def _shaped(shape: Sequence[int]) -> str:
+    """The shape of a served table."""
+    rows, dim = shape
+    return f"[{rows or 'any id'}, {dim}]"

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import LEASE, LinearNetwork, Stage, Table, Variable, record, task
+from worker.loop_stage import LEASE, LinearNetwork, Stage, record, task
 
 from edl.core.errors import BadInputError, StorageError
-from edl.spec.initializer import initial_rows
 from edl.worker.leases import Leased
 from edl.worker.prediction import Files, Output, Predictor, Processed, named_outputs
 from edl.worker.weights import PredictRun, StoredWeights
@@ -31,7 +30,7 @@ def predictor(stage: Stage, output: Output) -> Predictor:
     return Predictor(
         LinearNetwork(),
         SLAB,
-        StoredWeights((), ()),
+        StoredWeights.nothing(),
         output,
         stage.streams["prediction"],
         stage.leases,
@@ -124,28 +123,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 )
 def test_several_outputs_have_several_names(outputs: Any, names: list[str]) -> None:
     assert list(named_outputs(outputs)) == names
-
-
-def test_rows_of_a_checkpoint_come_from_all_shards_and_the_rest_as_initialized() -> None:
-    table = Table("emb", 10, 2, {"name": "uniform", "minval": -1, "maxval": 1}, 7)
-    shards = [
-        {"rows/emb/ids": np.array([5, 1]), "rows/emb/values": np.array([[5, 5], [1, 1]], np.float32)},
-        {"rows/emb/ids": np.array([8]), "rows/emb/values": np.array([[8, 8]], np.float32)},
-    ]
-    weights = StoredWeights(shards, [table])
-    found = weights.pull_rows({"emb": np.array([8, 0, 1, 9])})["emb"].values
-    start = initial_rows(table.initializer, 7, np.array([0, 9]), 2)
-    np.testing.assert_array_equal(found, [[8, 8], start[0], [1, 1], start[1]])
-
-
-def test_dense_values_come_in_the_models_order_and_must_fit() -> None:
-    shards = [{"dense/b": np.array([3.0], np.float32)}, {"dense/a": np.array([[1, 2]], np.float32)}]
-    weights = StoredWeights(shards, [])
-    np.testing.assert_array_equal(weights.slab([Variable("a", (1, 2)), Variable("b", (1,))]), [1, 2, 3])
-    with pytest.raises(BadInputError, match=r"'a' \[2\] of the model has the shape \[1, 2\]"):
-        weights.slab([Variable("a", (2,))])
-    with pytest.raises(BadInputError, match="'c'"):
-        weights.slab([Variable("c", (2,))])
 
 
 def test_a_run_directory_says_whether_it_predicts(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""What a checkpoint gives a model to predict with: all that the model has, or a refusal that says what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worker.loop_stage import Table, Variable
+
+from edl.core.errors import BadInputError, StorageError
+from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.spec.initializer import initial_rows
+from edl.spec.optimizer import OptimizerSpec
+from edl.store import checkpoint
+from edl.worker.failures import describe
+from edl.worker.weights import StoredWeights
+
+UNIFORM = {"name": "uniform", "minval": -1, "maxval": 1}
+USERS = Table("users", 10, 2, UNIFORM, 7)
+TAGS = Table("tags", 0, 2, UNIFORM, 8)
+
+Arrays = dict[str, Any]
+
+
+def floats(*values: Any) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def rows(table: str, *known: int, dim: int = 2) -> Arrays:
+    """Rows that hold their ids."""
+    values = np.repeat(floats(*known)[:, None], dim, axis=1) if known else np.empty((0, dim), np.float32)
+    return {f"rows/{table}/ids": np.array(known, np.int64), f"rows/{table}/values": values}
+
+
+def written(folder: Path, *shards: Arrays, tables: Sequence[Table] | None = (USERS,)) -> Path:
+    """A checkpoint of these shards; ``tables`` None: as strategy Local writes it, without strings."""
+    directory = checkpoint.cut_directory(folder, 4)
+    infos = []
+    for index, arrays in enumerate(shards):
+        meta = None if tables is None else {"declaration": declared(arrays, tables)}
+        infos.append(checkpoint.write_shard(directory, index, arrays, meta))
+    checkpoint.commit(directory, checkpoint.Manifest(4, 3, "2026-01-01T00:00:00Z", tuple(infos), {}))
+    return directory
+
+
+def declared(arrays: Arrays, tables: Sequence[Table]) -> str:
+    dense = [DenseVariable(name[6:], array.shape) for name, array in arrays.items() if name.startswith("dense/")]
+    return Declaration(tuple(dense), tuple(RowTable(*t) for t in tables), OptimizerSpec("sgd"), "model").to_json()
+
+
+def refusal(directory: Path, tables: Sequence[Table] = (), variables: Sequence[Variable] = ()) -> BadInputError:
+    """What is said to a model; the job ends with it at once, with code 2."""
+    with pytest.raises(BadInputError) as caught:
+        StoredWeights.read(directory, tables).slab(variables)
+    assert (describe(caught.value).kind, describe(caught.value).exit_code) == ("input", 2)
+    assert caught.value.where == str(directory)
+    assert "Give back the model as it was when the run began" in str(caught.value.hint)
+    assert "edl predict --from RUN" in str(caught.value.hint)
+    return caught.value
+
+
+def test_rows_come_from_all_shards_and_the_rest_as_initialized(tmp_path: Path) -> None:
+    weights = StoredWeights.read(written(tmp_path, rows("users", 5, 1), rows("users", 8)), [USERS])
+    found = weights.pull_rows({"users": np.array([8, 0, 1, 9])})["users"].values
+    start = initial_rows(UNIFORM, 7, np.array([0, 9]), 2)
+    np.testing.assert_array_equal(found, [[8, 8], start[0], [1, 1], start[1]])
+
+
+def test_rows_that_were_not_trained_are_as_the_trained_model_had_them(tmp_path: Path) -> None:
+    """Also if the model would begin otherwise now: another train.seed, another initializer."""
+    weights = StoredWeights.read(written(tmp_path, rows("users", 5)), [USERS._replace(initializer={}, seed=1)])
+    found = weights.pull_rows({"users": np.array([5, 6])})["users"].values
+    np.testing.assert_array_equal(found, [[5, 5], initial_rows(UNIFORM, 7, np.array([6]), 2)[0]])
+
+
+def test_a_table_of_which_nothing_was_trained_yet_is_in_the_checkpoint(tmp_path: Path) -> None:
+    weights = StoredWeights.read(written(tmp_path, rows("users"), rows("users")), [USERS])
+    ids = np.array([3, 4])
+    np.testing.assert_array_equal(weights.pull_rows({"users": ids})["users"].values, initial_rows(UNIFORM, 7, ids, 2))
+
+
+@pytest.mark.parametrize("tables", [(), None])
+def test_a_table_that_was_trained_dense_can_be_served(tmp_path: Path, tables: tuple[Table, ...] | None) -> None:
+    """Below ps.embedding_threshold then, and under strategy Local always."""
+    whole = np.arange(20, dtype=np.float32).reshape(10, 2)
+    weights = StoredWeights.read(written(tmp_path, {"dense/users": whole}, tables=tables), [USERS])
+    np.testing.assert_array_equal(weights.pull_rows({"users": np.array([0, 9])})["users"].values, whole[[0, 9]])
+
+
+def test_a_table_that_was_served_can_be_dense(tmp_path: Path) -> None:
+    weights = StoredWeights.read(written(tmp_path, rows("users", 5), rows("users", 0)), [])
+    expected = initial_rows(UNIFORM, 7, np.arange(10), 2)
+    expected[[0, 5]] = [[0, 0], [5, 5]]
+    np.testing.assert_array_equal(weights.slab([Variable("users", (10, 2))]), expected.ravel())
+
+
+def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """Its rows would be initial values, and the predictions worth nothing."""
+    directory = written(tmp_path, rows("users", 5) | rows("tags"), tables=(USERS, TAGS))
+    said = refusal(directory, [USERS, USERS._replace(name="buyers", rows=3000)])
+    assert said.message == (
+        "the table 'buyers' [3000, 2] of the model is not in the checkpoint, which has the tables "
+        "'tags' [any id, 2], 'users' [10, 2]"
+    )
+    assert "give it its old name (name=...)" in str(said.hint)
+    nothing = written(tmp_path / "other", {"dense/w": floats(1)}, tables=())
+    assert "which has the variable 'w' [1]" in refusal(nothing, [USERS]).message
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (USERS._replace(dim=3), "[10, 3] in the model, and a served table of the shape [10, 2] in the checkpoint"),
+        (USERS._replace(rows=11), "[11, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
+        (USERS._replace(rows=0), "[any id, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
+    ],
+)
+def test_a_table_of_another_shape_is_refused(tmp_path: Path, table: Table, said: str) -> None:
+    assert refusal(written(tmp_path, rows("users", 5)), [table]).message == f"the table 'users' is {said}"
+
+
+@pytest.mark.parametrize("table", [USERS._replace(dim=3), USERS._replace(rows=11), USERS._replace(rows=0)])
+def test_a_table_of_another_shape_that_was_dense_is_refused(tmp_path: Path, table: Table) -> None:
+    directory = written(tmp_path, {"dense/users": np.zeros((10, 2), np.float32)}, tables=None)
+    shape = f"[{table.rows or 'any id'}, {table.dim}]"
+    said = f"the table 'users' is {shape} in the model, and a variable of the shape [10, 2] in the checkpoint"
+    assert refusal(directory, [table]).message == said
+
+
+def test_dense_values_come_in_the_models_order(tmp_path: Path) -> None:
+    shards = [{"dense/b": floats(3)}, {"dense/a": floats([1, 2])}]
+    weights = StoredWeights.read(written(tmp_path, *shards, tables=()), [])
+    np.testing.assert_array_equal(weights.slab([Variable("a", (1, 2)), Variable("b", (1,))]), [1, 2, 3])
+
+
+def test_dense_variables_of_another_model_are_refused(tmp_path: Path) -> None:
+    directory = written(tmp_path, {"dense/a": floats([1, 2]), "dense/b": floats(3)} | rows("users", 5))
+    shape = "the variable 'a' is [2] in the model, and a variable of the shape [1, 2] in the checkpoint"
+    assert refusal(directory, [], [Variable("a", (2,))]).message == shape
+    missing = (
+        "the variable 'c' [2] of the model is not in the checkpoint, which has the variables 'a' [1, 2], 'b' [1] and "
+        "the table 'users' [10, 2]"
+    )
+    assert refusal(directory, [], [Variable("c", (2,))]).message == missing
+    served = "the variable 'users' is [10, 3] in the model, and a served table of the shape [10, 2] in the checkpoint"
+    assert refusal(directory, [], [Variable("users", (10, 3))]).message == served
+
+
+def test_a_table_without_a_bound_cannot_be_dense(tmp_path: Path) -> None:
+    directory = written(tmp_path, rows("tags", 5), tables=(TAGS,))
+    said = "the variable 'tags' is [10, 2] in the model, and a served table of the shape [any id, 2] in the checkpoint"
+    assert refusal(directory, [], [Variable("tags", (10, 2))]).message == said
+
+
+def test_of_many_names_some_are_told(tmp_path: Path) -> None:
+    directory = written(tmp_path, {f"dense/v{number:02}": floats(1) for number in range(30)}, tables=())
+    assert refusal(directory, [], [Variable("c", (2,))]).message.endswith("'v09' [1] and 20 more")
+
+
+def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> None:
+    directory = written(tmp_path, rows("users", 5))
+    shard = checkpoint.shard_path(directory, 0)
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(StorageError, match="is damaged") as caught:
+        StoredWeights.read(directory, [USERS])
+    assert "edl checkpoint ls --verify" in str(caught.value.hint)
+    (directory / "manifest.json").unlink()
+    with pytest.raises(BadInputError, match="is no checkpoint") as refused:
+        StoredWeights.read(directory, [USERS])
+    assert "edl checkpoint ls --verify" in str(refused.value.hint)
+
+
+def test_strings_that_are_no_declaration_are_no_crash(tmp_path: Path) -> None:
+    directory = checkpoint.cut_directory(tmp_path, 1)
+    info = checkpoint.write_shard(directory, 0, {"dense/a": floats(1)}, {"declaration": json.dumps([1])})
+    checkpoint.commit(directory, checkpoint.Manifest(1, 1, "2026-01-01T00:00:00Z", (info,), {}))
+    with pytest.raises(StorageError, match="not the shard of a checkpoint"):
+        StoredWeights.read(directory, [])
