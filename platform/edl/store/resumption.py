@@ -85,7 +85,10 @@ def nothing_left(status: Status, spec: JobSpec) -> str | None:
         asked, was = f"train.max_steps is {train.max_steps:,}", f"at step {status.step:,}"
     else:
         return None
-    return f"{asked}, and run {status.run} was {was} already: it ends at once, or as soon as it is there again"
+    return (
+        f"{asked}, and run {status.run} was {was} already: it ends at once, or as soon as it is there again. Nothing "
+        "is rolled back to there, and a run that is done cannot go on"
+    )
 
 
 def begun(run: RunDir) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
 
-from edl.cli.local import resumption
+from edl.cli.local import plan, resumption
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError
 from edl.core.job import JobState
@@ -61,8 +61,10 @@ def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(stag
 
 def test_a_run_that_is_done_does_not_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     assert stage.edl("run", "job.yaml") == 0
-    assert stage.edl("run", "job.yaml", "--resume") == 2
-    assert "run r1 is done" in capsys.readouterr().err
+    assert stage.edl("run", "job.yaml", "--resume", "--set", "train.epochs=9") == 2
+    assert capsys.readouterr().err.endswith(
+        "run r1 is done\n  A run that is done cannot be given more epochs. edl run without --resume starts anew.\n"
+    )
 
 
 def test_runs_of_another_folder_are_not_found_and_the_hint_says_where_they_are(
@@ -194,7 +196,10 @@ def test_a_change_that_ends_a_run_at_once_is_told_as_such(
     assert stage.edl("run", "job.yaml", "--resume") == 1
     assert "already" not in capsys.readouterr().out
     assert stage.edl("run", "job.yaml", "--resume", "--set", setting) == 1
-    assert f"  warning: {told}: it ends at once, or as soon as it is there again\n" in capsys.readouterr().out
+    assert (
+        f"  warning: {told}: it ends at once, or as soon as it is there again. Nothing is rolled back to there, and a "
+        "run that is done cannot go on\n"
+    ) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -242,11 +247,42 @@ def test_a_change_of_the_storage_is_no_change_of_the_work(stage: Stage) -> None:
     assert resumption.differences(run, more) == [("workers.max", 2, 9)]
 
 
+UNBEGUN = ["event", FAILED | {"summary": SUMMARY | {"records_done": 0}}]
+
+
 def test_a_run_that_failed_before_its_first_record_is_started_again(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage.script(["event", FAILED | {"summary": SUMMARY | {"records_done": 0}}])
+    stage.script(UNBEGUN)
     assert stage.edl("run", "job.yaml") == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "Start again with: edl run job.yaml"
+    assert capsys.readouterr().out.splitlines()[-1] == "Start again when the cause is gone with: edl run job.yaml"
     assert stage.edl("run", "job.yaml", "--resume") == 1
     assert "Go on when the cause is gone with" in capsys.readouterr().out
+
+
+CHANGE = "The command below has the --set of this one: if one of them is the cause, change it."
+
+
+def test_a_table_that_was_full_from_the_start_is_no_reason_to_begin_anew(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason says to go on with --resume, and there is a checkpoint: nothing that may not change has to."""
+    stage.monkeypatch.setattr(plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
+    stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "refused"})]])
+    assert stage.edl("run", "job.yaml", "--set", "ps.max_rows=5") == 1
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "It goes on from checkpoint 0 at step 0; what was done since is done again.",
+        CHANGE,
+        "Go on when the cause is gone with: edl run job.yaml --set ps.max_rows=5 --resume r1",
+    ]
+
+
+def test_a_fault_of_the_model_is_a_reason_to_begin_anew(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has to change then, a run that goes on may not."""
+    stage.monkeypatch.setattr(plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
+    stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "input"})]])
+    assert stage.edl("run", "job.yaml", "--set", "model.params.vocab=10") == 2
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        CHANGE,
+        "Start again when the cause is gone with: edl run job.yaml --set model.params.vocab=10",
+    ]

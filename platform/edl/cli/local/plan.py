@@ -11,10 +11,12 @@ from edl.cli.faces.outcome import Outcome
 from edl.cli.local.resumption import goes_on_from, nothing_left, status_of
 from edl.cli.local.trained import Weights
 from edl.core.checkpoint import Checkpoint
-from edl.core.errors import StorageError
+from edl.core.errors import BadInputError, StorageError
 from edl.spec.job import JobSpec
 from edl.store.resumption import Change, said
 from edl.store.rundir import RunDir
+
+_CHANGE_SETTINGS = "The command below has the --set of this one: if one of them is the cause, change it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +92,34 @@ class Plan:
         """What people may do after the end."""
         if self.output:
             return []
+        if outcome.phase == "Interrupted":
+            return [*_said_since(self.run), f"Go on with: {self.order.command('run', '--resume', self.run_id)}"]
         if outcome.phase != "Done":
-            if outcome.phase == "Failed" and not self.resumed and not outcome.summary.records_done:
-                # with the cause its fields may have to change
-                return [f"Start again with: {self.order.command('run')}"]
-            what = "Go on" if outcome.phase == "Interrupted" else "Go on when the cause is gone"
-            again = f"{what} with: {self.order.command('run', '--resume', self.run_id)}"
-            return [*_said_since(self.run), again]
+            return self._after_failure(outcome)
         if self.spec.data.prediction:
             more = ("--from", self.run_id, "--output", "predictions")
             return [f"Predict with: {self.order.command('predict', *more)}"]
         return []
+
+    def _after_failure(self, outcome: Outcome) -> list[str]:
+        changed = [_CHANGE_SETTINGS] if self.order.settings else []
+        if self._begins_anew(outcome):
+            return [*changed, f"Start again when the cause is gone with: {self.order.command('run')}"]
+        again = self.order.command("run", "--resume", self.run_id)
+        return [*_said_since(self.run), *changed, f"Go on when the cause is gone with: {again}"]
+
+    def _begins_anew(self, outcome: Outcome) -> bool:
+        """Whether nothing is lost with the run that failed, and going on with it may not be possible.
+
+        A fault of the model or of the data may be mended in fields that are fixed for a run that goes on. Other causes,
+        such as a table that is full, say themselves to go on.
+        """
+        if self.resumed or outcome.summary.records_done:
+            return False
+        try:
+            return outcome.exit_code == BadInputError.exit_code or goes_on_from(self.run) is None
+        except StorageError:
+            return True
 
     def _training(self) -> list[str]:
         train, counts = self.spec.train, self.counts

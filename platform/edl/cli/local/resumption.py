@@ -49,7 +49,9 @@ def find(job_dir: Path, run_id: str | None) -> RunDir:
         raise BadInputError(f"run {run.run_id} predicts; it is not resumed", hint="Call edl predict once more.")
     if phase_of(run) == "Done":
         raise BadInputError(
-            f"run {run.run_id} is done", where=str(run.path), hint="edl run without --resume starts anew."
+            f"run {run.run_id} is done",
+            where=str(run.path),
+            hint="A run that is done cannot be given more epochs. edl run without --resume starts anew.",
         )
     return run
 
