@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -49,6 +50,8 @@ def predict(
     folder = folder_of(spec)
     with JobLock(folder) as lock:
         weights = weights_of(folder, source)
+        for line in weights.left_out():
+            print(line, file=sys.stderr)
         directory = create(folder)
         lock.describe(directory.run_id)
         plan = Plan(

@@ -13,7 +13,7 @@ from edl.cli.local.trained import Weights, weights_of
 from edl.core.errors import BadInputError
 from edl.spec.load import load
 from edl.spec.status import Status
-from edl.store.manifest import MANIFEST, Manifest, cut_directory
+from edl.store.manifest import MANIFEST, Manifest, ShardInfo, cut_directory
 from edl.store.rundir import RunDir, create, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "a worker crashed again and again", "summary": SUMMARY}
@@ -109,6 +109,67 @@ def test_a_status_that_is_missing_or_cannot_be_read_hinders_nobody(tmp_path: Pat
     assert list(weights_of(tmp_path, "r1").lines()) == ["from run r1, which has no status: its export"]
     run.status.write_text("{")
     assert list(weights_of(tmp_path, "r1").lines()) == ["from run r1, whose status cannot be read: its export"]
+
+
+def damaged(run: RunDir, cut: int, *, step: int = 3000) -> Path:
+    """A cut whose only shard is gone."""
+    directory = checkpoint(run, cut, step=step)
+    lost = (ShardInfo("ps-0.safetensors", 8, 0),)
+    manifest = Manifest(cut, 7, "2026-01-01T00:00:00Z", lost, {"done_steps": step})
+    write_json(directory / MANIFEST, manifest.to_json())
+    return directory
+
+
+def test_for_a_damaged_checkpoint_the_newest_intact_one_stands_in(tmp_path: Path) -> None:
+    run = create(tmp_path)
+    checkpoint(run, 3)
+    wanted = checkpoint(run, 4)
+    damaged(run, 5)
+    checkpoint(run, 6, committed=False)
+    for source in (None, "r1"):
+        found = weights_of(tmp_path, source)
+        assert found.path == wanted
+        assert found.left_out() == ["checkpoint 5 of run r1 is left out: ps-0.safetensors is missing"]
+
+
+@pytest.mark.parametrize("source", [None, "r2"])
+def test_a_run_whose_trained_checkpoints_are_all_damaged_is_refused(tmp_path: Path, source: str | None) -> None:
+    """Neither values that nothing was trained of stand in for it, nor those of a run that nobody asked for."""
+    older, run = create(tmp_path), create(tmp_path)
+    checkpoint(older, 9)
+    checkpoint(run, 1, step=0)
+    damaged(run, 2)
+    directory = damaged(run, 3)
+    with pytest.raises(BadInputError, match="no trained checkpoint of run r2 is intact") as caught:
+        weights_of(tmp_path, source)
+    assert "\n  checkpoint 3: ps-0.safetensors is missing\n  checkpoint 2: " in caught.value.message
+    assert caught.value.where == str(directory.parent)
+    assert caught.value.hint == "Copy the run from a backup of its volume, or name another one: --from RUN."
+    wanted = export(run)
+    found = weights_of(tmp_path, source)
+    assert found.path == wanted
+    assert len(found.left_out()) == 2
+
+
+def test_a_damaged_checkpoint_of_step_0_is_no_loss(tmp_path: Path) -> None:
+    done, failed = create(tmp_path), create(tmp_path)
+    wanted = checkpoint(done, 4)
+    damaged(failed, 1, step=0)
+    assert weights_of(tmp_path, None) == Weights(wanted, done, checkpoint=weights_of(tmp_path, "r1").checkpoint)
+    with pytest.raises(BadInputError, match="run r2 left neither"):
+        weights_of(tmp_path, "r2")
+
+
+def test_which_checkpoints_are_left_out_is_told_whoever_reads(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.edl("run", "job.yaml") == 0
+    wanted = checkpoint(RunDir(stage.run_dir()), 2, step=9)
+    damaged(RunDir(stage.run_dir()), 3, step=12)
+    for number, more in enumerate(([], ["--json"]), 2):
+        capsys.readouterr()
+        assert stage.edl("predict", "job.yaml", "--output", "out", *more) == 0
+        said = "checkpoint 3 of run r1 is left out: ps-0.safetensors is missing\n"
+        assert capsys.readouterr().err == said
+        assert json.loads((stage.run_dir(f"r{number}") / "predict.json").read_text())["from"] == str(wanted)
 
 
 def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

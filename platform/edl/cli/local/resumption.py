@@ -8,7 +8,6 @@ from pathlib import Path
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError
 from edl.store import integrity, resumption
-from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
 from edl.store.replay import replay
 from edl.store.resumption import FIXED, begun, differences, is_fixed, nothing_left, phase_of, status_of
 from edl.store.rundir import RunDir, resolve, runs
@@ -20,7 +19,6 @@ __all__ = [
     "find",
     "goes_on_from",
     "is_fixed",
-    "newest_checkpoint",
     "nothing_left",
     "phase_of",
     "reopen",
@@ -54,15 +52,6 @@ def find(job_dir: Path, run_id: str | None) -> RunDir:
             hint="A run that is done cannot be given more epochs. edl run without --resume starts anew.",
         )
     return run
-
-
-def newest_checkpoint(run: RunDir) -> Manifest | None:
-    """The newest that is complete, as far as its manifest says; None: the run has none."""
-    for cut in reversed(cuts_in(run.checkpoints)):
-        found = load_manifest(cut_directory(run.checkpoints, cut))
-        if isinstance(found, Manifest):
-            return found
-    return None
 
 
 def goes_on_from(run: RunDir) -> Checkpoint | None:

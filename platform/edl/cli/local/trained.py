@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.cli.local.resumption import newest_checkpoint, status_of, training_runs
+from edl.cli.local.resumption import status_of, training_runs
 from edl.core.errors import BadInputError, EdlError
-from edl.store.manifest import Manifest
+from edl.store import integrity
+from edl.store.manifest import MANIFEST, Manifest, Skipped, load_manifest
 from edl.store.rundir import RunDir, resolve
 
 _ENDS = {"Done": "which is done", "Failed": "which failed"}
@@ -24,11 +25,13 @@ class Weights:
         path: a ``.keras`` file, or the directory of a checkpoint.
         run: that left them; None for a file that the user named.
         checkpoint: that they are of; None for a file.
+        damaged: newer checkpoints of the run, which cannot be used.
     """
 
     path: Path
     run: RunDir | None = None
     checkpoint: Manifest | None = None
+    damaged: tuple[Skipped, ...] = ()
 
     @property
     def trained(self) -> bool:
@@ -48,6 +51,14 @@ class Weights:
         if not self.trained:
             yield "warning: the checkpoint is of step 0: nothing was trained yet"
 
+    def left_out(self) -> list[str]:
+        """What would have been taken if it were intact, for people."""
+        return [
+            f"checkpoint {each.cut} of run {self.run.run_id} is left out: {each.reason}"
+            for each in self.damaged
+            if self.run
+        ]
+
 
 def weights_of(folder: Path, source: str | None) -> Weights:
     """What ``--from`` means.
@@ -58,6 +69,7 @@ def weights_of(folder: Path, source: str | None) -> Weights:
 
     Raises:
         BadInputError: no such run or file, the file is not what its name says, or the run has nothing to predict with.
+        StorageError: the checkpoints cannot be read.
     """
     if source is not None and source.endswith(".keras"):
         return Weights(_keras_file(source))
@@ -73,12 +85,34 @@ def weights_of(folder: Path, source: str | None) -> Weights:
 
 
 def _left_by(run: RunDir) -> Weights | None:
-    """The newest checkpoint, which has the rows of tables without a bound too, or the export if that is untrained."""
-    checkpoint, exported = newest_checkpoint(run), _exported(run)
-    of_checkpoint = Weights(checkpoint.directory, run, checkpoint) if checkpoint and checkpoint.directory else None
-    if exported is None or (of_checkpoint and of_checkpoint.trained):
-        return of_checkpoint
-    return Weights(exported, run)
+    """The newest intact checkpoint, which has the rows of tables without a bound too; the export if it is untrained.
+
+    Raises:
+        BadInputError: all that is left of what the run trained is damaged.
+    """
+    left_out: list[Skipped] = []
+    checkpoint, exported = integrity.newest(run.checkpoints, left_out.append), _exported(run)
+    damaged = tuple(filter(_was_trained, left_out))
+    if checkpoint and checkpoint.directory:
+        of_checkpoint = Weights(checkpoint.directory, run, checkpoint, damaged)
+        if of_checkpoint.trained or not (exported or damaged):
+            return of_checkpoint
+    if exported is not None:
+        return Weights(exported, run, damaged=damaged)
+    if damaged:
+        reasons = "".join(f"\n  checkpoint {each.cut}: {each.reason}" for each in damaged)
+        raise BadInputError(
+            f"no trained checkpoint of run {run.run_id} is intact{reasons}",
+            where=str(run.checkpoints),
+            hint="Copy the run from a backup of its volume, or name another one: --from RUN.",
+        )
+    return None
+
+
+def _was_trained(skipped: Skipped) -> bool:
+    """Whether a checkpoint that cannot be used would be one to predict with, as far as can be seen."""
+    found = load_manifest(skipped.directory)
+    return found.step > 0 if isinstance(found, Manifest) else (skipped.directory / MANIFEST).exists()
 
 
 def _exported(run: RunDir) -> Path | None:
