@@ -41,7 +41,7 @@ class Retention:
         Raises:
             TableFullError: it is.
         """
-        if self.share is None or stored + new <= self.share:
+        if not new or self.share is None or stored + new <= self.share:
             return
         bound = "as ps.max_rows says"
         if self.servers > 1:

@@ -182,7 +182,7 @@ def _why_not(layer: Any) -> tuple[str, ...] | None:
         return (
             f"its table is {layer.variable_dtype}, not float32",
             "leave its dtype out, a dense table is trained as float32 only, too; for mixed precision use the policy "
-            "mixed_float16 or mixed_bfloat16: its variables stay float32",
+            "mixed_bfloat16: its variables stay float32",
         )
     if row_initializer(layer.embeddings_initializer, (layer.input_dim or 0, layer.output_dim)) is None:
         return (f"its initializer {type(layer.embeddings_initializer).__name__} cannot be computed row by row",)

@@ -72,10 +72,9 @@ class LocalModel:
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             loss = self._loss(labels, self.model(features, training=True))
-        zero = tf.UnconnectedGradients.ZERO
-        found = tape.gradient(loss, [v.value for v in variables], unconnected_gradients=zero)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in found]
-        checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
+        found = tape.gradient(loss, [v.value for v in variables])
+        gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
+        checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients if gradient is not None]
         return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
 
     def _loss(self, labels: Any, predictions: Any) -> Any:
@@ -85,6 +84,7 @@ class LocalModel:
         return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in self.model.losses)])
 
     def _apply_graph(self, gradients: Any) -> None:
+        """Keras warns of variables that have no gradient, and leaves them alone."""
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
     def reset_metrics(self) -> None:

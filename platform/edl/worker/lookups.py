@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from edl.worker.ancestry import narrowed
+from edl.worker.ancestry import leading_to, narrowed
 from edl.worker.not_served import NotServedError, not_served
 
 
@@ -78,7 +78,7 @@ class Recording:
             NotServedError: what the layer is called with cannot be known outside of the call, or is not what the
                 features say.
         """
-        refused = self._why_unknown(layer) or _why_others(ids)
+        refused = self._why_unknown(layer) or _why_of_one(ids) or _why_others(ids)
         if refused:
             self.refused = not_served(layer, *refused)
             raise self.refused
@@ -93,6 +93,13 @@ class Recording:
         if tf.compat.v1.get_default_graph() is not self._graph:
             return ("it is called inside of a loop, a tf.cond or a tf.function of the model's",)
         return None
+
+
+def _why_of_one(ids: Any) -> tuple[str, ...] | None:
+    """What ``tf.vectorized_map`` maps is traced for one element, with a default value in its place."""
+    if any(operation.type == "PlaceholderWithDefault" for operation in leading_to(ids)):
+        return ("it is called inside of a vectorized_map", "call it on all elements at once, outside of the map")
+    return None
 
 
 def _why_others(ids: Any) -> tuple[str, ...] | None:

@@ -26,6 +26,7 @@ from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
 from edl.worker.features import feature_spec
 from edl.worker.fresh_model import diverge, is_generator, new_model
+from edl.worker.hidden_uses import refuse_hidden_uses
 from edl.worker.known_ids import check_ids
 from edl.worker.looked_up import LookedUp
 from edl.worker.lookups import Lent, Recording, rows_from
@@ -96,6 +97,7 @@ class Network:
         self._predict = Traced(self._predict_graph)
         self._looked_up = LookedUp(self._ids_graph)
         self._distinct = Distinct()
+        self._told: set[str] = set()
 
     @classmethod
     def build(
@@ -282,9 +284,11 @@ class Network:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([trained, lent])
             loss, scope = self._loss(values, rows, features, labels)
-        gradients, row_gradients = tape.gradient(
-            loss, [trained, lent], unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
+        self._refuse_what_cannot_train(loss.graph, scope, values, lent)
+        found, found_of_rows = tape.gradient(loss, [trained, lent])
+        self._leave_alone(found, trained, [self.variables[index].name for index in self._variables.trained])
+        self._leave_alone(found_of_rows, lent, [table.name for table in self.tables])
+        gradients, row_gradients = _or_zeros(found, trained), _or_zeros(found_of_rows, lent)
         self._keep_local(scope)
         by_position = dict(zip(self._variables.trained, gradients, strict=True))
         pieces = [
@@ -306,6 +310,33 @@ class Network:
         refuse_broadcast("loss()", self.module.loss, labels, predictions, found)
         loss = tf.cast(tf.reduce_mean(found), tf.float32)
         return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in own)])
+
+    def _refuse_what_cannot_train(self, graph: Any, scope: Any, values: Any, lent: Any) -> None:
+        weights = dict(zip([_named(spec.name) for spec in self.variables], self._variables.weights, strict=True))
+        given = dict(zip(weights, values, strict=True))
+        tables = {f"the embedding '{table.name}'": rows for table, rows in zip(self.tables, lent, strict=True)}
+        refuse_hidden_uses(graph, given | tables, weights)
+        for index in self._variables.trained:
+            if scope.get_current_value(self._variables.weights[index]) is not values[index]:
+                raise BadInputError(
+                    f"{_named(self.variables[index].name)} is trained, and the model itself assigns to it "
+                    "(as keras.layers.SpectralNormalization does): EDL cannot do both",
+                    hint="leave that layer out, or use strategy Local",
+                )
+
+    def _leave_alone(self, gradients: Any, values: Any, names: Any) -> None:
+        """What gets no gradient stays as it is, as with Keras; refused where the optimizer would move it."""
+        for gradient, value, name in zip(gradients, values, names, strict=True):
+            if gradient is not None:
+                continue
+            if value.consumers() and (mover := self.optimizer.moves_without_gradient(name)):
+                raise BadInputError(
+                    f"the loss has no gradient for '{name}', and {mover} would change it all the same",
+                    hint="set trainable = False for its layer",
+                )
+            if name not in self._told:
+                self._told.add(name)
+                _LOG.warning("the loss has no gradient for '%s', which stays as it is", name)
 
     def _keep_local(self, scope: Any) -> None:
         """Random generators go on; another local variable that training changes would be lost."""
@@ -365,6 +396,14 @@ def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
         wrong = ids.min() if ids.min() < 0 else ids.max()
         raise outside(int(wrong), [Table(table.name, table.rows, table.dim)])
     return ids
+
+
+def _named(variable: str) -> str:
+    return f"the variable '{variable}'"
+
+
+def _or_zeros(gradients: Any, of: Any) -> list[Any]:
+    return [tf.zeros_like(value) if found is None else found for found, value in zip(gradients, of, strict=True)]
 
 
 def _copied(tensor: Any) -> Slab:

@@ -64,6 +64,12 @@ class Reproduced:
     learning_rate: Callable[[int], float]
     clip: Clipping | None
 
+    def moves_without_gradient(self, name: str) -> str | None:
+        """What changes a variable or table whose gradient is zero; None: nothing, so that zero is as good as none."""
+        if self.spec.name == "ftrl":
+            return "Ftrl"
+        return "weight_decay" if self.spec.decay_of(name) else None
+
 
 def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()) -> Reproduced:
     """Divide a Keras optimizer between PS and worker.

@@ -109,7 +109,7 @@ def _in_slab(weight: Any) -> bool:
     if weight.trainable:
         raise BadInputError(
             f"the trained variable '{weight.path}' is {weight.dtype}; EDL trains float32 variables only",
-            hint="for mixed precision use the policy mixed_float16 or mixed_bfloat16: its variables stay float32",
+            hint="for mixed precision use the policy mixed_bfloat16: its variables stay float32",
         )
     return False
 

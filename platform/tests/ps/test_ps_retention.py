@@ -63,6 +63,14 @@ def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
     )
 
 
+def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
+    """With more servers than before a share is smaller, and one server may have got more rows than that."""
+    table = RowTable("emb", 0, 8, {"name": "zeros"}, 1)
+    Retention(9, servers=3).check(table, 4, 0)
+    with pytest.raises(TableFullError, match="1 more do not fit"):
+        Retention(9, servers=3).check(table, 4, 1)
+
+
 def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     server = ParameterServer(0, ShardWriter(0), stores=stores(Retention(max_rows=3)))
     server.attach(Attachment(1, 0))
