@@ -51,6 +51,8 @@ def run(
     spec = read(job, settings or [], workers, ps)
     counts = check(spec, predict=False)
     folder = folder_of(spec)
+    if resume is not None:
+        resumption.find(folder, _run_id(resume))  # before the lock, for which the folder is made
     with JobLock(folder) as lock:
         directory, changes = _run_directory(folder, resume, spec)
         lock.describe(directory.run_id)
@@ -85,7 +87,11 @@ def _counts(workers: int | None, ps: int | None) -> Iterator[Count]:
 def _run_directory(folder: Path, resume: str | None, spec: JobSpec) -> tuple[RunDir, tuple[Change, ...]]:
     if resume is None:
         return create(folder), ()
-    directory = resumption.find(folder, None if resume == NEWEST else resume)
+    directory = resumption.find(folder, _run_id(resume))
     changes = resumption.differences(directory, spec)
     resumption.reopen(directory)
     return directory, tuple(changes)
+
+
+def _run_id(resume: str) -> str | None:
+    return None if resume == NEWEST else resume

@@ -137,6 +137,11 @@ def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> 
     ("word", "message"),
     [
         ("minst", "no such job here, and no such folder\n  Jobs of .edl/local: mnist."),
+        ("mnist/r99", ".edl/local/mnist: this job has no run 'r99'\n  Its runs are: r1.\n"),
+        (".edl/local/mnist/r99", ".edl/local/mnist: this job has no run 'r99'\n  Its runs are: r1.\n"),
+        ("mnist/r99/checkpoints", "no such job here, and no such folder"),
+        ("text.txt/r1", "no such job here, and no such folder"),
+        ("failed", "no such job here, and no such folder\n  Jobs of .edl/local: mnist."),
         (".edl", "is no run of a job"),
         ("text.txt", "neither a run's folder nor a job file"),
         (".edl/local/mnist/r1/checkpoints/cut-00000001/ps-0.safetensors", "is one file of a checkpoint"),
@@ -147,6 +152,8 @@ def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> 
 )
 def test_what_is_no_run_is_said_to_be_none(run: RunDir, edl: Any, word: str, message: str) -> None:
     Path("text.txt").touch()
+    Path(".edl/local/failed").mkdir()  # its lock was taken, and no run came of it
+    Path(".edl/local/failed/LOCK").touch()
     Path("job.yaml").write_text(
         "name: other\nmodel: {definition: small.model}\ndata: {training: train.csv}\ntrain: {epochs: 3}\n"
     )

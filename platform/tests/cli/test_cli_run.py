@@ -133,6 +133,7 @@ def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.Cap
             "  make it at most 1, or raise workers.max, which is from --workers 1",
         ),
         (["job.yaml", "--resume"], "this job has no run yet"),
+        (["job.yaml", "--resume", "r3"], "this job has no run yet"),
     ],
 )
 def test_bad_input_ends_before_there_is_a_run(
@@ -143,7 +144,7 @@ def test_bad_input_ends_before_there_is_a_run(
     (stage.folder / "model_zoo" / "partial.py").write_text(partial)
     assert stage.edl("run", *args) == 2
     assert said in capsys.readouterr().err
-    assert not stage.run_dir().exists()
+    assert not (stage.folder / ".edl").exists()
 
 
 def test_a_module_with_its_own_reader_is_not_counted_here(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from edl.cli.local import remains
 from edl.core.errors import BadInputError
 from edl.store.manifest import MANIFEST, cuts_in
-from edl.store.rundir import RunDir, runs, submitted
+from edl.store.rundir import RunDir, resolve, runs, submitted
 
 _CUT = re.compile(r"cut-0*([0-9]+)")
 _JOB_FILES = (".yaml", ".yml", ".json")
@@ -45,13 +45,22 @@ def find(word: str) -> Place:
     Raises:
         BadInputError: there is nothing like that.
     """
-    named = remains.folder() / word
-    path = named if re.fullmatch(r"[\w-]+(/[\w-]+)?", word) and named.is_dir() else Path(word)
+    path = _named(word)
     if path.is_dir():
         return _in_folder(Path(os.path.abspath(path)))
     if path.is_file():
         return _of_file(path)
+    if path.parent.is_dir() and path.suffix not in _JOB_FILES and runs(path.parent):
+        resolve(path.parent, path.name)  # raises: the job is there, this run is not
     raise BadInputError("there is no such job here, and no such folder", where=word, hint=_known() or _OTHER_PLACES)
+
+
+def _named(word: str) -> Path:
+    """The folder of a job or of a run below ``.edl``, if the word is about one."""
+    job, _, run = word.partition("/")
+    of_job = job in remains.jobs() and "/" not in run
+    named = remains.folder() / word
+    return named if of_job and (named.is_dir() or not Path(word).exists()) else Path(word)
 
 
 def _in_folder(path: Path) -> Place:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from edl.spec.paths import DEFAULT_STORAGE
-from edl.store.rundir import LOCAL_NAMESPACE, RunDir, job_dir, latest
+from edl.store.rundir import LOCAL_NAMESPACE, RunDir, job_dir, latest, runs
 
 _NAME = re.compile(r"[\w-]+")
 _KINDS = "status.json, logs/ and checkpoints/"
@@ -18,8 +18,8 @@ def folder() -> Path:
 
 
 def jobs() -> list[str]:
-    """Names of the jobs that ran here."""
-    return sorted(path.name for path in folder().iterdir() if path.is_dir()) if folder().is_dir() else []
+    """Names of the jobs that ran here: those with a run, for the folder of a job may hold its lock alone."""
+    return sorted(path.name for path in folder().iterdir() if path.is_dir() and runs(path)) if folder().is_dir() else []
 
 
 def told(job: str | None) -> str:
