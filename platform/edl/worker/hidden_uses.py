@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from edl.core.errors import BadInputError
 
+_WHERE = "the model"
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _OVERRIDE = "_gradient_op_type"
 """The attribute by which ``tf.custom_gradient`` names the gradient of an IdentityN."""
@@ -44,6 +45,7 @@ def refuse_hidden_uses(graph: Any, given: Mapping[str, Any], held: Mapping[str, 
                     raise BadInputError(
                         f"{name} is used inside of keras.remat, tf.recompute_grad or tf.custom_gradient, and would get "
                         "no gradient there: EDL gives a step values and no variables",
+                        where=_WHERE,
                         hint="call the layer outside of it (without remat), or use strategy Local",
                     )
         if operation.type in _CALLS:
@@ -52,6 +54,7 @@ def refuse_hidden_uses(graph: Any, given: Mapping[str, Any], held: Mapping[str, 
                     raise BadInputError(
                         f"{name} is used by a tf.function of the model's own, which keeps the values of the step in "
                         "which it was called first",
+                        where=_WHERE,
                         hint="leave the decorator out: the whole step is traced once anyway",
                     )
     captured = {id(outer) for outer, _ in graph.captures if outer.dtype == tf.resource}
@@ -60,6 +63,7 @@ def refuse_hidden_uses(graph: Any, given: Mapping[str, Any], held: Mapping[str, 
             raise BadInputError(
                 f"{name} is used as a tf.Variable that was taken from it before (such as self.kernel = weight.value in "
                 "build()), and would keep its initial value",
+                where=_WHERE,
                 hint="use the weight itself in call()",
             )
 

@@ -39,6 +39,8 @@ from edl.worker.variables import Variables, VariableSpec
 from edl.worker.wanted import Distinct, WantedIds, positions_among
 
 _LOG = logging.getLogger(__name__)
+_WHERE = "the model"
+"""Of what is wrong with any records."""
 
 Slab = NDArray[np.float32]
 
@@ -321,6 +323,7 @@ class Network:
                 raise BadInputError(
                     f"{_named(self.variables[index].name)} is trained, and the model itself assigns to it "
                     "(as keras.layers.SpectralNormalization does): EDL cannot do both",
+                    where=_WHERE,
                     hint="leave that layer out, or use strategy Local",
                 )
 
@@ -332,6 +335,7 @@ class Network:
             if value.consumers() and (mover := self.optimizer.moves_without_gradient(name)):
                 raise BadInputError(
                     f"the loss has no gradient for '{name}', and {mover} would change it all the same",
+                    where=_WHERE,
                     hint="set trainable = False for its layer",
                 )
             if name not in self._told:
@@ -347,7 +351,8 @@ class Network:
             if not is_generator(variable):
                 raise BadInputError(
                     f"the variable '{variable.path}' ({variable.dtype}) is changed by training, and EDL keeps float32 "
-                    "statistics only"
+                    "statistics only",
+                    where=_WHERE,
                 )
             variable.assign(value)
 
