@@ -48,6 +48,8 @@ def predict(
         raise BadInputError("holds predictions already", where=str(output), hint="Name another directory, or empty it.")
     counts = check(spec, predict=True)
     folder = folder_of(spec)
+    if not folder.is_dir():
+        weights_of(folder, source)  # refuses what needs a run, before the lock, for which the folder is made
     with JobLock(folder) as lock:
         weights = weights_of(folder, source)
         for line in weights.left_out():

@@ -258,6 +258,12 @@ def test_bad_input(stage: Stage, capsys: pytest.CaptureFixture[str], args: list[
     assert not stage.run_dir().exists()
 
 
+@pytest.mark.parametrize("source", [(), ("--from", "r1"), ("--from", "nothing.keras")])
+def test_what_is_refused_in_a_folder_without_runs_leaves_nothing_there(stage: Stage, source: tuple[str, ...]) -> None:
+    assert stage.edl("predict", "job.yaml", "--output", "out", *source) == 2
+    assert not (stage.folder / ".edl").exists()
+
+
 def test_predictions_of_another_run_are_not_mixed_in(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     (stage.folder / "out").mkdir()
     (stage.folder / "out" / "part.npz").touch()
