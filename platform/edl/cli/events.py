@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.faces.wording import sentence
+from edl.spec.wording import sentence
 
 if TYPE_CHECKING:
     from edl.kube.api import Api

@@ -74,8 +74,8 @@ def _follow_live(api: Api, job: str, name: str) -> None:
 
 def _follow_lines(api: Api, job: str, *, as_json: bool) -> None:
     from edl.cli.cluster.polling import polled
-    from edl.cli.faces.wording import clock, headline
     from edl.kube.inspection import jobs
+    from edl.spec.wording import clock, headline
 
     before: object = None
     for seen in polled(lambda: jobs.find(api, job)):

@@ -12,6 +12,7 @@ from typing import Any
 from edl.spec import closing
 from edl.spec.event import Event, JobEnded, RoleEnded, RoleStarted
 from edl.spec.status import Status, Summary
+from edl.spec.wording import clock, sentence
 from edl.store.rundir import RunDir, append_line, write_json
 
 STATUS_SECONDS = 0.5
@@ -46,8 +47,7 @@ class LocalReport:
         if self._as_json:
             self._print(event.line())
         elif not isinstance(event, JobEnded):
-            facts = {k: v for k, v in event.to_json().items() if k not in ("event", "time")}
-            self._print(f"{event.kind.replace('_', ' ')}: {', '.join(f'{k} {v}' for k, v in facts.items())}")
+            self._print(f"{clock(event.time)}  {sentence(event)}")
 
     def changed(self, *, now: bool = False, **fields: Any) -> None:
         """Fields of the status have new values; written and shown from time to time, or ``now``."""
@@ -77,11 +77,11 @@ class LocalReport:
         if self._as_json:
             self._print(json.dumps({"event": "status", **status.to_json()}))
             return
-        loss = "" if status.loss is None else f"  loss {status.loss:.4g}"
+        loss = "" if status.loss is None else f", loss {status.loss:.4g}"
         epoch = f"epoch {status.epoch} of {status.epochs}, " if status.epoch else ""
         self._print(
-            f"{status.phase}: {status.records_done:,} of {status.records_total:,} records, {epoch}"
-            f"step {status.step:,}{loss}  {status.samples_per_second:,.0f} records/s"
+            f"{clock(status.updated)}  {status.phase.lower()}: {status.records_done:,} of {status.records_total:,} "
+            f"records, {epoch}step {status.step:,}{loss}, {status.samples_per_second:,.0f} samples/s"
         )
 
     def ended(self, phase: str, reason: str, exit_code: int, **fields: Any) -> None:

@@ -112,14 +112,14 @@ class LocalTraining:
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        found = checkpoint.newest(self._run.checkpoints, lambda skipped: _LOG.warning("%s", skipped.reason))
+        found = checkpoint.newest(self._run.checkpoints, _tell_skipped)
         if found is None or found.directory is None:
             return
         arrays, _ = checkpoint.read_shard(checkpoint.shard_path(found.directory, 0))
         self._model.restore(arrays)
         self._step = self._saved = found.version
         self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
-        self._report.event(Warned(time.time(), f"goes on after step {self._step}, from {found.directory.name}"))
+        self._report.event(Warned(time.time(), f"goes on from checkpoint {found.cut}, at step {self._step:,}"))
 
     def run(self) -> str | None:
         """Everything to the end; returns the export's directory."""
@@ -233,3 +233,7 @@ class LocalTraining:
         export.save(self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL)
         self._report.event(Exported(time.time(), str(directory)))
         return str(directory)
+
+
+def _tell_skipped(skipped: checkpoint.Skipped) -> None:
+    _LOG.warning("checkpoint %s cannot be used: %s", skipped.cut, skipped.reason)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from edl.cli.faces import jsonlines, lines
 from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
 from edl.cli.faces.progress import RECENT_EVENTS, Progress
-from edl.cli.faces.wording import headline, sentence
 from edl.cli.local.plan import steps_of
 from edl.spec.closing import duration
 from edl.spec.event import (
@@ -33,6 +32,7 @@ from edl.spec.event import (
 from edl.spec.job import Data, JobSpec, Model, Strategy, Train
 from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.status import PHASES, RoleStatus, Status, Summary
+from edl.spec.wording import headline, sentence
 
 SUMMARY = Summary(records_total=10, records_done=4)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from edl.cli.cluster.columns import age, aligned
 from edl.cli.cluster.plot import plot
-from edl.cli.faces.wording import clock, measurements, sentence, workers
 from edl.kube.inspection.complaint import listed_briefly
 from edl.kube.inspection.jobs import JobSeen
 from edl.kube.inspection.waiting import unscheduled
@@ -14,6 +13,7 @@ from edl.spec import figures
 from edl.spec.closing import block, heading, rows
 from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.status import RoleStatus, Status
+from edl.spec.wording import clock, measurements, sentence, workers
 
 RECENT_EVENTS = 5
 _ROLES_SHOWN = 24

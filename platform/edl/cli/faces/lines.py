@@ -9,9 +9,9 @@ from edl.cli.faces.closing import closing, complaint
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.undertaking import Undertaking
-from edl.cli.faces.wording import clock, headline, sentence, served
 from edl.spec.event import Event
 from edl.spec.status import Status
+from edl.spec.wording import clock, headline, sentence, served
 
 STATUS_SECONDS = 5.0
 """Between two status lines, unless much was done."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edl.cli.faces.wording import EXPORT
 from edl.spec.event import Event, JobEnded, RecordsReturned, RoleEnded, RoleStarted, RolledBack, RunStarted
 from edl.spec.status import Status, Summary
+from edl.spec.wording import EXPORT
 
 RECENT_EVENTS = 12
 """Newest events that are kept for a view."""

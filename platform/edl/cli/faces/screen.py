@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.faces.progress import Progress
-from edl.cli.faces.wording import clock, measurements, role, sentence, tables
 from edl.spec.closing import duration
 from edl.spec.event import RoleEnded
 from edl.spec.status import Status
+from edl.spec.wording import clock, measurements, role, sentence, tables
 
 FRAME_LINES = 8
 """Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""
