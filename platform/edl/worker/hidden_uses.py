@@ -11,14 +11,24 @@ Keras trains variables. Here a step gets their values as tensors of its graph, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from edl.core.errors import BadInputError
 
-_WHERE = "the model"
+THE_MODEL = "the model"
+"""The place of what is wrong whatever the records are."""
+_IN_GRADIENT = (
+    "is used inside of keras.remat, tf.recompute_grad or tf.custom_gradient, and would get no gradient there: EDL "
+    "gives a step values and no variables",
+    "call the layer outside of it (without remat), or use strategy Local",
+)
+_IN_FUNCTION = (
+    "is used by a tf.function of the model's own, which keeps the values of the step in which it was called first",
+    "leave the decorator out: the whole step is traced once anyway",
+)
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _OVERRIDE = "_gradient_op_type"
 """The attribute by which ``tf.custom_gradient`` names the gradient of an IdentityN."""
@@ -39,31 +49,22 @@ def refuse_hidden_uses(graph: Any, given: Mapping[str, Any], held: Mapping[str, 
     """
     names = {_place(tensor): name for name, tensor in given.items()}
     for operation in graph.get_operations():
+        used: Iterable[Any]
         if operation.type == "IdentityN" and _is_overridden(operation):
-            for tensor in _computed_inside(operation):
-                if name := names.get(_place(tensor)):
-                    raise BadInputError(
-                        f"{name} is used inside of keras.remat, tf.recompute_grad or tf.custom_gradient, and would get "
-                        "no gradient there: EDL gives a step values and no variables",
-                        where=_WHERE,
-                        hint="call the layer outside of it (without remat), or use strategy Local",
-                    )
-        if operation.type in _CALLS:
-            for tensor in operation.inputs:
-                if name := names.get(_place(tensor)):
-                    raise BadInputError(
-                        f"{name} is used by a tf.function of the model's own, which keeps the values of the step in "
-                        "which it was called first",
-                        where=_WHERE,
-                        hint="leave the decorator out: the whole step is traced once anyway",
-                    )
+            used, (wrong, remedy) = _computed_inside(operation), _IN_GRADIENT
+        elif operation.type in _CALLS:
+            used, (wrong, remedy) = operation.inputs, _IN_FUNCTION
+        else:
+            continue
+        for name in filter(None, (names.get(_place(tensor)) for tensor in used)):
+            raise BadInputError(f"{name} {wrong}", where=THE_MODEL, hint=remedy)
     captured = {id(outer) for outer, _ in graph.captures if outer.dtype == tf.resource}
     for name, weight in held.items():
         if id(weight.value.handle) in captured:
             raise BadInputError(
                 f"{name} is used as a tf.Variable that was taken from it before (such as self.kernel = weight.value in "
                 "build()), and would keep its initial value",
-                where=_WHERE,
+                where=THE_MODEL,
                 hint="use the weight itself in call()",
             )
 

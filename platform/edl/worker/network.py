@@ -8,9 +8,10 @@ and changed statistics into a slab again. It is traced once, for any number of r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
 from edl.worker.features import feature_spec
 from edl.worker.fresh_model import diverge, is_generator, new_model
-from edl.worker.hidden_uses import refuse_hidden_uses
+from edl.worker.hidden_uses import THE_MODEL, refuse_hidden_uses
 from edl.worker.known_ids import check_ids
 from edl.worker.looked_up import LookedUp
 from edl.worker.lookups import Lent, Recording, rows_from
@@ -39,8 +40,6 @@ from edl.worker.variables import Variables, VariableSpec
 from edl.worker.wanted import Distinct, WantedIds, positions_among
 
 _LOG = logging.getLogger(__name__)
-_WHERE = "the model"
-"""Of what is wrong with any records."""
 
 Slab = NDArray[np.float32]
 
@@ -288,8 +287,11 @@ class Network:
             loss, scope = self._loss(values, rows, features, labels)
         self._refuse_what_cannot_train(loss.graph, scope, values, lent)
         found, found_of_rows = tape.gradient(loss, [trained, lent])
-        self._leave_alone(found, trained, [self.variables[index].name for index in self._variables.trained])
-        self._leave_alone(found_of_rows, lent, [table.name for table in self.tables])
+        self._leave_alone(found, [self.variables[index].name for index in self._variables.trained])
+        looked_up = [values.consumers() for values in lent]  # what no call looks up is not pushed
+        self._leave_alone(
+            compress(found_of_rows, looked_up), compress([table.name for table in self.tables], looked_up)
+        )
         gradients, row_gradients = _or_zeros(found, trained), _or_zeros(found_of_rows, lent)
         self._keep_local(scope)
         by_position = dict(zip(self._variables.trained, gradients, strict=True))
@@ -323,19 +325,19 @@ class Network:
                 raise BadInputError(
                     f"{_named(self.variables[index].name)} is trained, and the model itself assigns to it "
                     "(as keras.layers.SpectralNormalization does): EDL cannot do both",
-                    where=_WHERE,
+                    where=THE_MODEL,
                     hint="leave that layer out, or use strategy Local",
                 )
 
-    def _leave_alone(self, gradients: Any, values: Any, names: Any) -> None:
+    def _leave_alone(self, gradients: Iterable[Any], names: Iterable[str]) -> None:
         """What gets no gradient stays as it is, as with Keras; refused where the optimizer would move it."""
-        for gradient, value, name in zip(gradients, values, names, strict=True):
+        for gradient, name in zip(gradients, names, strict=True):
             if gradient is not None:
                 continue
-            if value.consumers() and (mover := self.optimizer.moves_without_gradient(name)):
+            if mover := self.optimizer.moves_without_gradient(name):
                 raise BadInputError(
                     f"the loss has no gradient for '{name}', and {mover} would change it all the same",
-                    where=_WHERE,
+                    where=THE_MODEL,
                     hint="set trainable = False for its layer",
                 )
             if name not in self._told:
@@ -352,7 +354,7 @@ class Network:
                 raise BadInputError(
                     f"the variable '{variable.path}' ({variable.dtype}) is changed by training, and EDL keeps float32 "
                     "statistics only",
-                    where=_WHERE,
+                    where=THE_MODEL,
                 )
             variable.assign(value)
 

@@ -189,6 +189,27 @@ def test_an_optimizer_that_moves_what_has_no_gradient_is_refused(optimizer: Any,
         trained(TwoHeads, optimizer=optimizer())
 
 
+@pytest.mark.parametrize("features", [NUMBERS, IDS])
+def test_it_is_refused_also_if_no_call_uses_it_but_rows_that_nobody_looks_up_stay(features: Any) -> None:
+    class Unused(TwoHeads):
+        def build(self, shape: Any) -> None:
+            self.other.build(shape)
+
+        def call(self, x: Any) -> Any:
+            return self.head(tf.cast(x, tf.float32))
+
+    class UnusedRows(Unused):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = keras.layers.Embedding(9, 4)
+
+    if features is IDS:
+        trained(UnusedRows, features, keras.optimizers.Ftrl(0.1))
+    else:
+        with pytest.raises(BadInputError, match=r"no gradient for 'unused/dense_1/.*', and Ftrl would change it"):
+            trained(Unused, features, keras.optimizers.Ftrl(0.1))
+
+
 def test_a_variable_without_decay_may_be_without_gradient() -> None:
     optimizer = keras.optimizers.AdamW(0.1)
     optimizer.exclude_from_weight_decay(var_names=[".*"])
