@@ -159,6 +159,10 @@ def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_w
     for name, values in expected.items():
         np.testing.assert_array_equal(arrays[name], values)
     rows = cut.snapshot.tables[SHAPE.name]
+    whole = rows.whole()  # not of pieces, which share their memory
+    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/ids"], whole.ids)
+    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/values"], whole.values)
+    np.testing.assert_array_equal(arrays[f"rows/{SHAPE.name}/slot/accumulator"], whole.slots["accumulator"])
     assert len(rows.whole()) == 900
     cut.snapshot.release()
     with pytest.raises(PinError):
