@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 
 from edl.core.errors import BadInputError
 from edl.spec.zoo import ZooModule, locate
+from edl.worker.refused_models import refuse_own_training
 from edl.worker.user_code import user_code
 
 MODES = ("training", "evaluation", "prediction")
@@ -61,7 +62,8 @@ class ModelModule:
 
     Attributes:
         zoo: the zoo's folder; frames of files below it are the user's in tracebacks.
-        model: makes a new Keras model; raises ModuleError when the user's code does, or returns something else.
+        model: makes a new Keras model; raises ModuleError when the user's code does, BadInputError when it returns
+            something else, or a model that says itself how it is trained.
         loss: ``loss(labels, predictions)``, a tensor.
         optimizer: makes the Keras optimizer.
         eval_metrics_fn: makes the metrics by name.
@@ -189,6 +191,7 @@ def _model_maker(zoo: Path, module: ModuleType, found: ZooModule, params: Mappin
             raise BadInputError(
                 f"{found.function}() returned {type(model).__name__}, expected a keras.Model", where=str(found.path)
             )
+        refuse_own_training(model, f"{found.function}()", str(found.path))
         return model
 
     return make

@@ -1,0 +1,81 @@
+"""Models that say themselves how they are trained: EDL would ignore that, and so it is refused by name.
+
+A step of EDL calls the model, and takes the loss, the optimizer and the metrics from the functions of the user's
+module. What else Keras' ``fit``, ``evaluate`` and ``predict`` would run is never called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from edl.core.errors import BadInputError
+from edl.worker.user_code import defined_in
+
+_TRAINING = "what it does to records belongs in feed(), what it adds to the loss in loss(), or in add_loss() in call()"
+_EVALUATION = "evaluations use loss() and eval_metrics_fn()"
+_PREDICTION = "what it does to outputs belongs in call(), or in a PredictionOutputsProcessor"
+_INSTEAD: Mapping[str, str] = {
+    "train_step": _TRAINING,
+    "test_step": _EVALUATION,
+    "predict_step": _PREDICTION,
+    "compute_loss": "put it into loss(labels, predictions), what needs the model's inside into add_loss() in call()",
+    "compute_metrics": "put it into eval_metrics_fn()",
+    "make_train_function": _TRAINING,
+    "make_test_function": _EVALUATION,
+    "make_predict_function": _PREDICTION,
+}
+"""Methods that Keras calls while it trains, evaluates or predicts, and EDL does not: where their work belongs here."""
+
+_COMPILED_WITH = ("loss", "loss_weights", "metrics", "weighted_metrics")
+
+
+def refuse_own_training(model: Any, made_by: str, where: str) -> None:
+    """Refuse a model that overrides a step of Keras' training, or is compiled.
+
+    Only the model itself counts: Keras, too, asks nothing of the models that are nested in it but to be called. Every
+    ``compile()`` is refused, one of nothing but metrics as well: it sets Keras' default optimizer, which is not used.
+
+    Args:
+        model: what the user's function returned.
+        made_by: that function, for people.
+        where: its file.
+
+    Raises:
+        BadInputError: it does; names what, and where that belongs.
+    """
+    import keras
+
+    for method, instead in _INSTEAD.items():
+        if method in vars(model) or getattr(type(model), method, None) is not getattr(keras.Model, method, None):
+            kind = type(model)
+            definer = next((base for base in kind.__mro__ if method in vars(base)), kind)
+            of = kind.__name__ if definer is kind else f"{kind.__name__}, from {definer.__name__}"
+            raise BadInputError(
+                f"the model that {made_by} returned has a {method}() of its own (class {of}), which EDL does not call: "
+                "the model would be trained without it",
+                where=defined_in(definer) or where,
+                hint=instead,
+            )
+    if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):  # the latter in Keras 2
+        given = ", ".join(_compiled_with(model))
+        compiled = f"compiled ({given})" if given else "compiled"
+        raise BadInputError(
+            f"the model that {made_by} returned is {compiled}, and EDL would ignore that: it trains with the "
+            "module's loss() and optimizer() and evaluates with its eval_metrics_fn()",
+            where=where,
+            hint="leave compile() out; load a saved model with load_model(..., compile=False); of a model that a "
+            "library compiles, return keras.Model(model.inputs, model.outputs)",
+        )
+
+
+def _compiled_with(model: Any) -> Iterator[str]:
+    """What compile() was given, as far as Keras remembers it; its default optimizer counts."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        yield f"optimizer {type(optimizer).__name__}"
+    config = getattr(model, "_compile_config", None)
+    given = getattr(config, "config", None) or {}
+    for name in _COMPILED_WITH:
+        if given.get(name):
+            yield name

@@ -1,0 +1,146 @@
+"""A model that says itself how it is trained is refused by name: EDL would train it otherwise, and say nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+import keras  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.contract import load  # noqa: E402
+from edl.worker.local_model import LocalModel  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
+
+REST = """
+import keras, tensorflow as tf
+
+def loss(labels, predictions):
+    return tf.square(labels - predictions)
+
+def optimizer():
+    return keras.optimizers.SGD(0.1)
+
+def eval_metrics_fn():
+    return {}
+
+def feed(dataset, mode, metadata):
+    return dataset
+
+def network():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.head(x)
+
+"""
+OVERRIDES = {
+    "train_step": "(self, data): return super().train_step(data)",
+    "test_step": "(self, data): return super().test_step(data)",
+    "predict_step": "(self, data): return super().predict_step(data)",
+    "compute_loss": "(self, *args, **kwargs): return super().compute_loss(*args, **kwargs)",
+    "compute_metrics": "(self, *args, **kwargs): return super().compute_metrics(*args, **kwargs)",
+    "make_train_function": "(self, force=False): return super().make_train_function(force)",
+    "make_test_function": "(self, force=False): return super().make_test_function(force)",
+    "make_predict_function": "(self, force=False): return super().make_predict_function(force)",
+}
+FEATURES = np.zeros((3, 2), np.float32)
+
+
+def module(folder: Path, source: str) -> Any:
+    zoo = folder / "zoo"
+    zoo.mkdir()
+    (zoo / "own.py").write_text(REST + source, encoding="utf-8")
+    return load(SimpleNamespace(zoo=zoo, definition="own.custom_model", params={}))
+
+
+def refused(folder: Path, source: str) -> BadInputError:
+    with pytest.raises(BadInputError) as error:
+        module(folder, source).model()
+    return error.value
+
+
+@pytest.mark.parametrize("method", OVERRIDES)
+def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> None:
+    source = f"class Mine(Own):\n    def {method}{OVERRIDES[method]}\n\ndef custom_model():\n    return Mine()\n"
+    error = refused(tmp_path, source)
+    assert f"custom_model() returned has a {method}() of its own (class Mine)" in error.message
+    assert error.where == str(tmp_path / "zoo" / "own.py")
+    assert error.hint
+
+
+def test_a_step_that_a_base_class_or_the_object_has_is_refused_too(tmp_path: Path) -> None:
+    source = """
+class Mixup(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+class Mine(Mixup, keras.Sequential):
+    pass
+
+def custom_model():
+    return Mine([keras.Input((2,)), keras.layers.Dense(1)])
+
+def patched():
+    model = network()
+    model.test_step = lambda data: {}
+    return model
+"""
+    assert "train_step() of its own (class Mine, from Mixup)" in refused(tmp_path, source).message
+    choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
+    with pytest.raises(BadInputError, match=r"patched\(\) returned has a test_step\(\) of its own"):
+        load(choice).model()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ('optimizer="adam", loss="mse"', "compiled (optimizer Adam, loss)"),
+        ('loss="mse", loss_weights=[0.5]', "compiled (optimizer RMSprop, loss, loss_weights)"),
+        ('metrics=["mae"]', "compiled (optimizer RMSprop, metrics)"),
+        ("optimizer=None, jit_compile=True", "is compiled, and"),
+    ],
+)
+def test_a_compiled_model_is_refused(tmp_path: Path, options: str, named: str) -> None:
+    source = f"def custom_model():\n    model = network()\n    model.compile({options})\n    return model\n"
+    error = refused(tmp_path, source)
+    assert named in error.message
+    assert "compile=False" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return Own()",
+        "return network()",
+        "inner = network(); inner.compile('adam', 'mse')\n"
+        "    given = keras.Input((2,))\n    return keras.Model(given, keras.layers.Dense(1)(inner(given)))",
+        "inner = network(); inner.compile('adam', 'mse')\n    return keras.Model(inner.inputs, inner.outputs)",
+    ],
+    ids=["subclassed", "sequential", "a compiled model is nested in it", "made of a compiled one"],
+)
+def test_others_are_trained_under_every_strategy(tmp_path: Path, body: str) -> None:
+    user = module(tmp_path, f"def custom_model():\n    {body}\n")
+    labels = np.ones((3, 1), np.float32)
+    local = LocalModel(user, seed=1, sample=FEATURES)
+    loss, _ = local.train(FEATURES, labels, keep_if_not_finite=False)
+    served = Network.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
+    assert served.train(served.initial(), {}, FEATURES, labels).loss == pytest.approx(loss)
+
+
+def test_every_kind_of_keras_own_models_inherits_the_steps() -> None:
+    functional = keras.Model(given := keras.Input((2,)), keras.layers.Dense(1)(given))
+    for model in (functional, keras.Sequential([keras.layers.Dense(1)]), keras.Model()):
+        for method in OVERRIDES:
+            assert getattr(type(model), method) is getattr(keras.Model, method)
