@@ -224,9 +224,15 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class StopWanted:
-    """Somebody wants the job to end now."""
+    """Somebody wants the job to end.
+
+    Attributes:
+        reason: for people.
+        checkpoint_seconds: how long a final checkpoint may take before the job ends; 0: it ends now.
+    """
 
     reason: str
+    checkpoint_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

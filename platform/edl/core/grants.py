@@ -17,6 +17,7 @@ from edl.core.events import (
     TaskReported,
     WaitForWork,
 )
+from edl.core.final_checkpoint import ledger_stands
 from edl.core.hearing import heard
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
 from edl.core.pods import STEPS_PER_CRASH
@@ -50,6 +51,8 @@ def _answer(state: State, worker: str, held: frozenset[int] | None, now: float) 
     if not pod.staying:
         return WaitForWork("this worker was told to go")
     heard(state, worker, now)
+    if state.stopping is not None:
+        return WaitForWork("the job ends: a final checkpoint is being taken")
     lost = _lost_grant(state, worker, held)
     if lost is not None:
         return lost
@@ -174,6 +177,8 @@ def advance_lease(state: State, worker: str, steps: Steps, now: float) -> None:
     if found is None:
         return
     kind, lease = found
+    if kind == TRAINING and ledger_stands(state):
+        return
     holder = state.holders.get(worker)
     if holder is not None:
         holder.mentioned[steps.lease] = now
@@ -216,6 +221,9 @@ def reported(state: State, event: TaskReported, now: float) -> None:
         state.do(Acknowledged((event.lease,)))
         return
     kind, lease = found
+    if kind == TRAINING and ledger_stands(state):
+        state.do(Acknowledged((event.lease,)))
+        return
     why = refusal(kind, lease, event.last, event.result, state.round)
     if why:
         state.do(Acknowledged(refusal=why))

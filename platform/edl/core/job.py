@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.core import events, grants, parameters, phases, reclaim, recovery, snapshots, staffing
+from edl.core import events, final_checkpoint, grants, parameters, phases, reclaim, recovery, snapshots, staffing
 from edl.core.events import Command, Event
 from edl.core.kinds import METRICS, unit
 from edl.core.state import State
@@ -58,6 +58,8 @@ class JobState(State):
             times.append(now + staffing.SOON)
         if self.cut is not None and self.cut.holds:
             times.append(self.cut.deadline)
+        if self.stopping is not None:
+            times.append(self.stopping.deadline)
         return min(times)
 
     def new_incarnation(self, number: int) -> list[Command]:
@@ -104,7 +106,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.CheckpointSaved: snapshots.saved,
     events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
     events.WishUnreadable: lambda state, event, now: state.tell("warning", message=event.message),
-    events.StopWanted: lambda state, event, now: state.end("Interrupted", event.reason),
+    events.StopWanted: final_checkpoint.stop,
     events.Tick: lambda state, event, now: reclaim.expire(state, now),
 }
 

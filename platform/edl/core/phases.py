@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core import snapshots, staffing
+from edl.core import final_checkpoint, snapshots, staffing
 from edl.core.cluster import Role
 from edl.core.cuts import due
 from edl.core.events import Unpin
@@ -18,7 +18,10 @@ def advance(state: State, now: float) -> None:
         return
     staffing.advance(state, now)
     _check_pins(state)
-    _proceed(state, now)
+    if state.stopping is None:
+        _proceed(state, now)
+    else:
+        final_checkpoint.advance(state, now)
     # Last: what a cut waited for may be settled by now.
     if not state.ended:
         snapshots.advance(state, now)

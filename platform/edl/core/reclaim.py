@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core import snapshots
+from edl.core import final_checkpoint, snapshots
 from edl.core.cluster import Role
 from edl.core.events import Revoked, RevokeLeases
 from edl.core.kinds import TRAINING
@@ -109,7 +109,7 @@ def revoked(state: State, event: Revoked, now: float) -> None:
 
 def settle_revocations(state: State, now: float) -> None:
     """Return what nobody is waited for any more to the head of the queue."""
-    if state.ended or not state.synced:
+    if state.ended or not state.synced or final_checkpoint.ledger_stands(state):
         return
     for revocation in [x for x in state.revocations if not x.waiting]:
         settlements = settle(revocation, state.ledgers[TRAINING].leases)

@@ -69,7 +69,14 @@ def call_off(state: State, reason: str, now: float, retry: float = RETRY_HELD_SE
     state.record({"kind": "cut_off", "cut": state.cut.number, "reason": reason})
     state.do(ReleaseCut(state.cut.number))
     state.tell("warning", message=f"cut {state.cut.number} is off: {reason}")
-    state.cut, state.held_cuts = None, now + retry
+    _failed(state, reason, now + retry)
+
+
+def _failed(state: State, reason: str, until: float) -> None:
+    """No cut is on its way any more, and none is begun before ``until``."""
+    state.cut, state.held_cuts = None, until
+    if state.stopping is not None:
+        state.stopping.obstacle = reason
 
 
 def prepared(state: State, event: CutPrepared, now: float) -> None:
@@ -164,7 +171,7 @@ def saved(state: State, event: CheckpointSaved, now: float) -> None:
     if event.error:
         state.record({"kind": "cut_off", "cut": cut.number, "reason": event.error})
         state.tell("warning", message=f"checkpoint {cut.number} was not written, the one before stays: {event.error}")
-        state.held_cuts = now + RETRY_SAVING_SECONDS
+        _failed(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.frozen["done_steps"], max(cut.versions.values(), default=0)
         entry = {"kind": "saved", "cut": cut.number, "step": step, "version": version, "ledger": state.frozen}

@@ -43,6 +43,8 @@ def scale(state: State, event: ScaleWanted) -> None:
 
 def wanted_workers(state: State) -> int:
     """As many as may be while there is work to hand out; then at least one, for what may come back."""
+    if state.stopping is not None:
+        return 0
     return state.workers_max if work_waits(state) else 1
 
 

@@ -44,6 +44,25 @@ INCARNATION_SHIFT = 32
 
 
 @dataclass(slots=True)
+class Stopping:
+    """A final checkpoint is to be taken, and then the job ends (module ``final_checkpoint``).
+
+    Attributes:
+        reason: why the job ends.
+        seconds: how long the checkpoint may take.
+        deadline: when the job ends without it.
+        cut: number of its cut; 0: none is begun yet.
+        obstacle: why the last try came to nothing.
+    """
+
+    reason: str
+    seconds: float
+    deadline: float
+    cut: int = 0
+    obstacle: str = ""
+
+
+@dataclass(slots=True)
 class State:
     """Everything the master knows.
 
@@ -59,6 +78,7 @@ class State:
         frozen: the ledger's half of the cut on its way.
         held_cuts: no cut is begun before.
         unmet: nor while one of these leases is held and no further step of it is in: how many are, by lease.
+        stopping: somebody wants the job to end after a final checkpoint.
         pins: the cuts that each PS keeps, by uid.
         registered: uids of PS that said where they listen before the cluster showed them.
         more_missing: more pods are to be asked for than one event asks for.
@@ -92,6 +112,7 @@ class State:
     frozen: dict[str, Any] = field(default_factory=dict)
     held_cuts: float = 0.0
     unmet: dict[int, int] = field(default_factory=dict)
+    stopping: Stopping | None = None
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     emptied: bool = False

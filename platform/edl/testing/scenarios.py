@@ -188,7 +188,7 @@ _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
         Role(who[0].split("-")[0]), int(who[0].split("-")[1]), " ".join(who[1:]), retry=True
     ),
     "scale": lambda stage, who, fields: ev.ScaleWanted(_whole(fields, "min"), _whole(fields, "max")),
-    "stop": lambda stage, who, fields: ev.StopWanted(" ".join(who)),
+    "stop": lambda stage, who, fields: ev.StopWanted(" ".join(who), float(fields.get("seconds", "0"))),
     "tick": lambda stage, who, fields: ev.Tick(),
 }
 

@@ -137,6 +137,17 @@ class World:
             self.cluster.forget_ended()
         self.clock.after(away, self.start_master)
 
+    def resume(self, away: float = 1.0) -> None:
+        """Go on with a job that was stopped, as ``--resume`` does: no process of before is left."""
+        assert self.ended is not None
+        for worker in self.alive_workers():
+            self.end(worker.uid, 137)
+        for ps in self.alive_servers():
+            self.end(ps.uid, 137)
+        self._record({"kind": "resumed"})
+        self.ended = None
+        self.kill_master(away)
+
     def _tick(self, incarnation: int) -> None:
         if self.incarnation == incarnation and self.master is not None and self.ended is None:
             self.post(ev.Tick())

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.core.events import StopWanted
 from edl.core.state import Settings
 from edl.testing.promises import BrokenPromiseError
-from edl.testing.simulation import Network, World
+from edl.testing.simulation import TICK, Network, World
 
 SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0
@@ -141,6 +142,37 @@ def test_a_lost_master_costs_no_record(job: Settings, bad: list[Fault], seed: in
     counters = world.master.counters
     assert (counters.rolled_back, counters.updates_rolled_back, counters.partial, counters.repeated) == (0, 0, 0, 0)
     assert counters.workers_lost == 0
+
+
+@_thorough
+@given(jobs(), faults(*WORKER_FAULTS, "ps killed"), st.floats(0.0, 9.0), seeds)
+def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
+    job: Settings, bad: list[Fault], at: float, seed: int
+) -> None:
+    """Whatever is lost before: nothing of what the ledger calls done is lost with the stop."""
+    world = World(job, SOURCES, (), seed=seed, network=Network(repeated=0.05, lost=0.02))
+    for fault in bad:
+        world.clock.at(fault.at, lambda fault=fault: fault.strike(world))
+    world.clock.at(at, lambda: world.post(StopWanted("stopped", checkpoint_seconds=10.0)))
+    world.run(DAYS)
+    assert world.ended is not None
+    assert world.clock.now() <= at + 10.0 + TICK
+    stopped = world.ended
+    if stopped.phase == "Done":  # it was over before
+        return
+    master, whole = world.master, "holds all" in stopped.reason
+    assert master is not None
+    if whole:
+        assert master.checkpoint is not None
+        assert master.training is not None
+        assert master.checkpoint.ledger["done_records"] == master.training.done_records
+    before = master.counters.rolled_back
+    world.resume()
+    world.run(2 * DAYS)
+    world.check_end()
+    if whole:
+        assert [tell.fields["records"] for tell in world.told if tell.event == "rolled_back"][-1] == 0
+        assert world.master.counters.rolled_back == before
 
 
 @pytest.mark.parametrize("seed", range(12))

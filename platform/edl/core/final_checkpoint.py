@@ -1,0 +1,84 @@
+"""A final checkpoint before a stop: what somebody who stops a job wants of its parameters.
+
+``StopWanted`` with seconds begins it. No lease is granted any more; a cut is taken as at any other time, and the job
+ends when its checkpoint is on disk. What PS apply after they have made their copies is no part of the job: the ledger
+stands still from then on, so that it says at the end what the checkpoint holds, and a run that goes on repeats nothing.
+
+Without a checkpoint after the given seconds, or when it cannot be written, the job ends all the same and says why; it
+goes on from the checkpoint before.
+"""
+
+from __future__ import annotations
+
+from edl.core import snapshots
+from edl.core.cuts import Stage
+from edl.core.events import StopWanted
+from edl.core.kinds import TRAINING
+from edl.core.state import State, Stopping
+
+
+def stop(state: State, event: StopWanted, now: float) -> None:
+    """Somebody wants the job to end: at once, or after a final checkpoint if that would hold anything new."""
+    if not event.checkpoint_seconds or not _worth_while(state):
+        state.end("Interrupted", event.reason)
+    elif state.stopping is None:
+        state.stopping = Stopping(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
+        cut = state.cut
+        if cut is not None and cut.checkpoint and cut.stage in (Stage.PREPARING, Stage.HOLDING):
+            state.stopping.cut = cut.number  # it is on its way, and will have all steps up to now
+
+
+def advance(state: State, now: float) -> None:
+    """Begin the final cut as soon as one can be taken; end the job when it is on disk, or cannot be in time."""
+    stopping, saved = state.stopping, state.checkpoint
+    assert stopping is not None
+    if ledger_stands(state):
+        _enter_steps_of_cut(state)
+    if saved is not None and saved.cut == stopping.cut:
+        state.end("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
+    elif state.cut is None and not _worth_while(state):  # the last PS was lost: parameters and ledger went back
+        state.end("Interrupted", stopping.reason)
+    elif now >= stopping.deadline:
+        why = stopping.obstacle or _awaited(state)
+        state.end("Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.seconds:g} s: {why}")
+    elif state.cut is None and state.held_cuts >= stopping.deadline:
+        state.end("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
+    elif snapshots.possible(state, now):
+        snapshots.begin(state, checkpoint=True, pin=False)
+        stopping.cut = state.cut_number
+
+
+def ledger_stands(state: State) -> bool:
+    """Whether the final cut is fixed: what is applied from now on is neither entered nor taken back."""
+    cut, stopping = state.cut, state.stopping
+    return (
+        stopping is not None
+        and cut is not None
+        and cut.number == stopping.cut
+        and cut.stage in (Stage.SNAPSHOT, Stage.SAVING)
+    )
+
+
+def _enter_steps_of_cut(state: State) -> None:
+    """Enter the steps that the copies have and their workers have not reported yet: the checkpoint holds them."""
+    training, cut = state.ledgers[TRAINING], state.cut
+    if cut is None or cut.stage is not Stage.SAVING:  # until then the cut may be called off, and they with it
+        return
+    for number, through in sorted(cut.within.items()):
+        if number in training.leases and through > training.leases[number].through:
+            state.record({"kind": "progress", "lease": number, "through": through})
+
+
+def _worth_while(state: State) -> bool:
+    if state.settings.predict or not state.settings.durable or state.training is None or state.ended:
+        return False
+    return state.checkpoint is not None and state.checkpoint.step < state.step
+
+
+def _awaited(state: State) -> str:
+    if state.cut is None:
+        return "not every parameter server was ready"
+    if state.cut.stage is Stage.SAVING:
+        return "it was still being written"
+    names = sorted(f"ps-{state.fleet.pods[uid].index}" for uid in state.cut.parts if uid in state.fleet.pods)
+    return f"{', '.join(names) or 'leases on their way back'} had not answered"
