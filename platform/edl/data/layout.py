@@ -21,8 +21,6 @@ from edl.data.tables import DataSet, Table
 Format: TypeAlias = Literal["recordio", "csv"]
 Advance: TypeAlias = Callable[[int], None]
 
-CHUNK_BYTES = 1024 * 1024
-"""Chunks of what is made here: small, for cheap access to any range; the original writes 32 MiB."""
 ABOUT = "about.json"
 """What is known of a data set, beside its directories."""
 
@@ -115,7 +113,7 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[objec
 def _write_recordio(
     path: Path, features: Iterable[dict[str, Value]], compression: Compression, advance: Advance
 ) -> None:
-    with Writer(path, compression=compression, chunk_limit=CHUNK_BYTES) as writer:
+    with Writer(path, compression=compression) as writer:
         for record in features:
             writer.write(serialize_example(record))
             advance(1)

@@ -13,7 +13,7 @@ from edl.data.reader import CorruptRecordError
 from edl.data.recordio.chunk import Header
 from edl.data.recordio.index import NotRecordIOError
 from edl.data.recordio.reader import RecordFile
-from edl.data.recordio.writer import DEFAULT_CHUNK_LIMIT, NotBytesError, RecordTooLargeError, Writer
+from edl.data.recordio.writer import LARGEST_RECORD, NotBytesError, RecordTooLargeError, Writer
 
 RECORDS = [b"Hello", b"World,", b"", b"RecordIO!", b"a" * 40]
 
@@ -69,19 +69,31 @@ def test_applies_the_chunk_rule_and_goes_on_after_a_refused_record(tmp_path: Pat
     assert path.read_bytes() == TWO_CHUNKS
 
 
-def test_the_default_chunk_limit_is_that_of_the_original(tmp_path: Path) -> None:
+def test_a_chunk_limit_of_32_mib_gives_the_chunks_of_the_original(tmp_path: Path) -> None:
     # 70 records of 1 MiB and one of 32 MiB - 1 gave chunks of 32, 32, 6 and 1 records.
     mebibyte = bytes(1024 * 1024)
     path = tmp_path / "large.recordio"
-    with Writer(path) as writer:
+    with Writer(path, chunk_limit=32 << 20) as writer:
         for _ in range(70):
             writer.write(mebibyte)
-        writer.write(bytes(DEFAULT_CHUNK_LIMIT - 1))
+        writer.write(bytes((32 << 20) - 1))
         with pytest.raises(RecordTooLargeError):
-            writer.write(bytes(DEFAULT_CHUNK_LIMIT))
+            writer.write(bytes(32 << 20))
     index = RecordFile(path).index
     assert [header.records for header in index.headers] == [32, 32, 6, 1]
     assert RecordFile(path).read(63, 66) == [mebibyte] * 3
+
+
+def test_chunks_have_one_mib_by_default_and_larger_records_one_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "default.recordio"
+    records = [bytes(1 << 18)] * 9 + [bytes(5 << 20), b"last"]
+    with Writer(path) as writer:
+        for record in records:
+            writer.write(record)
+        with pytest.raises(RecordTooLargeError, match="must be smaller than 33554432"):
+            writer.write(bytes(LARGEST_RECORD))
+    assert [header.records for header in RecordFile(path).index.headers] == [4, 4, 1, 1, 1]
+    assert RecordFile(path).read() == records
 
 
 def test_snappy_frames_span_records_and_stay_within_what_the_original_reads(tmp_path: Path) -> None:

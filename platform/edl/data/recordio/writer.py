@@ -12,8 +12,10 @@ from edl.core.errors import BadInputError, StorageError
 from edl.data.files import beside
 from edl.data.recordio.chunk import COMPRESSORS, Compression, encode_chunk
 
-DEFAULT_CHUNK_LIMIT = 32 * 1024 * 1024
-"""Bytes of records in a chunk, in the original."""
+DEFAULT_CHUNK_LIMIT = 1024 * 1024
+"""Bytes of records in a chunk: small, for cheap access to any record, and for little loss when a byte is damaged."""
+LARGEST_RECORD = 32 * 1024 * 1024
+"""A record is smaller than that unless the caller sets a chunk limit; it is the chunk limit of the original."""
 
 
 class RecordTooLargeError(BadInputError):
@@ -33,24 +35,24 @@ class Writer:
     Args:
         path: the file to write; it is replaced.
         compression: ``none`` writes byte for byte what the original would; it reads ``none`` and ``snappy``.
-        chunk_limit: most bytes of records in a chunk, not counting their lengths, before compression. A reader
-            holds a chunk in memory and reads all of it to get at one record.
+        chunk_limit: most bytes of records in a chunk, not counting their lengths, before compression; a record has to
+            be smaller. A reader holds a chunk in memory and reads all of it to get at one record. None is 1 MiB, where
+            a larger record, below 32 MiB, gets a chunk of its own.
 
     Raises:
         StorageError: the file cannot be written.
     """
 
-    def __init__(
-        self, path: str | Path, *, compression: Compression = "none", chunk_limit: int = DEFAULT_CHUNK_LIMIT
-    ) -> None:
+    def __init__(self, path: str | Path, *, compression: Compression = "none", chunk_limit: int | None = None) -> None:
         if compression not in COMPRESSORS:
             raise BadInputError(f"unknown compression {compression!r}", hint=f"one of {', '.join(COMPRESSORS)}")
-        if chunk_limit < 1:
+        if chunk_limit is not None and chunk_limit < 1:
             raise BadInputError(f"a chunk limit of {chunk_limit} bytes", hint="at least 1")
         self.path = Path(path)
         self.records = 0
         self._compression = compression
-        self._limit = chunk_limit
+        self._limit = DEFAULT_CHUNK_LIMIT if chunk_limit is None else chunk_limit
+        self._largest = LARGEST_RECORD if chunk_limit is None else chunk_limit
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._temporary = beside(self.path)
@@ -71,15 +73,16 @@ class Writer:
         """Add a record. Empty ones are legal.
 
         Raises:
-            RecordTooLargeError: it is as large as the chunk limit or larger; the file goes on without it.
+            RecordTooLargeError: it is as large as the chunk limit that was set, or 32 MiB, or larger; the file goes on
+                without it.
             NotBytesError: it is not bytes.
         """
         if not isinstance(record, bytes | bytearray | memoryview):
             raise NotBytesError(f"a record of type {type(record).__name__}", where=str(self.path), hint="pass bytes")
         record = bytes(record)
-        if len(record) >= self._limit:
+        if len(record) >= self._largest:
             raise RecordTooLargeError(
-                f"record {self.records} has {len(record)} bytes; a record must be smaller than a chunk, {self._limit}",
+                f"record {self.records} has {len(record)} bytes; a record must be smaller than {self._largest}",
                 where=str(self.path),
                 hint="raise the chunk limit, or store large values in files of their own",
             )
