@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from edl.core.partition import mix
 
@@ -40,15 +41,24 @@ def permuted(index: int, count: int, key: int) -> int:
     """
     if not 0 <= index < count:
         raise ValueError(f"index {index} is not in a plan of {count}")
+    while True:
+        index = scrambled(index, count, key)
+        if index < count:
+            return int(index)
+
+
+def scrambled(index: Any, count: int, key: int) -> Any:
+    """One walk of the Feistel network over the smallest square power of two that holds ``range(count)``.
+
+    ``permuted`` walks on until it is in the range again. Integer operators only, so that an index may be a NumPy uint64
+    array too.
+    """
     half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
-    while True:
-        left, right = index >> half, index & mask
-        for turn in range(4):
-            left, right = right, left ^ (mix(right ^ mix((key << 3) + turn)) & mask)
-        index = (left << half) | right
-        if index < count:
-            return index
+    left, right = index >> half, index & mask
+    for turn in range(4):
+        left, right = right, left ^ (mix(right ^ mix((key << 3) + turn)) & mask)
+    return (left << half) | right
 
 
 @dataclass(frozen=True, slots=True)

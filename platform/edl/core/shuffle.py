@@ -1,0 +1,277 @@
+"""The order of an epoch whose records are shuffled, computed wherever it is wanted and stored nowhere.
+
+A data set comes in *blocks*: runs of records that a reader gets at together (a chunk of RecordIO, a piece of a CSV file
+between two entries of its index). An epoch goes through all blocks in random order; what lies in a *window* of that
+sequence is mixed record by record. So a position of an epoch means one record, as a pure function of (seed, epoch,
+window) and of the description of the data set: a lease is ``[start, end)`` of the positions, every worker finds the
+same records for it, and whoever reads the journal can name them.
+
+The two permutations are those of ``shards.permuted``: of the blocks in an epoch, and of the positions in a window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from typing import Any, TypeAlias
+
+from edl.core.errors import BadInputError
+from edl.core.partition import mix
+from edl.core.shards import Source, permuted
+
+SHUFFLED = ""
+"""The source of a range of positions, in the journal and in a lease: no single file has these records."""
+
+MOST_WINDOW = 65_536
+"""Records of a window when the job does not say."""
+WINDOW_BYTES = 64 << 20
+"""Memory that the records of such a window may take; it is smaller where they are large."""
+MOST_BLOCKS = 65_536
+"""Of a data set: the journal holds their sizes. More of them are put together, neighbours first."""
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Sizes of the blocks of one source, in its order, as ``(records, times)``: most blocks are as large as the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Where a data set can be entered.
+
+    Attributes:
+        runs: sizes of the blocks of each source.
+        record_bytes: about what a record takes in a worker's memory.
+    """
+
+    runs: tuple[Runs, ...]
+    record_bytes: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> Blocks:
+        """With the sizes of the blocks of each source; neighbours are put together where there are too many."""
+        together = max(1, -(-sum(map(len, sizes)) // MOST_BLOCKS))
+        return cls(tuple(_runs(_put_together(blocks, together)) for blocks in sizes), record_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a worker reports it."""
+        return {"runs": _rows(self.runs), "record_bytes": self.record_bytes}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Blocks:
+        """What ``to_json`` wrote."""
+        return cls(_from_rows(value["runs"]), value["record_bytes"])
+
+
+def _put_together(sizes: Sequence[int], count: int) -> list[int]:
+    return [sum(sizes[at : at + count]) for at in range(0, len(sizes), count)]
+
+
+def _runs(sizes: Sequence[int]) -> Runs:
+    runs: list[tuple[int, int]] = []
+    for size in sizes:
+        if runs and runs[-1][0] == size:
+            runs[-1] = (size, runs[-1][1] + 1)
+        elif size:
+            runs.append((size, 1))
+    return tuple(runs)
+
+
+def _rows(runs: Sequence[Runs]) -> list[list[list[int]]]:
+    return [[list(run) for run in source] for source in runs]
+
+
+def _from_rows(rows: Sequence[Sequence[Sequence[int]]]) -> tuple[Runs, ...]:
+    return tuple(tuple((records, times) for records, times in source) for source in rows)
+
+
+def choose_window(wanted: int | None, records: int, portion: int, blocks: Blocks | None) -> int:
+    """The window of a run, in records; 0: its records are not shuffled, only ranges of them.
+
+    It is cut so that all windows of an epoch are about as large, and are whole leases: a worker that goes through one
+    window reads its blocks once.
+
+    Args:
+        wanted: ``train.shuffle.window``; None: as large as memory allows.
+        records: of an epoch.
+        portion: records of a lease.
+        blocks: of the data set; None: its reader has no random access.
+
+    Raises:
+        BadInputError: a window is wanted and the reader has no random access.
+    """
+    if wanted == 0 or not records:
+        return 0
+    if blocks is None:
+        if wanted is None:
+            return 0
+        raise BadInputError(
+            f"records cannot be shuffled in windows of {wanted:,}: the data reader has no random access",
+            where="train.shuffle.window",
+            hint="give the reader a method blocks(source), or set the window to 0",
+        )
+    most = min(MOST_WINDOW, max(1, WINDOW_BYTES // max(1, blocks.record_bytes))) if wanted is None else wanted
+    if most < portion:
+        return min(most, records)
+    most -= most % portion
+    even = -(-records // -(-records // most))
+    return even + -even % portion
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A record: its number in its source."""
+
+    source: str
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Records ``[start, end)`` of a source."""
+
+    source: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """In which order each epoch goes through the records of a data set.
+
+    Attributes:
+        sources: of the data set.
+        runs: sizes of the blocks of each source; they add up to its records.
+        window: records that are mixed with each other.
+        seed: of the job.
+    """
+
+    sources: tuple[Source, ...]
+    runs: tuple[Runs, ...]
+    window: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"a window holds at least one record, got {self.window}")
+        for source, runs in zip(self.sources, self.runs, strict=True):
+            if sum(records * times for records, times in runs) != source.records:
+                raise ValueError(f"the blocks of {source.name} do not add up to its {source.records} records")
+
+    @property
+    def records(self) -> int:
+        """Records of an epoch."""
+        return sum(source.records for source in self.sources)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the journal's entry of the data set says besides its sources."""
+        return {"window": self.window, "blocks": _rows(self.runs)}
+
+    @classmethod
+    def from_json(cls, sources: Sequence[Source], value: Mapping[str, Any], seed: int) -> Order:
+        """What ``to_json`` wrote."""
+        return cls(tuple(sources), _from_rows(value["blocks"]), value["window"], seed)
+
+    @property
+    def fingerprint(self) -> str:
+        """The same only for the same order: by it a worker sees that its files are those that were described."""
+        rows = [[source.name, source.records] for source in self.sources]
+        text = json.dumps([rows, self.to_json(), self.seed], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def epoch(self, number: int) -> EpochOrder:
+        """The order of one epoch; takes time and memory by the number of blocks."""
+        return EpochOrder.of(self, number)
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks, in the order of the sources."""
+        for source, runs in zip(self.sources, self.runs, strict=True):
+            start = 0
+            for records, times in runs:
+                for size in repeat(records, times):
+                    yield Block(source.name, start, start + size)
+                    start += size
+
+
+@dataclass(frozen=True, slots=True)
+class EpochOrder:
+    """One epoch's blocks in their random order, and the records at its positions.
+
+    Attributes:
+        blocks: in their order in this epoch.
+        ends: position after the last record of each block, before records are mixed.
+        window: records of a window; the last one may have fewer.
+        key: of this epoch's permutations.
+    """
+
+    blocks: tuple[Block, ...]
+    ends: tuple[int, ...]
+    window: int
+    key: int
+    records: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "records", self.ends[-1] if self.ends else 0)
+
+    @classmethod
+    def of(cls, order: Order, epoch: int) -> EpochOrder:
+        """The ``epoch``-th one of an order."""
+        key = mix(mix(mix(order.seed & _MASK) ^ _SALT) + epoch)
+        found = list(order.blocks())
+        blocks = [found[permuted(at, len(found), key)] for at in range(len(found))]
+        return cls(tuple(blocks), tuple(accumulate(block.end - block.start for block in blocks)), order.window, key)
+
+    def window_at(self, position: int) -> tuple[int, int, int]:
+        """The window of a position: where it starts, its records, and the key of their permutation."""
+        number = position // self.window
+        start = number * self.window
+        return start, min(self.window, self.records - start), mix(self.key ^ mix(number))
+
+    def blocks_of(self, start: int, end: int) -> range:
+        """Numbers of the blocks that hold the unmixed positions ``[start, end)``."""
+        return range(bisect_right(self.ends, start), bisect_right(self.ends, end - 1) + 1)
+
+    def place(self, position: int) -> Place:
+        """The record at a position.
+
+        Raises:
+            ValueError: the epoch has no such position.
+        """
+        start, size, key = self.window_at(position)
+        unmixed = start + permuted(position - start, size, key)
+        at = bisect_right(self.ends, unmixed)
+        block = self.blocks[at]
+        return Place(block.source, block.end - (self.ends[at] - unmixed))
+
+    def ranges(self, start: int, end: int) -> dict[str, list[list[int]]]:
+        """Which records are at the positions ``[start, end)``: sorted ranges ``[first, after last]`` by source."""
+        found: dict[str, list[list[int]]] = {}
+        places = (self.place(position) for position in range(start, end))
+        for place in sorted(places, key=lambda place: (place.source, place.record)):
+            ranges = found.setdefault(place.source, [])
+            if ranges and ranges[-1][1] == place.record:
+                ranges[-1][1] += 1
+            else:
+                ranges.append([place.record, place.record + 1])
+        return found
+
+
+_MASK = (1 << 64) - 1
+_SALT = 0x5348554646_4C45  # a window of 1 must not be the order that ranges have without a window
+
+
+def named(ranges: Mapping[str, Sequence[Sequence[int]]], most: int = 64) -> str:
+    """Records for people: ``records 3, 17 to 19 of a.csv, record 4 of b.csv``; at most so many ranges."""
+    parts: list[str] = []
+    left = most
+    for source, found in ranges.items():
+        shown = found[: max(0, left)]
+        left -= len(shown)
+        if shown:
+            texts = [str(first) if after == first + 1 else f"{first} to {after - 1}" for first, after in shown]
+            alone = len(shown) == 1 and shown[0][1] == shown[0][0] + 1
+            parts.append(f"record{'' if alone else 's'} {', '.join(texts)} of {source}")
+    more = sum(map(len, ranges.values())) - most
+    return ", ".join(parts) + (f" and {more} more" if more > 0 else "")
