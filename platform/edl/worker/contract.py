@@ -2,7 +2,9 @@
 
 ``custom_model()`` (or a Keras model class), ``loss(labels, predictions)``, ``optimizer()``, ``eval_metrics_fn()`` and
 ``feed(dataset, mode, metadata)``; optionally ``callbacks()``, ``custom_data_reader(...)`` and
-``PredictionOutputsProcessor``. These are ElasticDL's names and argument orders.
+``PredictionOutputsProcessor``. These are ElasticDL's names and argument orders. What Keras' ``compile`` and ``fit``
+take is taken too: ``loss`` and ``optimizer`` by name or as objects, ``loss_weights``, ``class_weight`` and
+``weighted_metrics_fn()``.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "eval_metrics_fn": (),
     "feed": ("dataset", "mode", "metadata"),
     "callbacks": (),
+    "weighted_metrics_fn": (),
 }
-_OPTIONAL = frozenset({"callbacks"})
+_OPTIONAL = frozenset({"callbacks", "weighted_metrics_fn"})
 _SAID_OF_PREDICTIONS = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
 _SAID_OF_LABELS = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
 
@@ -64,21 +67,27 @@ class ModelModule:
         zoo: the zoo's folder; frames of files below it are the user's in tracebacks.
         model: makes a new Keras model; raises ModuleError when the user's code does, BadInputError when it returns
             something else, or a model that says itself how it is trained.
-        loss: ``loss(labels, predictions)``, a tensor.
+        loss: ``loss(labels, predictions)``; or what ``compile(loss=...)`` takes, see ``edl.worker.objective``.
         optimizer: makes the Keras optimizer.
-        eval_metrics_fn: makes the metrics by name.
-        feed: ``feed(dataset, mode, metadata)``, a dataset of single (features, labels).
+        eval_metrics_fn: makes the metrics.
+        feed: ``feed(dataset, mode, metadata)``, a dataset of single (features, labels), perhaps with sample weights.
+        loss_weights: of the losses of several outputs, by output or in their order.
+        class_weight: weights of records in training by their class, or a function that gives them.
+        weighted_metrics_fn: makes the metrics that sample weights count in.
     """
 
     zoo: Path
     model: Callable[[], Any]
-    loss: Callable[[Any, Any], Any]
+    loss: Any
     optimizer: Callable[[], Any]
     eval_metrics_fn: Callable[[], Mapping[str, Any]]
     feed: Feed
     callbacks: Callable[[], Any] | None = None
     custom_data_reader: Callable[..., Any] | None = None
     prediction_outputs_processor: type | None = None
+    loss_weights: Any = None
+    class_weight: Any = None
+    weighted_metrics_fn: Callable[[], Any] | None = None
 
 
 def load(choice: ModelChoice) -> ModelModule:
@@ -99,6 +108,8 @@ def load(choice: ModelChoice) -> ModelModule:
         model=_model_maker(zoo, module, found, choice.params),
         custom_data_reader=getattr(module, "custom_data_reader", None),
         prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
+        loss_weights=getattr(module, "loss_weights", None),
+        class_weight=_maybe_function(zoo, module, "class_weight"),
         **{name: _guarded(zoo, name, function) for name, function in functions.items()},
     )
 
@@ -139,10 +150,14 @@ def _forget_other_zoos(zoo: Path, root: str) -> None:
                 del sys.modules[name]
 
 
-def _function(module: ModuleType, path: Path, name: str) -> Callable[..., Any] | None:
+def _function(module: ModuleType, path: Path, name: str) -> Any:
     function = getattr(module, name, None)
     if function is None and name in _OPTIONAL:
         return None
+    if name == "optimizer":
+        function = _optimizer_maker(function, path)
+    if name == "loss" and _is_keras_loss(function):
+        return function
     wanted = f"{name}({', '.join(_ARGUMENTS[name])})"
     if not callable(function):
         defined = [key for key in vars(module) if not key.startswith("_")]
@@ -151,7 +166,58 @@ def _function(module: ModuleType, path: Path, name: str) -> Callable[..., Any] |
             f"the model module {missing} {wanted}", where=str(path), hint=f"it defines {', '.join(defined)}"
         )
     _check_arguments(function, path, name, wanted)
-    return function  # type: ignore[no-any-return]
+    return function
+
+
+def _is_keras_loss(given: Any) -> bool:
+    """Whether it is what ``compile(loss=...)`` takes, besides a function."""
+    import keras
+
+    if isinstance(given, type):
+        return issubclass(given, keras.losses.Loss)
+    return isinstance(given, str | list | tuple | Mapping | keras.losses.Loss)
+
+
+def _optimizer_maker(given: Any, path: Path) -> Any:
+    """A function that makes the optimizer, of an optimizer, the name of one, or a function that gives either."""
+    import keras
+
+    if isinstance(given, keras.optimizers.Optimizer | str):
+        if isinstance(given, str):
+            return lambda: _named_optimizer(given, path)
+        unused = [given]  # as it is: a schedule of the user's own class could not be made from its description
+
+        def make() -> Any:
+            return unused.pop() if unused and not given.built else type(given).from_config(given.get_config())
+
+        return make
+    if not callable(given):
+        return given
+
+    @functools.wraps(given)
+    def call(*arguments: Any) -> Any:
+        found = given(*arguments)
+        return _named_optimizer(found, path) if isinstance(found, str) else found
+
+    return call
+
+
+def _named_optimizer(name: str, path: Path) -> Any:
+    import keras
+
+    try:
+        return keras.optimizers.get(name)
+    except ValueError as error:
+        raise BadInputError(
+            f"optimizer: Keras knows no optimizer called '{name}'",
+            where=str(path),
+            hint="a name is one of keras.optimizers, such as adam",
+        ) from error
+
+
+def _maybe_function(zoo: Path, module: ModuleType, name: str) -> Any:
+    given = getattr(module, name, None)
+    return _guarded(zoo, name, given) if callable(given) else given
 
 
 def _check_arguments(function: Callable[..., Any], path: Path, name: str, wanted: str) -> None:
@@ -197,9 +263,9 @@ def _model_maker(zoo: Path, module: ModuleType, found: ZooModule, params: Mappin
     return make
 
 
-def _guarded(zoo: Path, name: str, function: Callable[..., Any] | None) -> Any:
-    if function is None:
-        return None
+def _guarded(zoo: Path, name: str, function: Any) -> Any:
+    if not callable(function) or _is_keras_loss(function):
+        return function
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:

@@ -52,10 +52,10 @@ class Evaluator:
                 self._progress.drop(task.lease)
                 return
             if loaded.minibatch is not None:
-                features = loaded.minibatch.features
+                given, features = loaded.minibatch, loaded.minibatch.features
                 with of_records(task, loaded.step):
                     rows = rows_of(self._network, self._parameters, features, task.pin)
-                    self._network.evaluate(slab, rows, features, loaded.minibatch.labels)
+                    self._network.evaluate(slab, rows, features, given.labels, given.weights)
             # No step is reported as in: the states exist here only, and all of them go with the report or none.
             self._progress.stepped(task.lease, 0, loss=None, skipped=loaded.skipped)
         self._watcher.end_test()

@@ -14,10 +14,10 @@ import tensorflow as tf
 from edl.core import evaluation
 from edl.core.errors import BadInputError
 from edl.worker.bad_ids import dense_ids
-from edl.worker.broadcast import refuse_broadcast
 from edl.worker.contract import ModelModule
 from edl.worker.fresh_model import new_model
-from edl.worker.metrics import Metrics
+from edl.worker.metrics import Metrics, output_names
+from edl.worker.objective import Objective
 from edl.worker.user_code import user_code
 from edl.worker.variables import Variables
 
@@ -40,7 +40,9 @@ class LocalModel:
         self.optimizer.build(self.model.trainable_variables)
         self.variables = Variables.of(self.model, lambda name: 0, 1)
         self._sample = sample
-        self._metrics = Metrics.of(module)
+        outputs = output_names(self.model)
+        self._metrics = Metrics.of(module, outputs)
+        self._objective = Objective(module, outputs)
         self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
         self._apply = tf.function(self._apply_graph, autograph=False)
         self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
@@ -48,17 +50,18 @@ class LocalModel:
             lambda features: self.model(features, training=False), autograph=False, reduce_retracing=True
         )
 
-    def train(self, features: Any, labels: Any, *, keep_if_not_finite: bool) -> tuple[float, bool]:
+    def train(self, features: Any, labels: Any, weights: Any = None, *, keep_if_not_finite: bool) -> tuple[float, bool]:
         """One step; returns the loss, and whether all was finite: if not, nothing was applied.
 
         Args:
             features: as ``feed`` gave them.
             labels: as ``feed`` gave them.
+            weights: of the records, as ``feed`` gave them.
             keep_if_not_finite: put statistics back to what they were before a step that is not applied.
         """
         before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
         with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
-            loss, finite, gradients = self._gradients(features, labels)
+            loss, finite, gradients = self._gradients(features, labels, weights)
             if bool(finite):
                 self._apply(gradients)
         value = float(loss)
@@ -68,20 +71,15 @@ class LocalModel:
             return value, False
         return value, True
 
-    def _gradients_graph(self, features: Any, labels: Any) -> Any:
+    def _gradients_graph(self, features: Any, labels: Any, weights: Any) -> Any:
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
-            loss = self._loss(labels, self.model(features, training=True))
+            predictions = self.model(features, training=True)
+            loss = self._objective(labels, predictions, weights, self.model.losses, training=True)
         found = tape.gradient(loss, [v.value for v in variables])
         gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
         checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients if gradient is not None]
         return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
-
-    def _loss(self, labels: Any, predictions: Any) -> Any:
-        found = self.module.loss(labels, predictions)
-        refuse_broadcast("loss()", self.module.loss, labels, predictions, found)
-        loss = tf.cast(tf.reduce_mean(found), tf.float32)
-        return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in self.model.losses)])
 
     def _apply_graph(self, gradients: Any) -> None:
         """Keras warns of variables that have no gradient, and leaves them alone."""
@@ -91,16 +89,17 @@ class LocalModel:
         """Begin an evaluation."""
         self._metrics.reset()
 
-    def evaluate(self, features: Any, labels: Any) -> None:
+    def evaluate(self, features: Any, labels: Any, weights: Any = None) -> None:
         """Update loss and metrics with a minibatch."""
         with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
             if not self._metrics.trusted:
-                self._metrics.trust(labels, self._predict(features))
-            self._evaluate(features, labels)
+                self._metrics.trust(labels, self._predict(features), weights)
+            self._evaluate(features, labels, weights)
 
-    def _evaluate_graph(self, features: Any, labels: Any) -> None:
+    def _evaluate_graph(self, features: Any, labels: Any, weights: Any) -> None:
         predictions = self.model(features, training=False)
-        self._metrics.update(self._loss(labels, predictions), labels, predictions)
+        loss = self._objective(labels, predictions, weights, self.model.losses, training=False)
+        self._metrics.update(loss, labels, predictions, weights)
 
     def metric_values(self) -> dict[str, float]:
         """Loss and metrics of the evaluation so far."""

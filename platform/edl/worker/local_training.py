@@ -168,7 +168,9 @@ class LocalTraining:
             self._watcher.begin_step(self._step)
             skip = self._spec.train.on_nan == "skip"
             with of_records(plan.task, plan.step):
-                value, finite = self._model.train(minibatch.features, minibatch.labels, keep_if_not_finite=skip)
+                value, finite = self._model.train(
+                    minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip
+                )
             if finite:
                 loss = value
                 self._watcher.end_step(self._step, value)
@@ -197,7 +199,7 @@ class LocalTraining:
         self._model.reset_metrics()
         for minibatch in fed(self._feeders("evaluation"), self._validation()):
             if minibatch.features is not None:
-                self._model.evaluate(minibatch.features, minibatch.labels)
+                self._model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
         self._watcher.end_test()
         values = self._model.metric_values()
         self._report.event(EvaluationEnded(time.time(), self._step, values))

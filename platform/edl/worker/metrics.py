@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ import tensorflow as tf
 from edl.core.errors import BadInputError
 from edl.worker.broadcast import refuse_broadcast
 from edl.worker.contract import ModelModule
+from edl.worker.objective import by_class_of_labels, spread
 from edl.worker.user_code import defined_in, user_code
 
 _LOG = logging.getLogger(__name__)
@@ -30,21 +31,40 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class _Entry:
-    """One metric; ``output``: of which of the model's outputs, None for all that the model gives."""
+    """One metric.
+
+    Attributes:
+        name: what its value is called.
+        metric: a ``keras.metrics.Metric``.
+        output: of which of the model's outputs; None for all that the model gives.
+        place: of that output among them; None where the model names it.
+        weighted: whether sample weights count in it.
+    """
 
     name: str
     metric: Any
     output: str | None = None
+    place: int | None = None
+    weighted: bool = False
 
     @property
     def additive(self) -> bool:
         return not hasattr(self.metric, "merge_state")
 
-    def update(self, labels: Any, predictions: Any) -> None:
+    def update(self, labels: Any, predictions: Any, weights: Any = None) -> None:
         if self.output is not None:
-            predictions = predictions[self.output]
-            labels = labels[self.output] if isinstance(labels, Mapping) and self.output in labels else labels
-        self.metric.update_state(labels, predictions)
+            labels, weights = self._part(labels), self._part(weights)
+            predictions = self._part(predictions) if self.place is not None else predictions[self.output]
+        if self.weighted and weights is not None:
+            self.metric.update_state(labels, predictions, sample_weight=weights)
+        else:
+            self.metric.update_state(labels, predictions)
+
+    def _part(self, structure: Any) -> Any:
+        """What belongs to the output; all of it where it is not told apart."""
+        if isinstance(structure, Mapping):
+            return structure.get(self.output, structure)
+        return structure[self.place] if self.place is not None and isinstance(structure, list | tuple) else structure
 
 
 class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
@@ -60,15 +80,39 @@ class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
         self._records = self.add_variable((), "zeros", name="records")
 
     def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
-        del sample_weight
         records = tf.cast(record_count(predictions), tf.float32)
         found = self._function(labels, predictions)
         refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, found)
-        self._total.assign_add(tf.reduce_mean(tf.cast(found, tf.float32)) * records)
+        found = tf.cast(found, tf.float32)
+        if sample_weight is not None:  # a mean over the weights, as that of Keras' weighted metrics
+            values = tf.reduce_mean(tf.reshape(found, [records, -1]), -1) if found.shape.rank else found
+            weights = tf.reshape(spread(sample_weight, values, f"the metric '{self.name}'"), [-1])
+            self._total.assign_add(tf.reduce_sum(values * weights))
+            self._records.assign_add(tf.reduce_sum(weights))
+            return
+        self._total.assign_add(tf.reduce_mean(found) * records)
         self._records.assign_add(records)
 
     def result(self) -> Any:
         return tf.math.divide_no_nan(self._total.value, self._records.value)
+
+
+class _Accuracy(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
+    """``"accuracy"``: which one it is follows from the shapes of labels and predictions, as with Keras' compile."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(fn=_accuracy, name=name)
+        self._direction = "up"
+
+
+def _accuracy(labels: Any, predictions: Any) -> Any:
+    kind = by_class_of_labels(tf.convert_to_tensor(labels), predictions)
+    functions = {
+        "binary": keras.metrics.binary_accuracy,
+        "sparse": keras.metrics.sparse_categorical_accuracy,
+        "categorical": keras.metrics.categorical_accuracy,
+    }
+    return functions[kind](labels, predictions)
 
 
 class Metrics:
@@ -87,24 +131,33 @@ class Metrics:
         self._entries = entries
         self._fresh = fresh
         self._module = module
-        self.trusted = all(not entry.additive or type(entry.metric) is _Averaged for entry in entries)
+        self.trusted = all(not entry.additive or type(entry.metric) in (_Averaged, _Accuracy) for entry in entries)
         self._warned = False
 
     @classmethod
-    def of(cls, module: ModelModule) -> Metrics:
+    def of(cls, module: ModelModule, outputs: Sequence[str] = ()) -> Metrics:
         """The metrics of a module.
 
+        Args:
+            module: the user's.
+            outputs: names of the model's outputs, in order.
+
         Raises:
-            BadInputError: ``eval_metrics_fn`` returns something else than metrics by name, or a function that takes
-                other arguments than labels and predictions.
+            BadInputError: ``eval_metrics_fn`` or ``weighted_metrics_fn`` returns something else than metrics by name,
+                or a list of them, or a function that takes other arguments than labels and predictions.
         """
 
         def fresh() -> tuple[_Entry, ...]:
-            return tuple(_entries(module.eval_metrics_fn(), defined_in(module.eval_metrics_fn)))
+            found = _entries(module.eval_metrics_fn, outputs)
+            taken = {entry.name for entry in found}
+            for entry in _entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
+                name = f"weighted_{entry.name}" if entry.name in taken else entry.name
+                found.append(replace(entry, name=name, weighted=True))
+            return tuple(found)
 
         return cls(fresh(), fresh, module)
 
-    def trust(self, labels: Any, predictions: Any) -> None:
+    def trust(self, labels: Any, predictions: Any, weights: Any = None) -> None:
         """Check on the halves of a minibatch that states add up.
 
         Where states are not finite, as when training diverged, they cannot show it: a later minibatch decides.
@@ -113,7 +166,7 @@ class Metrics:
             BadInputError: the sum of both halves' states is not the state after both; the metric is named.
             ModuleError: a metric raised; it is named.
         """
-        halves = [_part(labels, predictions, half) for half in (0, 1)]
+        halves = [_part(labels, predictions, weights, half) for half in (0, 1)]
         undecided = None
         for first, second, both in zip(self._fresh(), self._fresh(), self._fresh(), strict=True):
             if not first.additive:
@@ -128,7 +181,7 @@ class Metrics:
             what = f"the states of the metric '{undecided.name}'" if _are_finite(predictions) else "predictions"
             _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
 
-    def update(self, loss: Any, labels: Any, predictions: Any) -> None:
+    def update(self, loss: Any, labels: Any, predictions: Any, weights: Any = None) -> None:
         """Take a minibatch in; also while a graph is traced.
 
         Raises:
@@ -139,7 +192,7 @@ class Metrics:
         self._loss._total.assign_add(loss * records)
         self._loss._records.assign_add(records)
         for entry in self._entries:
-            self._update(entry, labels, predictions)
+            self._update(entry, labels, predictions, weights)
 
     def reset(self) -> None:
         """Begin anew."""
@@ -165,9 +218,9 @@ class Metrics:
             found |= _numbers(entry.name, entry.metric.result())
         return found
 
-    def _update(self, entry: _Entry, labels: Any, predictions: Any) -> None:
+    def _update(self, entry: _Entry, labels: Any, predictions: Any, weights: Any) -> None:
         with user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn):
-            entry.update(labels, predictions)
+            entry.update(labels, predictions, weights)
 
     def _all(self) -> tuple[_Entry, ...]:
         return (_Entry(LOSS, self._loss), *self._entries)
@@ -182,21 +235,75 @@ def record_count(structure: Any) -> Any:
     return tf.shape(tf.nest.flatten(structure)[0])[0]
 
 
-def _entries(found: Any, where: str | None) -> list[_Entry]:
+def output_names(model: Any) -> tuple[str, ...]:
+    """The names of a model's outputs, in order; none of a model that does not say them."""
+    graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
+    return tuple(getattr(graph, "output_names", None) or ())
+
+
+def _entries(make: Callable[[], Any], outputs: Sequence[str]) -> list[_Entry]:
+    """The metrics that a function of the module gives: by name, by output and name, or in lists as for ``compile``."""
+    found, where = make(), defined_in(make)
+    if isinstance(found, list | tuple):
+        if len(outputs) < 2 and not any(isinstance(each, list | tuple) for each in found):
+            return [_unnamed(each, where) for each in found]
+        found = _by_output(make, found, outputs)
     if not isinstance(found, Mapping):
-        raise BadInputError(f"eval_metrics_fn() returned {type(found).__name__}, expected metrics by name", where=where)
+        expected = "expected metrics by name, or a list of them"
+        raise BadInputError(f"{_called(make)} returned {type(found).__name__}, {expected}", where=where)
     entries = []
     for name, metric in found.items():
+        place = outputs.index(name) if name in outputs else None
         if isinstance(metric, Mapping):
-            entries += [_entry(f"{name}_{inner}", each, where, name) for inner, each in metric.items()]
+            entries += [_entry(f"{name}_{inner}", each, where, name, place) for inner, each in metric.items()]
+        elif isinstance(metric, list | tuple):
+            each_of = [_unnamed(each, where) for each in metric]
+            entries += [replace(entry, name=f"{name}_{entry.name}", output=name, place=place) for entry in each_of]
         else:
             entries.append(_entry(name, metric, where))
     return entries
 
 
-def _entry(name: str, found: Any, where: str | None, output: str | None = None) -> _Entry:
+def _by_output(make: Callable[[], Any], found: Sequence[Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """A list for each output, by the outputs' names."""
+    if len(found) != len(outputs) or not all(isinstance(each, list | tuple) for each in found):
+        raise BadInputError(
+            f"{_called(make)} returned a list of {len(found)} metrics, and the model has {len(outputs)} outputs: "
+            f"{', '.join(outputs)}",
+            where=defined_in(make),
+            hint="return lists by output: {output: [metric, ...]}",
+        )
+    return dict(zip(outputs, found, strict=True))
+
+
+def _called(make: Callable[[], Any]) -> str:
+    return f"{getattr(make, '__name__', 'eval_metrics_fn')}()"
+
+
+def _unnamed(given: Any, where: str | None) -> _Entry:
+    """A metric of a list: its name is Keras'."""
+    if isinstance(given, str):
+        return _entry(given, given, where)
+    name = getattr(given, "name", None) or getattr(given, "__name__", None) or type(given).__name__
+    return _entry(str(name), given, where)
+
+
+def _named_metric(name: str, where: str | None) -> Any:
+    if name.lower() in ("accuracy", "acc"):
+        return _Accuracy(name)
+    try:
+        found = keras.metrics.get(name)
+    except ValueError as error:
+        hint = "a name is one of keras.metrics, such as accuracy or AUC"
+        raise BadInputError(f"Keras knows no metric called '{name}'", where=where, hint=hint) from error
+    return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, name=name)
+
+
+def _entry(name: str, found: Any, where: str | None, output: str | None = None, place: int | None = None) -> _Entry:
+    if isinstance(found, str):
+        found = _named_metric(found, where)
     if isinstance(found, keras.metrics.Metric):
-        return _Entry(name, found, output)
+        return _Entry(name, found, output, place)
     if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
         said = f"is the class {found.__name__}, expected an instance: {found.__name__}()"
     elif callable(found):
@@ -205,7 +312,7 @@ def _entry(name: str, found: Any, where: str | None, output: str | None = None) 
         said = f"is {type(found).__name__}, expected a keras.metrics.Metric or a function of (labels, predictions)"
     if said:
         raise BadInputError(f"the metric '{name}' {said}", where=where)
-    return _Entry(name, _Averaged(found, name), output)
+    return _Entry(name, _Averaged(found, name), output, place)
 
 
 def _cannot_be_called(function: Callable[..., Any]) -> str:
@@ -221,12 +328,13 @@ def _cannot_be_called(function: Callable[..., Any]) -> str:
     return ""
 
 
-def _part(labels: Any, predictions: Any, half: int) -> tuple[Any, Any]:
+def _part(labels: Any, predictions: Any, weights: Any, half: int) -> tuple[Any, Any, Any]:
     count = int(record_count(predictions))
     middle = count // 2
     place = slice(None) if count < 2 else (slice(0, middle), slice(middle, None))[half]
     cut = tf.nest.map_structure(lambda tensor: tensor[place], (labels, predictions))
-    return cut[0], cut[1]
+    parts = None if weights is None else tf.nest.map_structure(lambda tensor: tensor[place], weights)
+    return cut[0], cut[1], parts
 
 
 def _add_up(first: _Entry, second: _Entry, both: _Entry) -> bool:

@@ -33,8 +33,8 @@ class Network(Protocol):
     def fingerprint(self) -> str: ...  # noqa: D102
     def initial(self) -> Floats: ...  # noqa: D102
     def ids(self, features: Any) -> dict[str, Ids]: ...  # noqa: D102
-    def train(self, slab: Floats, rows: Any, features: Any, labels: Any) -> Step: ...  # noqa: D102
-    def evaluate(self, slab: Floats, rows: Any, features: Any, labels: Any) -> None: ...  # noqa: D102
+    def train(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> Step: ...  # noqa: D102
+    def evaluate(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> None: ...  # noqa: D102
     def reset_metrics(self) -> None: ...  # noqa: D102
     def metric_states(self) -> Any: ...  # noqa: D102
     def metric_values(self, states: Any) -> dict[str, float]: ...  # noqa: D102

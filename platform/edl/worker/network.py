@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
 from edl.worker.bad_ids import Table, dense_ids, outside
-from edl.worker.broadcast import refuse_broadcast
 from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
 from edl.worker.features import feature_spec
@@ -31,7 +30,8 @@ from edl.worker.hidden_uses import THE_MODEL, refuse_hidden_uses
 from edl.worker.known_ids import check_ids
 from edl.worker.looked_up import LookedUp
 from edl.worker.lookups import Lent, Recording, rows_from
-from edl.worker.metrics import Metrics
+from edl.worker.metrics import Metrics, output_names
+from edl.worker.objective import Objective
 from edl.worker.optimizers import Reproduced, name_in_keras, refuse_spread_tables, reproduce
 from edl.worker.slab import RowsByTable
 from edl.worker.traced import Traced, array
@@ -92,7 +92,9 @@ class Network:
         self._variables = variables
         self._served = served
         self._initial = variables.values()
-        self._metrics = Metrics.of(module)
+        outputs = output_names(model)
+        self._metrics = Metrics.of(module, outputs)
+        self._objective = Objective(module, outputs)
         self._train = Traced(self._train_graph)
         self._evaluate = Traced(self._evaluate_graph)
         self._predict = Traced(self._predict_graph)
@@ -205,7 +207,7 @@ class Network:
         """
         return dict(self._wanted(features))
 
-    def train(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any) -> Step:
+    def train(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> Step:
         """Loss and gradients of a minibatch.
 
         Args:
@@ -213,13 +215,16 @@ class Network:
             rows: of each served table, with the ids as :meth:`ids` gave them.
             features: as ``feed`` gave them.
             labels: as ``feed`` gave them.
+            weights: of the records, as ``feed`` gave them.
 
         Raises:
             BadInputError: an id is outside of a dense table.
             ModuleError: model or loss raised.
         """
         with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
-            loss, gradients, row_gradients = self._train(slab, self._lent(rows, features), features, labels)
+            loss, gradients, row_gradients = self._train(
+                slab, self._lent(rows, features), features, labels, *_if_given(weights)
+            )
         taken = array if self.optimizer.clip is None else _copied
         found = zip(self.tables, row_gradients, strict=True)
         step = Step(float(loss), taken(gradients), {table.name: taken(gradient) for table, gradient in found})
@@ -227,7 +232,7 @@ class Network:
             self.optimizer.clip([*self._trained_views(step.slab), *step.rows.values()])
         return step
 
-    def evaluate(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any) -> None:
+    def evaluate(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
         """Update loss and metrics with a minibatch.
 
         Raises:
@@ -236,8 +241,8 @@ class Network:
         """
         with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
             if not self._metrics.trusted:
-                self._metrics.trust(labels, self._predict(slab, self._lent(rows, features), features))
-            self._evaluate(slab, self._lent(rows, features), features, labels)
+                self._metrics.trust(labels, self._predict(slab, self._lent(rows, features), features), weights)
+            self._evaluate(slab, self._lent(rows, features), features, labels, *_if_given(weights))
 
     def reset_metrics(self) -> None:
         """Begin an evaluation."""
@@ -278,13 +283,13 @@ class Network:
 
     # ------------------------------------------------------------------ what is traced
 
-    def _train_graph(self, slab: Any, rows: Any, features: Any, labels: Any) -> Any:
+    def _train_graph(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> Any:
         values = self._cut(slab)
         trained = [values[index] for index in self._variables.trained]
         lent = [values for _, values in rows]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([trained, lent])
-            loss, scope = self._loss(values, rows, features, labels)
+            loss, scope = self._loss(values, rows, features, labels, weights)
         self._refuse_what_cannot_train(loss.graph, scope, values, lent)
         found, found_of_rows = tape.gradient(loss, [trained, lent])
         self._leave_alone(found, [self.variables[index].name for index in self._variables.trained])
@@ -302,18 +307,11 @@ class Network:
         flat = [tf.reshape(tf.convert_to_tensor(piece), [-1]) for piece in pieces]
         return loss, tf.concat([tf.zeros([0]), *flat], 0), [tf.convert_to_tensor(g) for g in row_gradients]
 
-    def _loss(self, values: Any, rows: Any, features: Any, labels: Any) -> tuple[Any, Any]:
+    def _loss(self, values: Any, rows: Any, features: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
         with self._given(values, rows) as scope:
             predictions = self.model(features, training=True)
             own = self.model.losses
-        return self._total(labels, predictions, own), scope
-
-    def _total(self, labels: Any, predictions: Any, own: Any) -> Any:
-        """The user's loss, averaged over records if it is one value each, plus the model's own losses."""
-        found = self.module.loss(labels, predictions)
-        refuse_broadcast("loss()", self.module.loss, labels, predictions, found)
-        loss = tf.cast(tf.reduce_mean(found), tf.float32)
-        return tf.add_n([loss, *(tf.cast(tf.reduce_sum(extra), tf.float32) for extra in own)])
+        return self._objective(labels, predictions, weights, own, training=True), scope
 
     def _refuse_what_cannot_train(self, graph: Any, scope: Any, values: Any, lent: Any) -> None:
         weights = dict(zip([_named(spec.name) for spec in self.variables], self._variables.weights, strict=True))
@@ -358,11 +356,12 @@ class Network:
                 )
             variable.assign(value)
 
-    def _evaluate_graph(self, slab: Any, rows: Any, features: Any, labels: Any) -> None:
+    def _evaluate_graph(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> None:
         with self._given(self._cut(slab), rows):
             predictions = self.model(features, training=False)
             own = self.model.losses
-        self._metrics.update(self._total(labels, predictions, own), labels, predictions)
+        loss = self._objective(labels, predictions, weights, own, training=False)
+        self._metrics.update(loss, labels, predictions, weights)
 
     def _predict_graph(self, slab: Any, rows: Any, features: Any) -> Any:
         with self._given(self._cut(slab), rows):
@@ -395,6 +394,11 @@ class _Given(ExitStack):
         super().__enter__()
         self.enter_context(rows_from(self._lent))
         return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
+
+
+def _if_given(weights: Any) -> tuple[Any, ...]:
+    """An argument of a traced function, which takes tensors only."""
+    return () if weights is None else (weights,)
 
 
 def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:

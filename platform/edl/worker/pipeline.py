@@ -41,11 +41,13 @@ class Minibatch:
         tag: of the window.
         features: nested tensors, records first; None if ``feed`` kept no record.
         labels: nested tensors, records first; None for prediction.
+        weights: of the records, where ``feed`` yields (features, labels, sample weights).
     """
 
     tag: int
     features: Any
     labels: Any
+    weights: Any = None
 
 
 class FeedError(ModuleError):
@@ -194,10 +196,12 @@ class Feeder:
     def _check(self, fed: Any) -> None:
         expected = "features" if self._mode == "prediction" else "(features, labels)"
         hint = f"for {self._mode}, feed returns a tf.data.Dataset of single {expected}"
+        if self._mode != "prediction":
+            hint += " or (features, labels, sample weights)"
         if not isinstance(fed, tf.data.Dataset):
             raise FeedError(f"feed returned {type(fed).__name__}, expected a tf.data.Dataset", hint=hint)
         spec = fed.element_spec
-        if self._mode != "prediction" and not (isinstance(spec, tuple) and len(spec) == 2):
+        if self._mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
             raise FeedError(f"feed yields {_described(spec)}, expected {expected}", hint=hint)
         graph = tf.compat.v1.get_default_graph().get_operations()
         if any(operation.type == "RepeatDataset" and _endless(operation) for operation in graph):

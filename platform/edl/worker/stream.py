@@ -38,6 +38,10 @@ class Minibatch(Protocol):
     def labels(self) -> Any:
         """Nested arrays; None for prediction."""
 
+    @property
+    def weights(self) -> Any:
+        """Of the records: nested arrays; None where ``feed`` yields none."""
+
 
 Windows: TypeAlias = Iterator[tuple[int, Window]]
 Pipeline: TypeAlias = Callable[[Windows], Iterator[Minibatch]]

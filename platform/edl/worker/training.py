@@ -133,7 +133,7 @@ class Trainer:
                 rows = self._rows(task, loaded.step, loaded.minibatch)
                 with of_records(task, loaded.step):
                     given = loaded.minibatch
-                    self._network.train(self._parameters.slab(), rows, given.features, given.labels)
+                    self._network.train(self._parameters.slab(), rows, given.features, given.labels, given.weights)
                 self._traced = True
         return chain(taken, minibatches)
 
@@ -185,9 +185,9 @@ class Trainer:
         """None if there is nothing to apply."""
         if ready.loaded.minibatch is None:
             return None
-        minibatch: Minibatch = ready.loaded.minibatch
+        given: Minibatch = ready.loaded.minibatch
         with of_records(task, ready.loaded.step):
-            result = self._network.train(ready.slab, ready.rows, minibatch.features, minibatch.labels)
+            result = self._network.train(ready.slab, ready.rows, given.features, given.labels, given.weights)
         if is_finite(result):
             return result
         self._not_finite += 1

@@ -202,7 +202,9 @@ class LinearNetwork:
             outputs = outputs + rows["emb"].values[index, 0]
         return outputs
 
-    def train(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray) -> LinearStep:
+    def train(
+        self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray, weights: Any = None
+    ) -> LinearStep:
         error = self.predict(slab, rows, features) - labels
         if self.poison is not None and (labels == self.poison).any():
             error = error * np.nan
@@ -215,7 +217,9 @@ class LinearNetwork:
             result.rows = {"emb": total}
         return result
 
-    def evaluate(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray) -> None:
+    def evaluate(
+        self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray, weights: Any = None
+    ) -> None:
         self.evaluated.append(slab.copy())
         self._sum += float(np.abs(self.predict(slab, rows, features) - labels).sum())
         self._count += len(labels)
@@ -235,6 +239,7 @@ class Minibatch(NamedTuple):
     tag: int
     features: np.ndarray
     labels: np.ndarray
+    weights: Any = None
 
 
 def pipeline(windows: Iterator[tuple[int, Window]]) -> Iterator[Minibatch]:

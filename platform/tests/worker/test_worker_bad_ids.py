@@ -232,11 +232,11 @@ class Outside(LinearNetwork):
         super().__init__()
         self.bad = bad
 
-    def train(self, slab: Any, rows: Any, features: Any, labels: Any) -> LinearStep:
+    def train(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> LinearStep:
         self.check(labels)
         return super().train(slab, rows, features, labels)
 
-    def evaluate(self, slab: Any, rows: Any, features: Any, labels: Any) -> None:
+    def evaluate(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> None:
         self.check(labels)
         super().evaluate(slab, rows, features, labels)
 

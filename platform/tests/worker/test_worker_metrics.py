@@ -46,7 +46,7 @@ def metrics(metric: Any) -> Metrics:
 
 
 def of(eval_metrics_fn: Any) -> Metrics:
-    module = SimpleNamespace(zoo=Path(__file__).parent, eval_metrics_fn=eval_metrics_fn)
+    module = SimpleNamespace(zoo=Path(__file__).parent, eval_metrics_fn=eval_metrics_fn, weighted_metrics_fn=None)
     return Metrics.of(module)  # type: ignore[arg-type]
 
 

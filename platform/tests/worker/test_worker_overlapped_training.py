@@ -247,7 +247,9 @@ def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(stage: 
 class DataNetwork(LinearNetwork):
     """Its gradients are sums of the records, whatever the values: parameters tell which steps are in, and how often."""
 
-    def train(self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray) -> LinearStep:
+    def train(
+        self, slab: np.ndarray, rows: Mapping[str, Any], features: np.ndarray, labels: np.ndarray, weights: Any = None
+    ) -> LinearStep:
         return LinearStep(1.0, (features * labels[:, None]).sum(0, dtype=np.float32)[self.order])
 
 

@@ -1,0 +1,339 @@
+"""Losses, weights, optimizers and metrics as Keras' compile and fit take them: the same numbers as keras.fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.core import evaluation  # noqa: E402
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker import contract  # noqa: E402
+from edl.worker.local_model import LocalModel  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
+from edl.worker.pipeline import Feeder, FeedError  # noqa: E402
+
+RNG = np.random.default_rng(3)
+N, BATCH = 40, 16
+"""The last minibatch is smaller."""
+X = RNG.normal(size=(N, 4)).astype(np.float32)
+NUMBERS = (X @ RNG.normal(size=(4, 1))).astype(np.float32)
+CLASSES = RNG.integers(0, 3, N)
+ONE_HOT = np.eye(3, dtype=np.float32)[CLASSES]
+WEIGHTS = RNG.uniform(0.1, 3.0, N).astype(np.float32)
+TWO = {"number": NUMBERS, "kind": CLASSES}
+TWO_WEIGHTS = {"number": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
+
+HEAD = """
+import keras, tensorflow as tf
+
+def feed(dataset, mode, metadata):
+    return dataset
+
+def eval_metrics_fn():
+    return {}
+
+def optimizer():
+    return keras.optimizers.SGD(0.05)
+"""
+ONE = """
+def custom_model():
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+"""
+THREE_CLASSES = """
+def custom_model():
+    return keras.Sequential([keras.Input([4]), keras.layers.Dense(3, activation="softmax")])
+"""
+TWO_OUTPUTS = """
+def custom_model():
+    x = keras.Input([4])
+    hidden = keras.layers.Dense(5, activation="tanh", kernel_regularizer="l2")(x)
+    number = keras.layers.Dense(1, name="number")(hidden)
+    kind = keras.layers.Dense(3, activation="softmax", name="kind")(hidden)
+    return keras.Model(x, {})
+"""
+AS_DICT = TWO_OUTPUTS.replace("{}", '{"number": number, "kind": kind}')
+AS_LIST = TWO_OUTPUTS.replace("{}", "[number, kind]")
+
+
+def load(folder: Path, text: str) -> Any:
+    (folder / "zoo").mkdir(exist_ok=True)
+    (folder / "zoo" / "asked.py").write_text(HEAD + text)
+    choice = SimpleNamespace(zoo=folder / "zoo", definition="asked.custom_model", params={})
+    return contract.load(choice)  # type: ignore[arg-type]
+
+
+def batches(*parts: Any) -> list[Any]:
+    places = [slice(at, at + BATCH) for at in range(0, N, BATCH)]
+    return [tf.nest.map_structure(lambda array, at=at: tf.constant(array[at]), parts) for at in places]
+
+
+def by_edl(module: Any, labels: Any, weights: Any, epochs: int = 4) -> tuple[list[Any], dict[str, float]]:
+    """Trained under Local, from seed 0."""
+    model = LocalModel(module, seed=0, sample=X[:1])
+    parts = (X, labels) if weights is None else (X, labels, weights)
+    for _ in range(epochs):
+        for batch in batches(*parts):
+            _, finite = model.train(*batch, keep_if_not_finite=False)
+            assert finite
+    for batch in batches(*parts):
+        model.evaluate(*batch)
+    return [np.asarray(v) for v in model.model.weights], model.metric_values()
+
+
+def by_keras(
+    module: Any, labels: Any, weights: Any, *, class_weight: Any = None, epochs: int = 4, **compiled: Any
+) -> tuple[list[Any], dict[str, float]]:
+    model = LocalModel(module, seed=0, sample=X[:1]).model
+    model.compile(optimizer=keras.optimizers.SGD(0.05), **compiled)
+    parts = (X, labels) if weights is None else (X, labels, weights)
+    data = tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
+    model.fit(data, epochs=epochs, shuffle=False, verbose=0, class_weight=class_weight)
+    found = model.evaluate(data, verbose=0, return_dict=True)
+    return [np.asarray(v) for v in model.weights], {name: float(value) for name, value in found.items()}
+
+
+def assert_same(folder: Path, text: str, labels: Any, weights: Any = None, **keras_does: Any) -> dict[str, float]:
+    """EDL's weights and all its metrics are those of keras.fit; returns the metrics."""
+    module = load(folder, text)
+    found, metrics = by_edl(module, labels, weights)
+    expected, of_keras = by_keras(module, labels, weights, **keras_does)
+    for mine, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=1e-6)
+    for name, value in metrics.items():
+        assert value == pytest.approx(of_keras[name], rel=1e-4), name
+    return metrics
+
+
+SQUARED = "\ndef loss(labels, predictions):\n    return tf.square(labels - predictions)\n"
+
+
+@pytest.mark.parametrize("weights", [None, WEIGHTS, WEIGHTS[:, None]], ids=["none", "(n,)", "(n,1)"])
+@pytest.mark.parametrize(
+    "loss", [SQUARED, 'loss = "mse"\n', "loss = keras.losses.MeanSquaredError()\n"], ids=["function", "name", "object"]
+)
+def test_sample_weights_weigh_a_loss_as_in_keras(loss: str, weights: Any, tmp_path: Path) -> None:
+    assert_same(tmp_path, ONE + loss, NUMBERS, weights, loss="mse")
+
+
+def test_a_loss_that_takes_the_weights_gets_them(tmp_path: Path) -> None:
+    text = """
+def loss(labels, predictions, sample_weights=None):
+    weights = 1.0 if sample_weights is None else sample_weights[:, None]
+    return tf.reduce_mean(weights * tf.square(labels - predictions))
+"""
+    assert_same(tmp_path, ONE + text, NUMBERS, WEIGHTS, loss="mse")
+
+
+def test_a_loss_that_is_one_number_cannot_be_weighed(tmp_path: Path) -> None:
+    text = "\ndef loss(labels, predictions):\n    return tf.reduce_mean(tf.square(labels - predictions))\n"
+    module = load(tmp_path, ONE + text)
+    by_edl(module, NUMBERS, None)
+    with pytest.raises(BadInputError, match="one number for all records") as caught:
+        by_edl(module, NUMBERS, WEIGHTS)
+    assert "sample_weights" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("labels", [CLASSES, CLASSES[:, None], ONE_HOT], ids=["(n,)", "(n,1)", "one-hot"])
+def test_class_weights_count_in_training_only(labels: Any, tmp_path: Path) -> None:
+    name = "categorical_crossentropy" if labels is ONE_HOT else "sparse_categorical_crossentropy"
+    text = f'{THREE_CLASSES}\nloss = "{name}"\nclass_weight = {{0: 3.0, 2: 0.25}}\n'
+    assert_same(tmp_path, text, labels, class_weight={0: 3.0, 1: 1.0, 2: 0.25}, loss=name)
+
+
+def test_class_weights_may_be_a_function(tmp_path: Path) -> None:
+    text = THREE_CLASSES + 'loss = "crossentropy"\ndef class_weight():\n    return {1: 2.0, 2: 1.0}\n'
+    assert_same(tmp_path, text, CLASSES, class_weight={1: 2.0, 2: 1.0}, loss="crossentropy")
+
+
+def test_class_and_sample_weights_together_are_refused_as_in_keras(tmp_path: Path) -> None:
+    module = load(tmp_path, THREE_CLASSES + 'loss = "crossentropy"\nclass_weight = {0: 2.0}\n')
+    with pytest.raises(BadInputError, match="class_weight"):
+        by_edl(module, CLASSES, WEIGHTS)
+
+
+LOSSES = {"number": "mse", "kind": "sparse_categorical_crossentropy"}
+
+
+@pytest.mark.parametrize("weights", [None, TWO_WEIGHTS], ids=["none", "by output"])
+@pytest.mark.parametrize("outputs", [AS_DICT, AS_LIST], ids=["dict", "list"])
+def test_a_loss_for_each_output(outputs: str, weights: Any, tmp_path: Path) -> None:
+    text = f'{outputs}\nloss = {LOSSES}\nloss_weights = {{"number": 0.3, "kind": 2.0}}\n'
+    labels: Any = TWO
+    if outputs is AS_LIST:  # what keras.fit takes there
+        labels = (NUMBERS, CLASSES)
+        weights = None if weights is None else (weights["number"], weights["kind"])
+    assert_same(tmp_path, text, labels, weights, loss=LOSSES, loss_weights={"number": 0.3, "kind": 2.0})
+
+
+def test_a_function_may_give_a_loss_by_output(tmp_path: Path) -> None:
+    text = f"""{AS_DICT}
+loss_weights = {{"kind": 2.0}}
+def loss(labels, predictions):
+    return {{
+        "number": tf.square(labels["number"] - predictions["number"]),
+        "kind": keras.losses.sparse_categorical_crossentropy(labels["kind"], predictions["kind"]),
+    }}
+"""
+    assert_same(tmp_path, text, TWO, TWO_WEIGHTS, loss=LOSSES, loss_weights={"number": 1.0, "kind": 2.0})
+
+
+def test_labels_of_one_dimension_less_are_squeezed_as_in_keras(tmp_path: Path) -> None:
+    text = ONE + 'loss = {"dense": lambda labels, predictions: tf.square(labels - predictions)}\n'
+    text = text.replace("Dense(1)", 'Dense(1, name="dense")')
+    assert_same(tmp_path, text, NUMBERS[:, 0], WEIGHTS, loss="mse")
+
+
+METRICS = """
+def eval_metrics_fn():
+    return ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
+
+def weighted_metrics_fn():
+    return ["accuracy", keras.metrics.SparseCategoricalCrossentropy(name="ce")]
+"""
+
+
+def test_metrics_as_a_list_and_weighted_ones(tmp_path: Path) -> None:
+    text = THREE_CLASSES + 'loss = "sparse_categorical_crossentropy"\n' + METRICS
+    metrics = assert_same(
+        tmp_path,
+        text,
+        CLASSES,
+        WEIGHTS,
+        loss="sparse_categorical_crossentropy",
+        metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")],
+        weighted_metrics=["accuracy", keras.metrics.SparseCategoricalCrossentropy(name="ce")],
+    )
+    assert set(metrics) == {"loss", "accuracy", "top2", "weighted_accuracy", "ce"}
+
+
+@pytest.mark.parametrize("outputs", [AS_DICT, AS_LIST], ids=["dict", "list"])
+def test_metrics_by_output(outputs: str, tmp_path: Path) -> None:
+    text = (
+        f"{outputs}\nloss = {LOSSES}\n"
+        + '\ndef eval_metrics_fn():\n    return {"kind": ["accuracy"], "number": ["mae"]}\n'
+    )
+    labels: Any = TWO if outputs is AS_DICT else (NUMBERS, CLASSES)
+    metrics = {"kind": ["accuracy"], "number": ["mae"]}
+    found = assert_same(tmp_path, text, labels, loss=LOSSES, metrics=metrics)
+    assert set(found) == {"loss", "kind_accuracy", "number_mae"}
+
+
+def test_a_list_of_metrics_does_not_say_of_which_output(tmp_path: Path) -> None:
+    module = load(tmp_path, f'{AS_DICT}\nloss = {LOSSES}\ndef eval_metrics_fn():\n    return ["accuracy"]\n')
+    with pytest.raises(BadInputError, match=r"number, kind|kind, number") as caught:
+        by_edl(module, TWO, None)
+    assert "by output" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "optimizer = keras.optimizers.SGD(0.05)\n",
+        "def optimizer():\n    return 'sgd'\n",
+        "optimizer = 'sgd'\n",
+    ],
+    ids=["object", "name returned", "name"],
+)
+def test_an_optimizer_as_keras_takes_it(given: str, tmp_path: Path) -> None:
+    module = load(tmp_path, ONE + SQUARED + given)
+    first, second = module.optimizer(), module.optimizer()
+    assert type(first) is type(second) is keras.optimizers.SGD
+    rate = 0.05 if "0.05" in given else 0.01
+    assert float(first.learning_rate) == float(second.learning_rate) == pytest.approx(rate)
+    by_edl(module, NUMBERS, None, epochs=1)
+    by_edl(module, NUMBERS, None, epochs=1)  # another model, another optimizer
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (ONE + 'loss = "msee"\n', "no loss called 'msee'"),
+        (ONE + "loss = keras.losses.MeanSquaredError\n", "is the class MeanSquaredError"),
+        (ONE + SQUARED + "optimizer = 'addam'\n", "no optimizer called 'addam'"),
+        (ONE + SQUARED + "def eval_metrics_fn():\n    return ['acuracy']\n", "no metric called 'acuracy'"),
+        (AS_DICT + 'loss = {"nomber": "mse"}\n', "'nomber'"),
+        (AS_DICT + 'loss = {"number": "mse"}\nloss_weights = {"kind": 2.0}\n', "loss_weights has 'kind'"),
+        (AS_DICT + 'loss = ["mse"]\n', "1 entries, the model 2 outputs"),
+        (ONE + SQUARED + "class_weight = {-1: 2.0}\n", "class_weight"),
+        (ONE + SQUARED + 'class_weight = {"cat": 2.0}\n', "class_weight"),
+    ],
+)
+def test_what_keras_does_not_know_is_refused_by_name(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInputError) as caught:
+        by_edl(load(tmp_path, text), TWO if "kind" in text else NUMBERS, None, epochs=1)
+    assert named in str(caught.value)
+    assert "asked.py" in str(caught.value.where)
+
+
+# ---------------------------------------------------------------- what workers of parameter servers compute
+
+
+@pytest.mark.parametrize("weights", [None, TWO_WEIGHTS], ids=["none", "weighted"])
+def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Path) -> None:
+    """One worker, plain SGD: each step of the slab is one of Keras' optimizer."""
+    text = f"{AS_DICT}\nloss = {LOSSES}\nloss_weights = [0.3, 2.0]\n".replace(
+        "[0.3, 2.0]", '{"number": 0.3, "kind": 2.0}'
+    )
+    metrics = "\ndef weighted_metrics_fn():\n    return {'kind': ['accuracy'], 'number': ['mae']}\n"
+    module = load(tmp_path, text + metrics)
+    network = Network.build(module, seed=0, embedding_threshold=1 << 30, part=lambda name: 0, parts=1, sample=X[:1])
+    slab = network.initial()
+    parts = (X, TWO) if weights is None else (X, TWO, weights)
+    for _ in range(4):
+        for batch in batches(*parts):
+            slab = slab - np.float32(0.05) * network.train(slab, {}, *batch).slab
+    states: dict[str, Any] = {}
+    for batch in batches(*parts):  # each evaluated as if by another worker
+        network.reset_metrics()
+        network.evaluate(slab, {}, *batch)
+        states = evaluation.add(states, network.metric_states())
+    found = {
+        spec.name: slab[place].reshape(spec.shape)
+        for spec, place in zip(network.variables, network.offsets, strict=True)
+    }
+    compiled = {"kind": ["accuracy"], "number": ["mae"]}
+    expected, of_keras = by_keras(
+        module, TWO, weights, loss=LOSSES, loss_weights={"number": 0.3, "kind": 2.0}, weighted_metrics=compiled
+    )
+    for weight, values in zip(network.model.weights, expected, strict=True):
+        np.testing.assert_allclose(found[weight.path], values, rtol=2e-5, atol=1e-6)
+    for name, value in network.metric_values(states).items():
+        assert value == pytest.approx(of_keras[name], rel=1e-4), name
+
+
+# ---------------------------------------------------------------- what feed yields
+
+
+def fed(feed: Any, mode: str = "training") -> Any:
+    from edl.worker.corruption import Window
+
+    return Feeder(feed, mode, None, zoo=Path(__file__).parent).minibatch(0, Window((b"1", b"2", b"3")))
+
+
+def parsed(record: Any) -> Any:
+    return tf.strings.to_number(record)
+
+
+def test_feed_may_yield_sample_weights() -> None:
+    found = fed(lambda dataset, mode, metadata: dataset.map(lambda r: (parsed(r), parsed(r) * 2, parsed(r) * 3)))
+    np.testing.assert_array_equal(found.labels, [2, 4, 6])
+    np.testing.assert_array_equal(found.weights, [3, 6, 9])
+    assert fed(lambda dataset, mode, metadata: dataset.map(lambda r: (parsed(r), parsed(r)))).weights is None
+
+
+def test_four_parts_are_none_that_training_knows() -> None:
+    with pytest.raises(FeedError, match="expected") as caught:
+        fed(lambda dataset, mode, metadata: dataset.map(lambda r: (r, r, r, r)))
+    assert "sample weights" in str(caught.value.hint)
