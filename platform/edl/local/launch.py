@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def start_supervisor(run_dir: Path, program: Sequence[str] = ("-m", "edl.local")) -> subprocess.Popen[bytes]:
+def start_supervisor(run_dir: Path, program: Sequence[str] = ("-P", "-m", "edl.local")) -> subprocess.Popen[bytes]:
     """Start ``python -m edl.local RUN_DIR`` in a session of its own and return it at once.
 
     The supervisor and all roles are killed when the calling *thread* ends, so this belongs in the main thread. Keep

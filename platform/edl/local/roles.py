@@ -31,9 +31,12 @@ RoleCommand = Callable[[Role, int], Sequence[str]]
 
 
 def role_command(role: Role, index: int) -> Sequence[str]:
-    """Return the command of a real role; ``index`` travels in the environment."""
+    """Return the command of a real role; ``index`` travels in the environment.
+
+    ``-P`` keeps the current folder from the front of ``sys.path``: its modules must not stand for EDL's.
+    """
     del index
-    return [sys.executable, "-m", f"edl.{role}"]
+    return [sys.executable, "-P", "-m", f"edl.{role}"]
 
 
 @dataclass(frozen=True, slots=True)

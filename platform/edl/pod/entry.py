@@ -62,4 +62,4 @@ def _become(role: str, spec: str, say: Say) -> None:
         print(f"edl-role: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     say(str(log_file(variables)), heading(variables))
-    os.execve(sys.executable, [sys.executable, "-m", f"edl.{role}"], variables)  # noqa: S606
+    os.execve(sys.executable, [sys.executable, "-P", "-m", f"edl.{role}"], variables)  # noqa: S606

@@ -10,10 +10,8 @@ take is taken too: ``loss`` and ``optimizer`` by name or as objects, ``loss_weig
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from edl.core.errors import BadInputError
 from edl.spec.zoo import ZooModule, locate
 from edl.worker.refused_models import refuse_own_training
 from edl.worker.user_code import user_code
+from edl.worker.zoo_import import import_module
 
 MODES = ("training", "evaluation", "prediction")
 """What ``feed`` is told, as plain strings; ElasticDL's Mode constants are equal to them."""
@@ -101,7 +100,7 @@ def load(choice: ModelChoice) -> ModelModule:
     zoo = Path(choice.zoo).resolve()
     found = locate(zoo, choice.definition)
     with user_code(zoo, f"import of {found.name}"):
-        module = _import(zoo, found)
+        module = import_module(zoo, found)
     functions = {name: _function(module, found.path, name) for name in _ARGUMENTS}
     return ModelModule(
         zoo=zoo,
@@ -123,31 +122,6 @@ def _check_keras() -> None:
         raise BadInputError(
             f"Keras runs on {keras.backend.backend()}, EDL trains on TensorFlow", hint="set KERAS_BACKEND=tensorflow"
         )
-
-
-def _import(zoo: Path, found: ZooModule) -> ModuleType:
-    for folder in (str(zoo), str(zoo.parent)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    _forget_other_zoos(zoo, found.name.partition(".")[0])
-    module = importlib.import_module(found.name)
-    if Path(module.__file__ or "").resolve() != found.path:
-        raise BadInputError(
-            f"another module is called {found.name}: {module.__file__}",
-            where=str(found.path),
-            hint="rename the zoo or the module, or clean PYTHONPATH",
-        )
-    return module
-
-
-def _forget_other_zoos(zoo: Path, root: str) -> None:
-    """Two zoos may have the same folder name: modules of another one must not answer for this one."""
-    for name, module in list(sys.modules.items()):
-        if name == root or name.startswith(f"{root}."):
-            places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", [])]
-            if not any(Path(place).resolve().is_relative_to(zoo) for place in places if place):
-                del sys.modules[name]
 
 
 def _function(module: ModuleType, path: Path, name: str) -> Any:

@@ -165,7 +165,7 @@ def test_strategy_local_becomes_the_worker(stage: Stage, capsys: pytest.CaptureF
     stage.monkeypatch.setenv("EDL_MASTER_ADDRESS", "unix:of another job")
     assert stage.edl("run", "job.yaml", "--set", "strategy.name=Local", "--json") == 0
     ((arguments, environment),) = calls
-    assert arguments[1:] == ["-m", "edl.worker"]
+    assert arguments[1:] == ["-P", "-m", "edl.worker"]
     assert (environment["EDL_RUN_DIR"], environment["EDL_JSON"]) == (str(stage.run_dir()), "1")
     assert "EDL_MASTER_ADDRESS" not in environment
     assert json.loads(capsys.readouterr().out)["event"] == "run_started"

@@ -20,7 +20,7 @@ from edl.spec.load import dump
 from edl.store.resumption import said
 from edl.store.rundir import append_line, job_dir, tail, write_json
 
-SUPERVISOR: tuple[str, ...] = ("-m", "edl.local")
+SUPERVISOR: tuple[str, ...] = ("-P", "-m", "edl.local")
 """What Python runs as the supervisor; tests put one of fake roles here."""
 
 _SERVED = ("EDL_MASTER_ADDRESS",)
@@ -68,7 +68,7 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
     print(started.line() if as_json else "\n".join(plan.lines()), flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in _SERVED}
     environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
-    os.execve(sys.executable, [sys.executable, "-m", "edl.worker"], environment)  # noqa: S606  no shell is wanted
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "edl.worker"], environment)  # noqa: S606  no shell is wanted
 
 
 def _started(plan: Plan, moment: float) -> RunStarted:
