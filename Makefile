@@ -10,12 +10,16 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
   $$p -c 'import sys; sys.exit(not (3,11) <= sys.version_info[:2] < (3,14))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 STAMP := $(VENV)/.installed
 DEMO ?= demo-data
+# Of `make chaos`.
+SEED ?= 1
+MODE ?= async
+SECONDS_OF_FAULTS ?= 360
 WORKERS ?= 2
 # A test that starts processes can meet a busy machine: it gets a second try, and the report says RERUN with the first
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults faults-all images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
+.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults faults-all chaos images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
   docs schema constraints clean
 
 help: ## print every target
@@ -78,6 +82,9 @@ faults: native ## the same with real signals: every process is killed
 
 faults-all: native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
 	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs $(ONCE_MORE)
+
+chaos: native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
+	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)
 
 images: $(STAMP) ## build the images with the Docker engine
 	$(BIN)/python -m e2e.images --build

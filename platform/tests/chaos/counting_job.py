@@ -1,0 +1,146 @@
+"""A job that counts: each record that is applied adds exactly 1 to elements of its own.
+
+Record r owns element r of four dense variables and row r of one table. The loss is the negative sum of the batch's
+elements, so the gradient of each is -1, whatever their values are and whoever pushed before.
+
+* Asynchronous modes use SGD with a learning rate of 1. An element counts the applications of its record.
+* In sync mode an update is the *mean* of the pushes of a round, so a gradient is -1/k with k unknown. Adagrad that
+  starts from an empty accumulator makes 1 of the first gradient of an element whatever its size, and never again:
+  a record that was applied twice shows as a value that is not 1. Such a job has one epoch.
+
+The model sleeps after each step, until the file ``hurry`` appears, so that faults meet a job at work on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.data.example import serialize_example
+from edl.data.recordio.writer import Writer
+
+DENSE = ("dense_a", "dense_b", "dense_c", "dense_d")
+TABLE = "rows"
+MINIBATCH = 16
+MODES: dict[str, dict[str, Any]] = {
+    "async": {"ps": 2, "strategy": {"mode": "async"}},
+    "sync": {"ps": 2, "strategy": {"mode": "sync", "grads_to_wait": 2}},
+    "overlap": {"ps": 2, "strategy": {"mode": "async", "overlap": True}},
+    "one-ps": {"ps": 1, "strategy": {"mode": "async"}},
+}
+
+ZOO = '''
+"""Counts how often each record is applied."""
+
+import os
+import time
+
+import keras
+import tensorflow as tf
+
+
+def custom_model(records, table_width):
+    record = keras.Input((1,), dtype="int32", name="record")
+    dense = [keras.layers.Embedding(records, 1, embeddings_initializer="zeros", name=name)(record) for name in DENSE]
+    rows = keras.layers.Embedding(records, table_width, embeddings_initializer="zeros", name=TABLE)(record)
+    return keras.Model(record, keras.layers.Concatenate()([*dense, rows]))
+
+
+def loss(labels, predictions):
+    return -tf.reduce_sum(predictions)
+
+
+def optimizer():
+    if SYNC:
+        return keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0, epsilon=1e-30)
+    return keras.optimizers.SGD(1.0)
+
+
+def eval_metrics_fn():
+    return {}
+
+
+class Pace(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if not os.path.exists(HURRY):
+            time.sleep(STEP_SECONDS)
+
+
+def callbacks():
+    return [Pace()]
+
+
+def feed(dataset, mode, metadata):
+    def parsed(record):
+        found = tf.io.parse_single_example(record, {"record": tf.io.FixedLenFeature((1,), tf.int64)})
+        return tf.cast(found["record"], tf.int32), tf.zeros((1,))
+
+    return dataset.map(parsed)
+'''
+TABLE_WIDTH = 2
+
+
+@dataclass(frozen=True)
+class CountingJob:
+    """The job file in a folder of its own.
+
+    Attributes:
+        records: of one epoch; record r is the r-th of the only source.
+        epochs: how often each is to be applied.
+    """
+
+    file: Path
+    mode: str
+    records: int
+    epochs: int
+    ps: int
+
+    @classmethod
+    def make(cls, folder: Path, mode: str, *, steps: int, step_seconds: float, workers: int = 3) -> CountingJob:
+        """Write model, data and job file; the job has about ``steps`` minibatches."""
+        sync = mode == "sync"
+        records = (steps if sync else 800) * MINIBATCH
+        epochs = 1 if sync else max(1, steps // 800)
+        zoo = folder / "counting_zoo"
+        zoo.mkdir(parents=True)
+        constants = {
+            "DENSE": DENSE,
+            "TABLE": TABLE,
+            "SYNC": sync,
+            "STEP_SECONDS": step_seconds,
+            "HURRY": str(folder / "hurry"),
+        }
+        given = "\n".join(f"{name} = {value!r}" for name, value in constants.items())
+        (zoo / "counting.py").write_text(ZOO.replace("\n\n\ndef custom_model", f"\n\n{given}\n\n\ndef custom_model", 1))
+        with Writer(folder / "train.recordio", chunk_limit=1 << 14) as writer:
+            for number in range(records):
+                writer.write(serialize_example({"record": [number]}))
+        dense_bytes = records * np.dtype(np.float32).itemsize
+        spec: dict[str, Any] = {
+            "apiVersion": "edl.dev/v1",
+            "name": "counting",
+            "model": {
+                "zoo": str(zoo),
+                "definition": "counting.custom_model",
+                "params": {"records": records, "table_width": TABLE_WIDTH},
+            },
+            "data": {"training": str(folder / "train.recordio")},
+            "train": {"epochs": epochs, "minibatch_size": MINIBATCH, "minibatches_per_task": 16},
+            "strategy": MODES[mode]["strategy"],
+            "checkpoint": {"every_steps": 100, "keep": 3},
+            "export": None,
+            # Only the table is above the threshold: it is twice as wide as a dense variable.
+            "ps": {"count": MODES[mode]["ps"], "embedding_threshold": dense_bytes + dense_bytes // 2},
+            "workers": {"max": workers},
+        }
+        job = folder / "job.json"
+        job.write_text(json.dumps(spec, indent=1))
+        return cls(job, mode, records, epochs, MODES[mode]["ps"])
+
+    def hurry(self) -> None:
+        """Let the model sleep no more."""
+        (self.file.parent / "hurry").touch()

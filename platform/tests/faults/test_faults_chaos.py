@@ -1,0 +1,16 @@
+"""Two minutes of random signals to random roles: ``make chaos`` has more seeds, modes and minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chaos.__main__ import run_chaos
+
+pytestmark = [pytest.mark.faults, pytest.mark.thorough, pytest.mark.tensorflow, pytest.mark.timeout(600)]
+
+
+def test_no_promise_is_broken_under_random_faults(tmp_path: Path) -> None:
+    found = run_chaos(tmp_path, seed=11, mode="async", seconds=120.0)
+    assert found["violations"] == []
+    assert sum(found["faults"].values()) >= 15
