@@ -15,3 +15,16 @@ class Checkpoint:
     step: int
     version: int
     ledger: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class CheckpointFailure:
+    """The newest attempt to write a checkpoint failed.
+
+    Attributes:
+        reason: for people.
+        paused: since when no further step is handed out; None while training goes on.
+    """
+
+    reason: str
+    paused: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.core import reclaim
+from edl.core.checkpoint_failures import steps_before_pause
 from edl.core.cluster import Role
 from edl.core.events import (
     Acknowledged,
@@ -96,11 +97,12 @@ def _next(state: State, kind: str) -> Work | None:
 
 
 def budget(state: State) -> int | None:
-    """Steps that may still be handed out under ``max_steps``; None without a limit."""
-    limit, training = state.settings.max_steps, state.training
+    """Steps that may still be handed out, under ``max_steps`` and without a new checkpoint; None without a limit."""
+    limit, training, before_pause = state.settings.max_steps, state.training, steps_before_pause(state)
     if limit is None or training is None:
-        return None
-    return limit - training.done_steps - training.outstanding_steps
+        return before_pause
+    left = limit - training.done_steps - training.outstanding_steps
+    return left if before_pause is None else min(left, before_pause)
 
 
 def serving(state: State) -> bool:
@@ -116,6 +118,8 @@ def idle_reason(state: State) -> str:
         return "waiting for the description of the data set"
     if state.training is not None and not serving(state):
         return "waiting for the first checkpoint"
+    if state.checkpoint_failure is not None and state.checkpoint_failure.paused is not None:
+        return f"training waits until a checkpoint can be written: {state.checkpoint_failure.reason}"
     return "all that is left is in the hands of other workers"
 
 

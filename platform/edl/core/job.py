@@ -11,7 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.core import events, final_checkpoint, grants, parameters, phases, reclaim, recovery, snapshots, staffing
+from edl.core import (
+    checkpoint_failures,
+    events,
+    final_checkpoint,
+    grants,
+    parameters,
+    phases,
+    reclaim,
+    recovery,
+    snapshots,
+    staffing,
+)
 from edl.core.events import Command, Event
 from edl.core.kinds import METRICS, unit
 from edl.core.state import State
@@ -60,6 +71,7 @@ class JobState(State):
             times.append(self.cut.deadline)
         if self.stopping is not None:
             times.append(self.stopping.deadline)
+        times.append(max(now, checkpoint_failures.wait_ends(self)))
         return min(times)
 
     def new_incarnation(self, number: int) -> list[Command]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core import final_checkpoint, snapshots, staffing
+from edl.core import checkpoint_failures, final_checkpoint, snapshots, staffing
 from edl.core.cluster import Role
 from edl.core.cuts import due
 from edl.core.events import Unpin
@@ -77,6 +77,9 @@ def _predict(state: State) -> None:
 
 
 def _train(state: State, now: float) -> None:
+    checkpoint_failures.advance(state, now)
+    if state.ended:
+        return
     if state.training_over():
         _finish(state, now)
     elif snapshots.possible(state, now):

@@ -23,6 +23,7 @@ class Settings:
         oom_memory_factor: what the memory of workers is multiplied with after one ran out of it; 1: the job ends then.
         worker_memory, ps_memory: what the spec asks for, for people.
         grace: seconds between telling a pod to go and killing it.
+        checkpoint_full_timeout: seconds that training waits for room for a checkpoint before the job fails.
         durable: checkpoints outlive the pods. Otherwise none is made, and what a lost PS held is lost.
     """
 
@@ -33,6 +34,7 @@ class Settings:
     max_steps: int | None = None
     evaluation_steps: int | None = None
     checkpoint_steps: int | None = None
+    checkpoint_full_timeout: float = 1800.0
     export: bool = False
     predict: bool = False
     describe: bool = False

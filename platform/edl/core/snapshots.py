@@ -5,7 +5,7 @@ The protocol is in docs/design/0002-record-accounting.md.
 
 from __future__ import annotations
 
-from edl.core import cuts
+from edl.core import checkpoint_failures, cuts
 from edl.core.cluster import Role
 from edl.core.cuts import Cut, Stage
 from edl.core.events import (
@@ -171,10 +171,12 @@ def saved(state: State, event: CheckpointSaved, now: float) -> None:
     if event.error:
         state.record({"kind": "cut_off", "cut": cut.number, "reason": event.error})
         state.tell("warning", message=f"checkpoint {cut.number} was not written, the one before stays: {event.error}")
+        checkpoint_failures.save_failed(state, event.error)
         _failed(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.frozen["done_steps"], max(cut.versions.values(), default=0)
         entry = {"kind": "saved", "cut": cut.number, "step": step, "version": version, "ledger": state.frozen}
         state.record(entry)
         state.tell("checkpoint_saved", cut=cut.number, step=step, pause_seconds=cut.pause)
+        checkpoint_failures.save_worked(state)
     state.cut = None

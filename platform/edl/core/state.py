@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.core import compaction, entries
-from edl.core.checkpoint import Checkpoint
+from edl.core.checkpoint import Checkpoint, CheckpointFailure
 from edl.core.counters import Counters
 from edl.core.cuts import Cut, Stage
 from edl.core.evaluation import Round
@@ -77,6 +77,7 @@ class State:
         cut: the cut on its way, if any; ``cut_number`` is the last number used.
         frozen: the ledger's half of the cut on its way.
         held_cuts: no cut is begun before.
+        checkpoint_failure: why the newest checkpoint was not written; None when it was.
         unmet: nor while one of these leases is held and no further step of it is in: how many are, by lease.
         stopping: somebody wants the job to end after a final checkpoint.
         pins: the cuts that each PS keeps, by uid.
@@ -111,6 +112,7 @@ class State:
     cut: Cut | None = None
     frozen: dict[str, Any] = field(default_factory=dict)
     held_cuts: float = 0.0
+    checkpoint_failure: CheckpointFailure | None = None
     unmet: dict[int, int] = field(default_factory=dict)
     stopping: Stopping | None = None
     pins: dict[str, frozenset[int]] = field(default_factory=dict)

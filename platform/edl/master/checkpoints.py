@@ -14,6 +14,7 @@ from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, Retry
 from edl.rpc.methods import PsControl
 from edl.store.commits import commit, prune
+from edl.store.disk_room import make_room
 from edl.store.manifest import Manifest, ShardInfo, Skipped, cut_directory
 
 log = logging.getLogger(__name__)
@@ -62,14 +63,27 @@ class Checkpoints:
         """
         directory = cut_directory(self.directory, command.cut)
         try:
-            shards = [self._shard(_of(channels, index), command.cut, incarnation) for index in range(count)]
+            shards = self._shards(command.cut, channels, count, incarnation)
             self._await_right()
             created = datetime.now(UTC).isoformat(timespec="seconds")
             commit(directory, Manifest(command.cut, command.version, created, tuple(shards), dict(command.ledger)))
         except EdlError as error:
+            self._make_room(command.cut)
             return CheckpointSaved(command.cut, str(error))
         self._prune(command.cut)
         return CheckpointSaved(command.cut)
+
+    def _shards(self, cut: int, channels: Mapping[int, Channel], count: int, incarnation: int) -> list[ShardInfo]:
+        """Every PS's shard; an error only when no PS writes any more, so that what is left can be removed."""
+        shards, errors = [], []
+        for index in range(count):
+            try:
+                shards.append(self._shard(_of(channels, index), cut, incarnation))
+            except EdlError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return shards
 
     def _shard(self, channel: Channel, cut: int, incarnation: int) -> ShardInfo:
         request = pb.SavedRequest(incarnation=incarnation, cut=cut)
@@ -98,6 +112,15 @@ class Checkpoints:
             return CheckpointRefused(uid, cut, message, skipped=told or f"there is no older one in {self.directory}")
         older = Checkpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
         return CheckpointRefused(uid, cut, message, older, told)
+
+    def _make_room(self, failed: int) -> None:
+        try:
+            self._await_right()
+            removed = make_room(self.directory, self._keep, self._protected(), failed=failed)
+        except (StorageError, RetryableError) as error:
+            log.warning("no room was made for the next checkpoint: %s", error)
+        else:
+            log.info("checkpoint %d was not written; removed to make room for the next: %s", failed, removed)
 
     def _prune(self, newest: int) -> None:
         """What is in use stays until the core has taken note of the newest."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edl.core import priorities
 from edl.core.state import Settings
-from edl.spec.job import JobSpec
+from edl.spec.job import Checkpoint, JobSpec
 from edl.spec.zoo import locate, names
 
 
@@ -27,6 +27,7 @@ def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) 
         max_steps=train.max_steps,
         evaluation_steps=train.evaluation_steps,
         checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
+        checkpoint_full_timeout=(spec.checkpoint or Checkpoint()).full_timeout,
         export=spec.export is not None and not predict,
         predict=predict,
         describe=describe,

@@ -171,7 +171,24 @@ class Checkpoint:
     """When cuts of the parameters and the ledger are kept."""
 
     every_steps: Annotated[int, Option(_POSITIVE, "Steps from one checkpoint to the next.", "steps")] = 1000
-    keep: Annotated[int, Option(_POSITIVE, "Newest checkpoints that are kept.", "checkpoints")] = 3
+    keep: Annotated[
+        int,
+        Option(
+            _POSITIVE,
+            "Newest checkpoints that are kept; there must be room for one more, which is written before the oldest is "
+            "removed.",
+            "checkpoints",
+        ),
+    ] = 3
+    full_timeout: Annotated[
+        float,
+        Option(
+            DURATION,
+            "How long training waits when a checkpoint cannot be written, one interval after it was due; then the job "
+            "fails and can be resumed.",
+            "seconds",
+        ),
+    ] = 1800.0
 
 
 @dataclass(frozen=True, slots=True)

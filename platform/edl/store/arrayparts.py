@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edl.store.array_header import DTYPES, header_of
 from edl.store.checksum import combined
 from edl.store.durable import publish, removed_on_error, translated
+from edl.store.free_space import ensure_room
 from edl.store.steadyfile import SteadyFile
 
 Array = NDArray[np.generic]
@@ -66,6 +67,7 @@ def write_parts(
     temporary = path.with_suffix(".tmp")
     with translated(path, "write a checkpoint"):
         path.parent.mkdir(parents=True, exist_ok=True)
+        ensure_room(path.parent, header.nbytes + sum(array.nbytes for array in arrays))
         with removed_on_error(temporary):
             _write(temporary, header, places, parts)
             publish(temporary, path)

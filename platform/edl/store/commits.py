@@ -45,7 +45,7 @@ def prune(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] =
     if keep < 1:
         raise ValueError(f"keep must be at least 1, not {keep}")
     cuts = cuts_in(checkpoints_dir)
-    committed = [cut for cut in cuts if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), Manifest)]
+    committed = committed_in(checkpoints_dir)
     if not committed:
         return []
     stay = {*committed[-keep:], *protect}
@@ -53,6 +53,26 @@ def prune(checkpoints_dir: Path, keep: int, protect: set[int] | frozenset[int] =
     for cut in removed:
         _remove(cut_directory(checkpoints_dir, cut))
     return removed
+
+
+def remove_unfinished(checkpoints_dir: Path, below: int) -> list[int]:
+    """Remove cuts that were never committed and have a lower number than ``below``; returns their numbers.
+
+    Raises:
+        StorageError: one cannot be removed.
+    """
+    older = [cut for cut in cuts_in(checkpoints_dir) if cut < below]
+    # One whose manifest is damaged was committed once: it is not taken for unfinished.
+    unfinished = [cut for cut in older if not (cut_directory(checkpoints_dir, cut) / MANIFEST).exists()]
+    for cut in unfinished:
+        _remove(cut_directory(checkpoints_dir, cut))
+    return unfinished
+
+
+def committed_in(checkpoints_dir: Path) -> list[int]:
+    """The numbers of the cuts with an intact manifest, oldest first."""
+    found = cuts_in(checkpoints_dir)
+    return [cut for cut in found if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), Manifest)]
 
 
 def _remove(directory: Path) -> None:

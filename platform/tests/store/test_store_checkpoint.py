@@ -28,6 +28,7 @@ from edl.store.checkpoint import (
     verify,
     write_shard,
 )
+from edl.store.disk_room import make_room
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", ">f4", ">i8"]
 
@@ -233,6 +234,38 @@ class TestPrune:
     def test_keeping_none_is_a_mistake(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="at least 1"):
             prune(tmp_path, keep=0)
+
+
+class TestMakeRoom:
+    """A checkpoint could not be written, because the disk is full."""
+
+    def left(self, checkpoints: Path) -> list[str]:
+        return sorted(path.name for path in checkpoints.iterdir())
+
+    def test_what_failed_attempts_left_goes_and_the_only_checkpoint_stays(self, tmp_path: Path) -> None:
+        for cut in range(1, 5):
+            make_cut(tmp_path, cut, commits=cut == 1)
+
+        assert make_room(tmp_path, 1, set(), failed=4) == [2, 3, 4]
+        assert self.left(tmp_path) == ["cut-00000001"]
+
+    def test_one_less_is_kept_than_when_there_is_room(self, tmp_path: Path) -> None:
+        for cut in range(1, 5):
+            make_cut(tmp_path, cut, commits=cut < 4)
+
+        assert make_room(tmp_path, 3, set(), failed=4) == [1, 4]
+        assert make_room(tmp_path, 3, set(), failed=4) == []
+
+    def test_the_newest_that_is_intact_stays_even_if_newer_ones_are_there(self, tmp_path: Path) -> None:
+        for cut in range(1, 4):
+            make_cut(tmp_path, cut)
+        damaged = shard_path(cut_directory(tmp_path, 3), 0)
+        data = bytearray(damaged.read_bytes())
+        data[-1] ^= 1
+        damaged.write_bytes(data)
+
+        assert make_room(tmp_path, 1, set(), failed=4) == [1]
+        assert self.left(tmp_path) == ["cut-00000002", "cut-00000003"]
 
 
 def test_the_manifest_is_plain_json(tmp_path: Path) -> None:
