@@ -190,7 +190,7 @@ def test_changes() -> None:
         ("checkpoint", dump(old)["checkpoint"], None),
     ]
     assert changes(new, replace(new, checkpoint=Checkpoint())) == [
-        ("checkpoint", None, {"every_steps": 1000, "keep": 3}),
+        ("checkpoint", None, {"every_steps": 1000, "keep": 3, "full_timeout": 1800.0}),
     ]
 
 
