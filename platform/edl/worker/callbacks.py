@@ -68,13 +68,23 @@ class KerasCallbacks:
         optimizer: becomes ``model.optimizer``.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
         local: whether this process trains ``model`` by ``optimizer``; else parameter servers hold the weights.
+        worker: index of this worker among others, each of which gets files of its own; None: there are no others.
 
     Raises:
         BadInputError: one of the callbacks could not do its work.
         ModuleError: the user's code raises.
     """
 
-    def __init__(self, callbacks: Any, model: Any, optimizer: Any, zoo: Path, *, local: bool = False) -> None:
+    def __init__(
+        self,
+        callbacks: Any,
+        model: Any,
+        optimizer: Any,
+        zoo: Path,
+        *,
+        local: bool = False,
+        worker: int | None = None,
+    ) -> None:
         import keras
 
         model.optimizer = optimizer
@@ -89,7 +99,10 @@ class KerasCallbacks:
         with self._calling("set_model"):
             found = keras.tree.flatten(list(callbacks))
             refuse(found, local=local)
+            if worker is not None:
+                _give_files_of_its_own(found, worker)
             self._all = keras.callbacks.CallbackList(found, model=model)
+        self._rates = None if local else _ScheduledRates(found, optimizer)
 
     def begin_step(self, step: int) -> None:
         """A minibatch begins; ``step`` is the global step."""
@@ -116,7 +129,11 @@ class KerasCallbacks:
             self._end_epoch(self._epoch)
         self._epoch = epoch
         with self._calling("on_epoch_begin"):
+            if self._rates is not None:
+                self._rates.assign_before(epoch)
             self._all.on_epoch_begin(epoch)
+            if self._rates is not None:
+                self._rates.note(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
         logs = {"loss": self._losses / self._steps} if self._steps else {}
@@ -154,6 +171,56 @@ class KerasCallbacks:
             )
 
 
+class _ScheduledRates:
+    """What ``LearningRateScheduler`` makes of the rate, the same in every worker.
+
+    A schedule may go on from the rate of the epoch before, as ``lambda epoch, rate: rate * 0.9`` does. No worker sees
+    all epochs: one takes another's place, or the last records of an epoch go elsewhere. So the rate before an epoch is
+    what the schedules make of the rate that ``optimizer()`` gave, in all epochs up to that one.
+    """
+
+    def __init__(self, callbacks: list[Any], optimizer: Any) -> None:
+        import keras
+
+        schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
+        by_itself = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+        self._schedules = [] if by_itself else schedules  # Keras lets nobody assign a rate then, and says so
+        self._optimizer = optimizer
+        self._before = [float(optimizer.learning_rate)] if self._schedules else []
+        """By epoch, as far as they are known."""
+
+    def assign_before(self, epoch: int) -> None:
+        """Give the optimizer the rate with which an epoch begins, before the callbacks hear of it."""
+        if not self._schedules:
+            return
+        while len(self._before) <= epoch:
+            self._optimizer.learning_rate = self._before[-1]
+            for schedule in self._schedules:
+                schedule.on_epoch_begin(len(self._before) - 1)
+            self._before.append(float(self._optimizer.learning_rate))
+        self._optimizer.learning_rate = self._before[epoch]
+
+    def note(self, epoch: int) -> None:
+        """The callbacks have begun an epoch: with what they made of the rate the next one begins."""
+        if self._schedules and len(self._before) == epoch + 1:
+            self._before.append(float(self._optimizer.learning_rate))
+
+
+def _give_files_of_its_own(callbacks: list[Any], worker: int) -> None:
+    """Several workers that write to one file leave one that nobody can read."""
+    import keras
+
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            stem, dot, suffix = Path(callback.filename).name.rpartition(".")
+            name = f"{stem}-worker-{worker}.{suffix}" if stem else f"{dot}{suffix}-worker-{worker}"
+            callback.filename = str(Path(callback.filename).with_name(name))
+            _LOG.info("CSVLogger of worker %d writes to %s", worker, callback.filename)
+        elif isinstance(callback, keras.callbacks.TensorBoard):
+            callback.log_dir = str(Path(callback.log_dir) / f"worker-{worker}")
+            _LOG.info("TensorBoard of worker %d writes to %s", worker, callback.log_dir)
+
+
 def _refuse_weights(model: Any) -> None:
     """Let methods of ``model`` raise that would use the initial weights; those that the user's class defines stay."""
     import keras
@@ -172,7 +239,13 @@ def _raise_no_weights(method: str, *_: Any, **__: Any) -> NoReturn:
 
 
 def watcher(
-    make: Callable[[], Any] | None, model: Any, optimizer: Any, zoo: Path, *, local: bool = False
+    make: Callable[[], Any] | None,
+    model: Any,
+    optimizer: Any,
+    zoo: Path,
+    *,
+    local: bool = False,
+    worker: int | None = None,
 ) -> NoCallbacks | KerasCallbacks:
     """The module's callbacks; ``make`` is its ``callbacks`` function, the rest as of :class:`KerasCallbacks`.
 
@@ -181,4 +254,4 @@ def watcher(
         ModuleError: the user's code raises.
     """
     found = make() if make is not None else None
-    return KerasCallbacks(found, model, optimizer, zoo, local=local) if found else NoCallbacks()
+    return KerasCallbacks(found, model, optimizer, zoo, local=local, worker=worker) if found else NoCallbacks()

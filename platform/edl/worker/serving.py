@@ -46,7 +46,9 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
         LeavingError: told to go.
     """
     network, parameters = _declared(c, module)
-    watcher = callbacks.watcher(module.callbacks, network.model, network.keras_optimizer, module.zoo)
+    watcher = callbacks.watcher(
+        module.callbacks, network.model, network.keras_optimizer, module.zoo, worker=c.identity.index
+    )
     trainer = Trainer(
         network,
         network.optimizer.learning_rate,

@@ -55,9 +55,17 @@ def dense() -> Any:
     return keras.Sequential([keras.Input([1]), keras.layers.Dense(1, name="head")])
 
 
-def watch(callback: Any, folder: Path, *, model: Any = None, optimizer: Any = None, local: bool = False) -> Any:
+def watch(
+    callback: Any,
+    folder: Path,
+    *,
+    model: Any = None,
+    optimizer: Any = None,
+    local: bool = False,
+    worker: int | None = None,
+) -> Any:
     model, optimizer = model or dense(), optimizer or keras.optimizers.SGD(0.1)
-    return watcher(lambda: [callback], model, optimizer, folder, local=local)
+    return watcher(lambda: [callback], model, optimizer, folder, local=local, worker=worker)
 
 
 def train(watching: Any, losses: list[list[float]]) -> None:
@@ -180,6 +188,49 @@ def test_a_csv_logger_writes_a_row_an_epoch(tmp_path: Path) -> None:
     train(watch(CALLBACKS.CSVLogger(tmp_path / "log.csv"), tmp_path), [[4.0, 2.0], [1.0]])
     with (tmp_path / "log.csv").open() as file:
         assert [(row["epoch"], row["loss"]) for row in csv.DictReader(file)] == [("0", "3.0"), ("1", "1.0")]
+
+
+def test_two_workers_do_not_write_to_one_csv_file(tmp_path: Path) -> None:
+    watching = [watch(CALLBACKS.CSVLogger(tmp_path / "log.csv"), tmp_path, worker=index) for index in (0, 1)]
+    for at, losses in enumerate(([[4.0]], [[1.0], [3.0]])):
+        train(watching[at], losses)
+    written = {path.name: path.read_text().split()[1:] for path in tmp_path.glob("*.csv")}
+    assert written == {"log-worker-0.csv": ["0,4.0,NA"], "log-worker-1.csv": ["0,1.0,NA", "1,3.0,NA"]}
+
+
+def test_tensorboard_writes_what_its_reader_reads(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for index in (0, 1):
+        train(watch(CALLBACKS.TensorBoard(tmp_path / "logs"), tmp_path, worker=index), [[4.0, 2.0], [1.0]])
+    for index in (0, 1):
+        read = EventAccumulator(str(tmp_path / "logs" / f"worker-{index}" / "train"))
+        read.Reload()
+        assert "epoch_loss" in read.Tags()["tensors"]
+        assert [event.step for event in read.Tensors("epoch_loss")] == [0, 1]
+
+
+def rates_of(epochs: list[int], folder: Path, schedule: Any) -> dict[int, float]:
+    """The rate that a worker has in each of the epochs of which it gets tasks, in the order in which it gets them."""
+    optimizer, found = keras.optimizers.SGD(0.1), {}
+    watching = watch(CALLBACKS.LearningRateScheduler(schedule), folder, optimizer=optimizer, worker=0)
+    for epoch in epochs:
+        watching.begin_epoch(epoch)
+        found[epoch] = float(optimizer.learning_rate)
+    return found
+
+
+@pytest.mark.parametrize("epochs", [[2], [0, 2], [1, 0, 2], [0, 1, 0, 2], [2, 1, 0, 3]])
+@pytest.mark.parametrize(
+    "schedule", [lambda epoch, rate: rate * 0.5, lambda epoch: 0.1 * 0.5 ** (epoch + 1)], ids=["last rate", "epoch"]
+)
+def test_a_scheduled_rate_is_the_same_whichever_epochs_a_worker_has_seen(
+    schedule: Any, epochs: list[int], tmp_path: Path
+) -> None:
+    expected = rates_of([0, 1, 2, 3], tmp_path, schedule)
+    assert expected == pytest.approx({epoch: 0.1 * 0.5 ** (epoch + 1) for epoch in range(4)})
+    for epoch, rate in rates_of(epochs, tmp_path, schedule).items():
+        assert rate == pytest.approx(expected[epoch]), epoch
 
 
 def test_the_optimizer_is_at_the_global_step(tmp_path: Path) -> None:
