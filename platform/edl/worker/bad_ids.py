@@ -1,10 +1,13 @@
 """Ids that no Embedding has: which table, which id, what to do; the same for tables that are served and for dense ones.
 
-Of a dense table TensorFlow says only how many rows it has, and in which operation.
+Keras looks negative ids of a dense table up from its end, and a GPU has rows of zeros for ids past it. So a step looks
+at the ids of dense tables itself. Where a model looks rows up without Keras' layer, TensorFlow says only how many rows
+there are, and in which operation.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +17,8 @@ import keras
 import tensorflow as tf
 
 from edl.core.errors import BadInputError
+from edl.layers import Embedding as EdlEmbedding
+from edl.layers.checks import within_table
 
 _GATHER = re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)")
 _NODE = re.compile(r"\{\{node (?P<scopes>[^}]+)\}\}")
@@ -21,7 +26,7 @@ _ASSERTED = re.compile(
     r"an id is outside of the Embedding (?P<layer>\S+) \((?P<rows>\d+) x (?P<dim>\d+)\)"
     r".*\[x \([^)]*\) = \] \[(?P<id>-?\d+)\]"
 )
-"""What a dense ``edl.layers.Embedding`` raises."""
+"""What ``within_table`` raises."""
 
 
 class Table(NamedTuple):
@@ -60,6 +65,36 @@ def dense_ids(model: Any) -> Iterator[None]:
         if told is None:
             raise
         raise told from error
+
+
+@contextmanager
+def ids_within_tables() -> Iterator[None]:
+    """Dense Embeddings of Keras that are called in here, while a step is traced, refuse ids that they do not have.
+
+    The step asserts it then, and :func:`dense_ids` says which Embedding it was. Steps are traced one at a time.
+    """
+    call = keras.layers.Embedding.call
+
+    @functools.wraps(call)
+    def call_within_table(layer: Any, inputs: Any) -> Any:
+        if not isinstance(layer, EdlEmbedding):  # which asserts it wherever it is called
+            inputs = _within_table(layer, inputs)
+        return call(layer, inputs)
+
+    keras.layers.Embedding.call = call_within_table
+    try:
+        yield
+    finally:
+        keras.layers.Embedding.call = call
+
+
+def _within_table(layer: Any, ids: Any) -> Any:
+    table = f"the Embedding {layer.path} ({layer.input_dim} x {layer.output_dim})"
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(within_table(ids.flat_values, layer.input_dim, table))
+    if isinstance(ids, tf.SparseTensor):
+        return tf.SparseTensor(ids.indices, within_table(ids.values, layer.input_dim, table), ids.dense_shape)
+    return within_table(tf.convert_to_tensor(ids), layer.input_dim, table)
 
 
 def _asserted(text: str) -> BadInputError | None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from edl.core import evaluation
 from edl.core.errors import BadInputError
-from edl.worker.bad_ids import dense_ids
+from edl.worker.bad_ids import dense_ids, ids_within_tables
 from edl.worker.contract import ModelModule
 from edl.worker.fresh_model import new_model
 from edl.worker.metrics import Metrics, output_names
@@ -46,9 +46,7 @@ class LocalModel:
         self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
         self._apply = tf.function(self._apply_graph, autograph=False)
         self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
-        self._predict = tf.function(
-            lambda features: self.model(features, training=False), autograph=False, reduce_retracing=True
-        )
+        self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
 
     def train(self, features: Any, labels: Any, weights: Any = None, *, keep_if_not_finite: bool) -> tuple[float, bool]:
         """One step; returns the loss, and whether all was finite: if not, nothing was applied.
@@ -74,7 +72,8 @@ class LocalModel:
     def _gradients_graph(self, features: Any, labels: Any, weights: Any) -> Any:
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
-            predictions = self.model(features, training=True)
+            with ids_within_tables():
+                predictions = self.model(features, training=True)
             loss = self._objective(labels, predictions, weights, self.model.losses, training=True)
         found = tape.gradient(loss, [v.value for v in variables])
         gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
@@ -97,9 +96,13 @@ class LocalModel:
             self._evaluate(features, labels, weights)
 
     def _evaluate_graph(self, features: Any, labels: Any, weights: Any) -> None:
-        predictions = self.model(features, training=False)
+        predictions = self._predict_graph(features)
         loss = self._objective(labels, predictions, weights, self.model.losses, training=False)
         self._metrics.update(loss, labels, predictions, weights)
+
+    def _predict_graph(self, features: Any) -> Any:
+        with ids_within_tables():
+            return self.model(features, training=False)
 
     def metric_values(self) -> dict[str, float]:
         """Loss and metrics of the evaluation so far."""

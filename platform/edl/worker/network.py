@@ -21,7 +21,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
-from edl.worker.bad_ids import Table, dense_ids, outside
+from edl.worker.bad_ids import Table, dense_ids, ids_within_tables, outside
 from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
 from edl.worker.features import feature_spec
@@ -392,6 +392,7 @@ class _Given(ExitStack):
 
     def __enter__(self) -> Any:
         super().__enter__()
+        self.enter_context(ids_within_tables())
         self.enter_context(rows_from(self._lent))
         return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
 

@@ -88,7 +88,6 @@ def test_ids_of_a_served_table_are_named_with_its_shape_and_a_remedy(dtype: str,
 
 @pytest.mark.parametrize("wrong", [50, 2**31 - 1, -51])
 def test_ids_of_a_dense_table_are_told_as_those_of_a_served_one(wrong: int) -> None:
-    """Keras looks ids from -50 to -1 up from the table's end."""
     built = network("int32", DENSE)
     with pytest.raises(BadInputError) as caught:
         step(built, np.array([[1, wrong]], np.int32))
@@ -116,13 +115,49 @@ def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str 
         getattr(built, how)(built.initial(), {}, features, *given)
 
 
-def test_keras_counts_negative_ids_of_a_dense_table_from_its_end() -> None:
-    """As the documentation says; it cannot be seen from outside of Keras' layer."""
-    built = network("int64", DENSE)
-    (place,) = (at for spec, at in zip(built.variables, built.offsets, strict=True) if spec.name == "emb/embeddings")
-    features, labels = np.array([[-3, -3]]), np.ones((1, 1), np.float32)
-    gradient = built.train(built.initial(), {}, features, labels).slab[place].reshape(50, 3)
-    assert np.flatnonzero(np.abs(gradient).sum(1)).tolist() == [47]
+@pytest.mark.parametrize("strategy", ["ParameterServer", "Local"])
+@pytest.mark.parametrize("how", ["train", "evaluate", "predict"])
+def test_negative_ids_of_a_dense_table_of_keras_are_refused_as_those_of_a_served_one(strategy: str, how: str) -> None:
+    """Keras would count them from the table's end, in a job as well, and train other rows without a word."""
+
+    def model() -> Any:
+        inputs = keras.Input([2], dtype="int64")
+        rows = Shifted(50, 3, name="emb")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
+
+    labels = np.ones((1, 1), np.float32)
+    built = network_of(model, DENSE)
+    local = LocalModel(built.module, seed=1, sample=None)
+    slab = built.initial()
+    does: Any = {
+        ("ParameterServer", "train"): lambda ids: built.train(slab, {}, ids, labels),
+        ("ParameterServer", "evaluate"): lambda ids: built.evaluate(slab, {}, ids, labels),
+        ("ParameterServer", "predict"): lambda ids: built.predict(slab, {}, ids),
+        ("Local", "train"): lambda ids: local.train(ids, tf.constant(labels), keep_if_not_finite=False),
+        ("Local", "evaluate"): lambda ids: local.evaluate(ids, tf.constant(labels)),
+        ("Local", "predict"): lambda ids: local.evaluate(ids, tf.constant(labels)),  # Local predicts to evaluate
+    }[strategy, how]
+    does(tf.constant([[-1, 48]], tf.int64))  # 0 and 49
+    with pytest.raises(BadInputError, match=r"^id -1 is outside of the embedding 'emb/embeddings' \(50 x 3\)"):
+        does(tf.constant([[-2, 48]], tf.int64))
+
+
+class Shifted(keras.layers.Embedding):  # type: ignore[misc]
+    """Takes -1 for the first row: what counts are the ids that Keras' layer is given."""
+
+    def call(self, ids: Any) -> Any:
+        return super().call(ids + 1)
+
+
+def test_ragged_and_float_ids_of_a_dense_table_are_looked_at_too() -> None:
+    def model() -> Any:
+        inputs = keras.Input([2])
+        return keras.Model(inputs, keras.layers.Flatten()(keras.layers.Embedding(50, 3, name="emb")(inputs)))
+
+    built = network_of(model, DENSE)
+    assert built.predict(built.initial(), {}, np.array([[0, 49.0]], np.float32)).shape == (1, 6)
+    with pytest.raises(BadInputError, match=r"^id -3 is outside of the embedding 'emb/embeddings'"):
+        built.predict(built.initial(), {}, np.array([[0, -3.0]], np.float32))
 
 
 @pytest.mark.parametrize("threshold", [SERVED, DENSE])
