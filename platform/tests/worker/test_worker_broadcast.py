@@ -103,6 +103,45 @@ def test_each_label_with_every_prediction_is_refused(steps: Any, step: int, mode
     assert "tf.reshape(labels, tf.shape(predictions))" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("step", [0, 1], ids=["train", "evaluate"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda labels, predictions: tf.reduce_mean(tf.square(labels - predictions)),
+        lambda labels, predictions: tf.reduce_mean(tf.abs(predictions - tf.cast(labels, tf.float32))),
+        lambda labels, predictions: tf.reduce_sum(tf.math.squared_difference(labels, predictions)) / 4.0,
+        lambda labels, predictions: tf.reduce_mean(
+            keras.ops.where(labels > 0.5, -keras.ops.log(predictions), -keras.ops.log(1 - predictions))
+        ),
+        tf.function(lambda labels, predictions: tf.reduce_mean(tf.square(labels - predictions))),
+    ],
+)
+def test_a_loss_that_averages_by_itself_is_refused_as_well(steps: Any, step: int, loss: Any) -> None:
+    with pytest.raises(BadInputError, match=r"loss\(\) compares each label with every prediction, \(n, n\) values"):
+        steps(module_of(dense, loss))[step](FLAT)
+
+
+def test_one_output_of_several_is_enough(steps: Any) -> None:
+    def mixed() -> Any:
+        given = keras.Input([2])
+        return keras.Model(given, {"price": keras.layers.Dense(1)(given), "kind": keras.layers.Dense(3)(given)})
+
+    def loss(labels: Any, predictions: Any) -> Any:
+        kinds = keras.losses.sparse_categorical_crossentropy(labels["kind"], predictions["kind"], from_logits=True)
+        return tf.reduce_mean(kinds) + tf.reduce_mean(square(labels["price"], predictions["price"]))
+
+    train, _ = steps(module_of(mixed, loss))
+    with pytest.raises(BadInputError, match="before it averages them"):
+        train({"price": FLAT, "kind": np.zeros(4, np.int64)})
+
+
+def pairs(labels: Any, predictions: Any) -> Any:
+    """A ranking loss: every record with every other one, on purpose."""
+    scores = predictions[:, 0]
+    better = tf.cast(labels[:, None] > labels[None, :], tf.float32)
+    return tf.reduce_mean(better * tf.nn.softplus(scores[None, :] - scores[:, None]))
+
+
 def test_labels_and_predictions_by_name_are_looked_at_too(steps: Any) -> None:
     train, _ = steps(module_of(named, of_names))
     with pytest.raises(BadInputError, match=r"labels have the shape \(n,\) and predictions \(n, 1\)"):
@@ -121,6 +160,9 @@ def test_labels_and_predictions_by_name_are_looked_at_too(steps: Any) -> None:
         # As many values a record as there are records
         (dense, lambda labels, predictions: tf.stack([predictions[:, 0] - labels] * 4, axis=1), FLAT),
         (dense, lambda labels, predictions: 0.0 * tf.reduce_sum(predictions), FLAT),
+        (dense, lambda labels, predictions: tf.reduce_mean(square(labels[:, None], predictions)), FLAT),
+        (dense, lambda labels, predictions: tf.reduce_mean(square(labels, tf.squeeze(predictions, 1))), FLAT),
+        (dense, pairs, FLAT),
     ],
 )
 def test_other_losses_are_none_of_its_business(steps: Any, model: Any, loss: Any, labels: Any) -> None:
