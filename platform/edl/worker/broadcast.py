@@ -24,7 +24,9 @@ _COUNT = 7919
 """A number of records that no model has as another dimension: a prime."""
 
 
-def refuse_broadcast(what: str, function: Callable[..., Any], labels: Any, predictions: Any, found: Any) -> None:
+def refuse_broadcast(
+    what: str, function: Callable[..., Any], labels: Any, predictions: Any, found: Any, weights: Any = None
+) -> None:
     """Refuse a function that broadcasts labels and predictions of ``(n,)`` and ``(n, 1)``, or the other way round.
 
     It is found by the shape ``(n, n)`` of what it gives, or by that of what it averages by itself. Looks at shapes
@@ -32,20 +34,21 @@ def refuse_broadcast(what: str, function: Callable[..., Any], labels: Any, predi
 
     Args:
         what: what people call the function.
-        function: of labels and predictions; the user's.
+        function: of labels and predictions, and of sample weights where there are some; the user's.
         labels: as ``feed`` gave them.
         predictions: as the model gave them.
-        found: what the function made of both.
+        found: what the function made of them.
+        weights: sample weights that the function was given.
 
     Raises:
         BadInputError: it does; says which shapes there are.
     """
-    shapes = [{_shape(leaf) for leaf in tf.nest.flatten(each)} for each in (labels, predictions)]
-    if not _may_meet(*shapes):
+    given = (labels, predictions) if weights is None else (labels, predictions, weights)
+    if not _may_meet(*({_shape(leaf) for leaf in tf.nest.flatten(each)} for each in (labels, predictions))):
         return
-    if _gives_square(function, labels, predictions, found):
+    if _gives_square(function, given, found):
         does = "gives the shape (n, n) for n records"
-    elif _makes_square(function, labels, predictions):
+    elif _makes_square(function, given):
         does = "compares each label with every prediction, (n, n) values for n records, before it averages them"
     else:
         return
@@ -62,12 +65,12 @@ def _may_meet(labels: set[str], predictions: set[str]) -> bool:
     return ("(n,)" in labels and "(n, 1)" in predictions) or ("(n, 1)" in labels and "(n,)" in predictions)
 
 
-def _gives_square(function: Callable[..., Any], labels: Any, predictions: Any, found: Any) -> bool:
-    flat = {_shape(leaf) for leaf in tf.nest.flatten((labels, predictions))}
+def _gives_square(function: Callable[..., Any], given: tuple[Any, ...], found: Any) -> bool:
+    flat = {_shape(leaf) for leaf in tf.nest.flatten(given)}
     if flat != {"(n,)", "(n, 1)"} or not _is_square(found):
         return False
     # With a known number of records it may have as many values a record as there happen to be records
-    return found.shape[0] is None or _is_square(_for_any_count(function, labels, predictions))
+    return found.shape[0] is None or _is_square(_for_any_count(function, given))
 
 
 def _is_square(found: Any) -> bool:
@@ -75,29 +78,30 @@ def _is_square(found: Any) -> bool:
     return shape.rank is not None and shape.rank > 1 and shape[0] == shape[1] != 1
 
 
-def _for_any_count(function: Callable[..., Any], labels: Any, predictions: Any) -> Any:
-    given = tf.nest.map_structure(any_count, (labels, predictions))
-    (found,) = tf.function(function, autograph=False).get_concrete_function(*given).outputs
+def _for_any_count(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    specs = tf.nest.map_structure(any_count, given)
+    (found,) = tf.function(function, autograph=False).get_concrete_function(*specs).outputs
     return found
 
 
-def _makes_square(function: Callable[..., Any], labels: Any, predictions: Any) -> bool:
+def _makes_square(function: Callable[..., Any], given: tuple[Any, ...]) -> bool:
     """Whether an operation of the function takes labels and predictions as ``(n,)`` and ``(n, 1)`` and is ``(n, n)``.
 
     The function is traced once more, for a number of records that no other dimension has: where that number is twice
     in a shape, both are records. Losses of pairs of records make them of one rank, and so are none of this.
     """
-    given = tf.nest.map_structure(_of_count, (labels, predictions))
-    if any(spec is None for spec in tf.nest.flatten(given)):
+    specs = tf.nest.map_structure(_of_count, given)
+    if any(spec is None for spec in tf.nest.flatten(specs)):
         return False
     graph = tf.Graph()
     with graph.as_default(), _functions_in_line():
-        places = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), given)
+        places = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), specs)
         try:
             function(*places)
         except Exception:  # noqa: BLE001  it did not raise in the step: this trace alone is what it cannot stand
             return False
-    of_labels, of_predictions = ({leaf.op for leaf in tf.nest.flatten(each)} for each in places)
+    labels, predictions, *weights = ({leaf.op for leaf in tf.nest.flatten(each)} for each in places)
+    given_by_feed = labels.union(*weights)
     for operation in graph.get_operations():
         if not any(output.shape == (_COUNT, _COUNT) for output in operation.outputs):
             continue
@@ -105,7 +109,7 @@ def _makes_square(function: Callable[..., Any], labels: Any, predictions: Any) -
         column = [value for value in operation.inputs if value.shape == (_COUNT, 1)]
         for one, other in product(flat, column):
             made_of = set(leading_to(one)), set(leading_to(other))
-            if any(a & of_labels and b & of_predictions for a, b in (made_of, made_of[::-1])):
+            if any(a & given_by_feed and b & predictions for a, b in (made_of, made_of[::-1])):
                 return True
     return False
 

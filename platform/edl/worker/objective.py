@@ -84,11 +84,13 @@ class Objective:
     def _of_function(self, labels: Any, predictions: Any, weights: Any) -> Any:
         function = self._module.loss
         if weights is not None and self._weighs_itself:
-            found, weights = function(labels, predictions, weights), None
+            found = function(labels, predictions, weights)
+            refuse_broadcast("loss()", function, labels, predictions, found, weights)
+            weights = None
         else:
             found = function(labels, predictions)
-        if not isinstance(found, Mapping):
             refuse_broadcast("loss()", function, labels, predictions, found)
+        if not isinstance(found, Mapping):
             return weighted_mean(found, weights, "loss()", self._where)
         known = self._by_output(predictions, "the model")
         self._refuse_unknown(found, known, "loss() gives")

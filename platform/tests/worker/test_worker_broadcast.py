@@ -135,6 +135,24 @@ def test_one_output_of_several_is_enough(steps: Any) -> None:
         train({"price": FLAT, "kind": np.zeros(4, np.int64)})
 
 
+def test_a_loss_that_gives_a_value_for_each_output_or_weighs_records_itself_is_held_to_it_too(steps: Any) -> None:
+    def by_name(labels: Any, predictions: Any) -> Any:
+        return {name: tf.reduce_mean(square(labels[name], predictions[name])) for name in labels}
+
+    train, _ = steps(module_of(named, by_name))
+    with pytest.raises(BadInputError, match="before it averages them"):
+        train({"price": FLAT, "sold": FLAT})
+
+    def weighted(labels: Any, predictions: Any, weights: Any) -> Any:
+        return tf.reduce_mean(square(labels[:, None], predictions) * weights)
+
+    network = Network.build(
+        module_of(dense, weighted), seed=7, embedding_threshold=1 << 40, part=lambda _: 0, parts=1, sample=FEATURES
+    )
+    with pytest.raises(BadInputError, match="before it averages them"):
+        network.train(network.initial(), {}, FEATURES, FLAT, np.ones(4, np.float32))
+
+
 def pairs(labels: Any, predictions: Any) -> Any:
     """A ranking loss: every record with every other one, on purpose."""
     scores = predictions[:, 0]
