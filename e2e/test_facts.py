@@ -203,6 +203,47 @@ def test_an_owner_that_is_no_controller_is_kept_and_takes_its_pods_along(bare: N
     assert phase(bare.observer.pod("claimed")) == "Running"
 
 
+def keeper(place: Namespace, job: str) -> Manifest:
+    """A ConfigMap that a Job owns, as a controller's reference to it."""
+    uid = (place.observer.wait("the Job", lambda: place.observer.job(job)))["metadata"]["uid"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid, "controller": False}
+    made = place.api.create(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job, "ownerReferences": [owner]}}
+    )
+    meta = made["metadata"]
+    return {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"], "controller": True}
+
+
+def drained(found: Manifest) -> str:
+    """What ``kubectl drain`` says to one pod; it changes nothing."""
+    selector = f"--pod-selector=fact={found['metadata']['labels']['fact']}"
+    done = call("kubectl", "drain", found["spec"]["nodeName"], "--dry-run=server", selector)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("way", ["background", "foreground"])
+def test_drain_asks_for_any_controller_and_one_that_the_job_owns_goes_with_it(bare: Namespace, way: str) -> None:
+    start_job(bare, way, "sleep 1000")
+    job = bare.observer.wait("the Job", lambda: bare.observer.job(way))
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": way, "uid": job["metadata"]["uid"], "controller": False}
+    for name, owners_ in (("lonely", [owner]), ("kept", [owner, keeper(bare, way)])):
+        manifest = pod(f"{name}-{way}", bare.images.submitter, "sleep", "1000", labels={"fact": f"{name}-{way}"})
+        manifest["metadata"]["ownerReferences"] = owners_
+        bare.api.create(manifest)
+        running = lambda name=name: (phase(bare.observer.pod(f"{name}-{way}")) == "Running") or None  # noqa: E731
+        bare.observer.wait(f"{name} runs", running)
+    assert "declare no controller" in drained(bare.observer.pod(f"lonely-{way}") or {})
+    assert f"/kept-{way} (server dry run)" in drained(bare.observer.pod(f"kept-{way}") or {})
+    bare.kubectl("delete", "job", way, f"--cascade={way}")
+    for name in ("lonely", "kept"):
+        bare.observer.wait(
+            f"{name} goes with the Job", lambda name=name: bare.observer.pod(f"{name}-{way}") is None or None
+        )
+    bare.observer.wait(
+        "so does the ConfigMap", lambda: way not in bare.kubectl("get", "configmaps", "-o", "name") or None
+    )
+
+
 def test_a_deletion_without_a_policy_orphans(bare: Namespace) -> None:
     start_job(bare, "careless", "sleep 1000")
     name = pod_of(bare, "careless")["metadata"]["name"]

@@ -14,6 +14,7 @@ from e2e.jobs import Job, delete_pod, digits, in_container
 from e2e.ledger import STORAGE, finished, one_interval
 from e2e.namespaces import Namespace
 from e2e.observer import condition, phase
+from e2e.programs import kubectl
 from e2e.volume import MOUNT, READER
 
 from edl.core.cluster import Role
@@ -59,6 +60,33 @@ def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
     summary, run = finished(job, rolled_back=one_interval(job))
     assert run.ledger.rolled_back > 0
     undisturbed(2).check(summary)
+    gone(job)
+
+
+@pytest.mark.alone
+def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
+    """``kubectl drain`` takes a job's pods without ``--force``: workers go at once, the PS starts elsewhere."""
+    baseline = undisturbed(2)
+    job = start(place, "drained", seconds=75)
+    job.wait_training(workers=2)
+    job.wait_step(100)
+    node, (name, uid) = node_of(job, Role.PS), next(iter(job.ps_uids().items()))
+    there = [index for index in job.training() if node_of(job, Role.WORKER, index) == node]
+    try:
+        selector = f"--pod-selector=edl.dev/job={job.name},edl.dev/role in (ps,worker)"
+        kubectl("drain", node, "--delete-emptydir-data", "--timeout=60s", selector)
+        for index in there:
+            change = job.change(
+                lambda change, index=index: change.name == job.pod_name(Role.WORKER, index) and change.leaving
+            )
+            assert change is not None, f"worker {index} was told to go"
+        job.wait("another PS elsewhere", lambda: job.ps_uids().get(name, uid) != uid or None, 60)
+        assert node_of(job, Role.PS) != node
+        job.wait_more_steps()
+    finally:
+        kubectl("uncordon", node)
+    summary, _ = finished(job, rolled_back=one_interval(job))
+    baseline.check(summary)
     gone(job)
 
 

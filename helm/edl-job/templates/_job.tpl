@@ -3,7 +3,7 @@ The chart's own values, which are no part of the job.
 */}}
 {{- define "edl-job.own" -}}
 [submitter, schedule, timeZone, concurrencyPolicy, suspend, startingDeadlineSeconds, successfulJobsHistoryLimit,
- failedJobsHistoryLimit, resume, global]
+ failedJobsHistoryLimit, resume, podDisruptionBudgets, global]
 {{- end -}}
 
 {{/*
@@ -68,6 +68,9 @@ What cannot be submitted under this name and with these values fails here, befor
 {{- if .Values.resume -}}
 {{- fail "resume goes on with one run, and schedule starts many: give one of the two" -}}
 {{- end -}}
+{{- range .Values.podDisruptionBudgets }}{{ if not (kindIs "invalid" .) -}}
+{{- fail "podDisruptionBudgets select the pods of one job by its name, and each job of a schedule has its own; leave them out" -}}
+{{- end }}{{ end -}}
 {{- if gt (len $name) 31 -}}
 {{- fail (printf "the name of a scheduled job can have 31 characters, since each run adds 9 of its own; %q has %d: set name" $name (len $name)) -}}
 {{- end -}}

@@ -17,7 +17,7 @@ from edl.core.errors import BadInputError
 from edl.kube import names
 from edl.kube.api import Listing
 from edl.kube.errors import AwayError, ForbiddenError, InvalidError
-from edl.kube.kinds import JOBS, LEASES, PODS, SECRETS, Kind
+from edl.kube.kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, Kind
 from edl.kube.platform import platform
 from edl.kube.platform.platform import Place, Platform
 from edl.spec.job import JobSpec, Model
@@ -128,6 +128,33 @@ def test_pods_are_those_of_this_job_and_run(server: Server, there: Platform) -> 
     assert variables["EDL_RUN_DIR"] == VARIABLES["EDL_RUN_DIR"]
     assert variables["EDL_MASTER_ADDRESS"] == "edl-digits-master.team:7070"
     assert "mine" in str(pod["spec"]["volumes"])
+
+
+def test_pods_have_a_controller_so_that_drain_takes_them(server: Server, there: Platform) -> None:
+    """The ConfigMap of the job, which the Job owns; it is asked for once."""
+    server.put(CONFIGMAPS, {"metadata": {"name": names.spec("digits")}})
+    for index in (0, 1):
+        there.cluster.start(Role.PS, index, Wish())
+    wanted = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "name": "edl-digits-spec",
+        "uid": server.stored(CONFIGMAPS, names.spec("digits"))["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+    for pod in server.made:
+        job, keeper = pod["metadata"]["ownerReferences"]
+        assert (job["kind"], job["controller"], keeper) == ("Job", False, wanted)
+    assert server.requests.count(("GET", "edl-digits-spec")) == 1
+
+
+def test_a_pod_starts_also_where_its_controller_cannot_be_found(server: Server, there: Platform) -> None:
+    there.cluster.start(Role.PS, 0, Wish())
+    assert [each["kind"] for each in server.made[0]["metadata"]["ownerReferences"]] == ["Job"]
+    server.put(CONFIGMAPS, {"metadata": {"name": names.spec("digits")}})
+    there.cluster.start(Role.PS, 1, Wish())
+    assert [each["kind"] for each in server.made[1]["metadata"]["ownerReferences"]] == ["Job", "ConfigMap"]
 
 
 @pytest.fixture

@@ -62,6 +62,7 @@ def render_pod(
     run_dir: str,
     wish: Wish = PLAIN,
     token_secret: str | None = None,
+    spec_uid: str = "",
 ) -> Manifest:
     """The pod of a parameter server or worker, owned by the job's Job.
 
@@ -70,11 +71,13 @@ def render_pod(
         job_uid: uid of the Job; empty while there is none, then nobody owns the pod.
         run_dir: directory of the run, as pods see it.
         token_secret: name of the Secret that holds the token; by default the one that ``render_job`` renders.
+        spec_uid: uid of the job's ConfigMap; empty while it is not known, then ``kubectl drain`` needs ``--force``.
     """
     place = Place(role, index, token_secret or names.token(spec.name), namespace, run_dir)
     pod = _object(PODS, names.pod(spec.name, role, index), template(spec, place, wish))
     if job_uid:
-        pod["metadata"]["ownerReferences"] = [owner(spec.name, job_uid)]
+        controllers = [controller(spec.name, spec_uid)] if spec_uid else []
+        pod["metadata"]["ownerReferences"] = [owner(spec.name, job_uid), *controllers]
     return _placed(pod, namespace)
 
 
@@ -95,6 +98,22 @@ def owner(job: str, uid: str) -> Manifest:
         "name": names.master(job),
         "uid": uid,
         "controller": False,
+        "blockOwnerDeletion": False,
+    }
+
+
+def controller(job: str, spec_uid: str) -> Manifest:
+    """The reference that ``kubectl drain`` and cluster autoscalers ask a pod for: to what would make it anew.
+
+    They look for ``controller: true`` of whatever kind, and the Job cannot be that: its controller strips the
+    reference. The job's ConfigMap, which the Job owns, stands for it, so that the pod still goes when the Job goes.
+    """
+    return {
+        "apiVersion": CONFIGMAPS.api_version,
+        "kind": CONFIGMAPS.name,
+        "name": names.spec(job),
+        "uid": spec_uid,
+        "controller": True,
         "blockOwnerDeletion": False,
     }
 

@@ -20,7 +20,7 @@ from edl.kube import names
 from edl.kube.api import Api, Pacing
 from edl.kube.errors import ApiError
 from edl.kube.in_pod import connect_in_pod
-from edl.kube.kinds import JOBS, Manifest
+from edl.kube.kinds import CONFIGMAPS, JOBS, Manifest
 from edl.kube.manifests.render import owner, render_pod
 from edl.kube.pace import Pace
 from edl.kube.platform.board import KubeBoard
@@ -95,11 +95,12 @@ class Platform:
         self.durable = is_shared(spec)
         self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
         self._api = connect(Pace()).fenced(self.fence.holds)
-        render = partial(_render, spec, place)
+        render = partial(self._render, spec)
         self.cluster = KubeCluster(self._api, place.job, place.job_uid, place.namespace, render)
         self.board = KubeBoard(connect(None).fenced(self.fence.holds), place.job)
         self._unfenced = connect(None)
         self._concluded = False
+        self._spec_uid = ""
 
     @classmethod
     def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:
@@ -155,6 +156,33 @@ class Platform:
         if not self._concluded:
             _done(partial(self._take_token_along, over=False), time.monotonic() + LEAVE_SECONDS)
 
+    def _render(self, spec: JobSpec, role: Role, index: int, wish: Wish) -> Manifest:
+        place = self._place
+        return render_pod(
+            spec,
+            role,
+            index,
+            namespace=place.namespace,
+            job_uid=place.job_uid,
+            run_dir=place.run_dir,
+            wish=wish,
+            token_secret=place.token_secret,
+            spec_uid=self._uid_of_spec(),
+        )
+
+    def _uid_of_spec(self) -> str:
+        """Uid of the ConfigMap that pods of the job name as their controller; empty when it cannot be had.
+
+        A pod starts without it, and then ``kubectl drain`` wants ``--force``: nothing that a job would wait for.
+        """
+        if not self._spec_uid:
+            name = names.spec(self._place.job)
+            try:
+                self._spec_uid = str(self._api.get(CONFIGMAPS, name)["metadata"]["uid"])
+            except ApiError as error:
+                log.warning("a pod starts without a controller, and kubectl drain will want --force: %s", error)
+        return self._spec_uid
+
     def _adopt(self) -> None:
         try:
             adopt(self._api, self._place.job, self._place.job_uid)
@@ -195,16 +223,3 @@ def _done(step: Callable[[], bool], until: float) -> bool:
             return False
         time.sleep(_CONCLUDE_PAUSE_SECONDS)
     return True
-
-
-def _render(spec: JobSpec, place: Place, role: Role, index: int, wish: Wish) -> Manifest:
-    return render_pod(
-        spec,
-        role,
-        index,
-        namespace=place.namespace,
-        job_uid=place.job_uid,
-        run_dir=place.run_dir,
-        wish=wish,
-        token_secret=place.token_secret,
-    )
