@@ -72,6 +72,7 @@ def pod_spec(**fields: Any) -> Manifest:
     container |= fields.pop("container", {})
     return {
         "serviceAccountName": names.POD_ACCOUNT,
+        "priorityClassName": "low",
         "automountServiceAccountToken": False,
         "securityContext": security.of_pod(RunAs()),
         "restartPolicy": "Never",
@@ -123,14 +124,14 @@ def lease(of: str) -> Manifest:
     }
 
 
+def service(name: str, spec: Manifest, of: str | None = None) -> Manifest:
+    """A Service; with a job's label."""
+    meta = {"name": name, "labels": names.labels(of) if of else {}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec}
+
+
 def _service(of: str) -> Manifest:
-    meta = {"name": names.master(of), "labels": names.labels(of)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": meta,
-        "spec": {"ports": [{"name": "control", "port": 7070}]},
-    }
+    return service(names.master(of), {"ports": [{"name": "control", "port": 7070}]}, of)
 
 
 def build(api: Api, image: str) -> Stage:

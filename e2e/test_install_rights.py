@@ -14,7 +14,8 @@ from e2e.images import Images
 from e2e.jobs import Job, digits
 from e2e.namespaces import Namespace
 from e2e.person import ACCOUNT
-from e2e.programs import kubectl, must
+from e2e.programs import apply, kubectl, must
+from e2e.releases import Release
 from e2e.site import Site
 from e2e.stage import FOREIGN, MASTER_POD, OWN, Stage
 from e2e.tries import (
@@ -32,7 +33,7 @@ from e2e.tries import (
 
 from edl.kube import names
 from edl.kube.api import Api
-from edl.kube.errors import ApiError
+from edl.kube.errors import ApiError, QuotaError
 from edl.kube.kinds import JOBS, PODS, SECRETS, Manifest, kind_of
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights")]
@@ -222,6 +223,25 @@ def test_an_admin_is_held_to_nothing(place: Namespace, at: Stage) -> None:
     assert done[0] == ALLOWED
 
 
+@pytest.mark.usefixtures("helm")
+def test_a_quota_counts_pods_without_a_class_and_so_those_whom_no_policy_holds(place: Namespace) -> None:
+    """The chart's quotas, and an admin's pods: of a class, and of none."""
+    values = {"cluster": {"create": False}, "teams": [{"namespace": place.name, "quota": {"low": {"pods": 1}}}]}
+    quotas = [each for each in Release("edl", place.name).template(values) if each["kind"] == "ResourceQuota"]
+    for quota in quotas:
+        name = quota["metadata"]["name"]
+        apply(quota)
+        place.kubectl("wait", "--for=jsonpath={.status.used}", f"resourcequota/{name}", "--timeout=30s")
+    try:
+        for name, told in (("low", "exceeded quota: edl-low"), ("without-class", "exceeded quota: edl-without-class")):
+            fields = {} if name == "low" else {"priorityClassName": ""}
+            with pytest.raises(QuotaError, match=told):
+                [place.api.create(stage.pod(f"{name}-{index}", **fields)) for index in range(2)]
+    finally:
+        place.kubectl("delete", "resourcequotas", "--all")
+        place.kubectl("delete", "pods", "low-0", "--ignore-not-found", "--grace-period=0", "--force")
+
+
 def test_the_job_controller_is_held_to_nothing(place: Namespace, at: Stage) -> None:
     """A Job of an admin's, with an account and a Secret that no data scientist could give it, gets its pod."""
     spec = tries_of_people.uses(FOREIGN)["volume"]
@@ -252,7 +272,7 @@ def test_the_doctor_finds_the_policies_and_pulls_with_the_priority_of_workers(pl
     done = place.person.edl("doctor", "--image", place.images.submitter, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [each["level"] for each in found if each["about"] == "admission"] == ["OK"]
+    assert [each["level"] for each in found if each["about"] in ("namespace", "admission")] == ["WARN", "OK", "OK"]
     assert [each["text"] for each in found if each["about"] == "images"] == [
         f"{place.images.submitter} was pulled, and its container started"
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from e2e import stage
 from e2e.stage import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
 from e2e.tries import Try, create, delete, delete_shown, get, merge, operations, post
-from e2e.tries_of_people import ANNOTATION, role_binding, run, token_of, token_request, uses
+from e2e.tries_of_people import ANNOTATION, role_binding, run, takes, token_of, token_request, uses
 
 from edl.core.cluster import Role
 from edl.kube import names
@@ -75,6 +75,7 @@ def _published(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "change an unlabelled ConfigMap", merge(_core(at, "configmaps", STRANGER), page)
     yield "give its ConfigMap to another job", merge(own, _OTHER_JOB)
     yield "annotate its Job", merge(_job(at, OWN), ANNOTATION)
+    yield "have its Job run two pods at once", merge(_job(at, OWN), {"spec": {"parallelism": 2}})
     yield "annotate the Job of another job", merge(_job(at, OTHER), ANNOTATION)
     yield (
         "write an event",
@@ -113,7 +114,16 @@ def _workers(at: Stage) -> Iterator[tuple[str, Try]]:
         made["metadata"]["ownerReferences"] = [at.owner(owner)] if owner else []
         return create(at.namespace, made)
 
+    def controlled(kind: str, of: str) -> Try:
+        made = at.worker(names.pod(OWN, Role.WORKER, 1), OWN)
+        keeper = {"apiVersion": "v1", "kind": kind, "name": names.spec(of), "uid": at.uids[of], "controller": True}
+        made["metadata"]["ownerReferences"] = [at.owner(OWN), keeper]
+        return create(at.namespace, made)
+
     yield "create a worker", one()
+    yield "create a worker that its job's ConfigMap controls", controlled("ConfigMap", OWN)
+    yield "create a worker that another job's ConfigMap controls", controlled("ConfigMap", OTHER)
+    yield "create a worker that a Secret controls", controlled("Secret", OWN)
     yield "create a worker of another job", one(OTHER, OTHER)
     yield "create a worker that nobody owns", one(owner=None)
     yield "create a worker that another Job owns", one(owner=OTHER)
@@ -123,3 +133,5 @@ def _workers(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "create a worker with the token of another job", one(**token_of(OTHER))
     for way, spec in uses(FOREIGN).items():
         yield f"create a worker with a foreign Secret: {way}", one(**spec)
+    for what, spec in takes().items():
+        yield f"create a worker with {what}", one(**spec)

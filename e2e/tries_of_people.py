@@ -20,7 +20,7 @@ _CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 def tries(at: Stage) -> dict[str, Try]:
     """Requests by their rows; what deletes comes last."""
-    return dict([*_reading(at), *_reaching(at), *_pods(at), *_jobs(at), *_secrets(at)])
+    return dict([*_reading(at), *_reaching(at), *_pods(at), *_jobs(at), *_services(at), *_secrets(at)])
 
 
 def uses(secret: str) -> dict[str, Manifest]:
@@ -36,6 +36,30 @@ def uses(secret: str) -> dict[str, Manifest]:
         "all variables": {"container": all_of_it},
         "variable of an init container": {"initContainers": [first | one]},
         "all variables of an init container": {"initContainers": [first | all_of_it]},
+    }
+
+
+def takes() -> dict[str, Manifest]:
+    """What a pod could take of its node or past the claims, as fields of its spec.
+
+    Not an image as volume: API servers without that feature drop the field, and what is left is an emptyDir.
+    """
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    return {
+        "a directory of its node": volume({"hostPath": {"path": "/srv"}}),
+        "an NFS volume": volume({"nfs": {"server": "files.invalid", "path": "/"}}),
+        "a CSI volume": volume({"csi": {"driver": "tried.edl.dev"}}),
+        "an ephemeral volume": volume({"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}),
+        "its node's network": {"hostNetwork": True},
+        "its node's processes": {"hostPID": True},
+        "its node's IPC": {"hostIPC": True},
+        "all privileges": {"container": {"securityContext": {"privileged": True}}},
+        "all privileges in an init container": {
+            "initContainers": [
+                {"name": "first", "image": "registry.invalid/none", "securityContext": {"privileged": True}}
+            ]
+        },
+        "no PriorityClass": {"priorityClassName": ""},
     }
 
 
@@ -129,6 +153,8 @@ def _pods(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "a pod with the token of another job", one(**token_of(OTHER))
     for way, spec in uses(FOREIGN).items():
         yield f"a pod with a foreign Secret: {way}", one(**spec)
+    for what, spec in takes().items():
+        yield f"a pod with {what}", one(**spec)
     as_master = {"serviceAccountName": names.MASTER_ACCOUNT}
     yield "dry run of a master's pod", one(dry_run=True, owned=False, **as_master, **token_of(OWN))
     yield "dry run of a worker's pod", one(dry_run=True, owned=False, **token_of(OWN))
@@ -160,13 +186,32 @@ def _jobs(at: Stage) -> Iterator[tuple[str, Try]]:
     yield "a Job with the token of another job", made(**token_of(OTHER))
     for way, spec in uses(FOREIGN).items():
         yield f"a Job with a foreign Secret: {way}", made(**spec)
+    for what, spec in takes().items():
+        yield f"a Job with {what}", made(**spec)
+    many = stage.master_job("tried")
+    many["spec"]["parallelism"] = 2
+    yield "a Job of a master with two pods at once", create(at.namespace, many)
     path = f"/apis/batch/v1/namespaces/{at.namespace}/jobs/{names.master(OWN)}"
+    yield "have a master's Job run two pods at once", merge(path, {"spec": {"parallelism": 2}})
     yield "annotate a master's Job", merge(path, ANNOTATION)
     yield "label a master's Job with another job", merge(path, {"metadata": {"labels": {names.JOB: OTHER}}})
 
 
 def _job_maker(at: Stage) -> Callable[..., Try]:
     return lambda **spec: create(at.namespace, stage.job("tried", names.labels(OWN), **spec))
+
+
+def _services(at: Stage) -> Iterator[tuple[str, Try]]:
+    def one(**spec: Any) -> Try:
+        return create(at.namespace, stage.service("tried", {"ports": [{"port": 80}], **spec}))
+
+    yield "a Service", one()
+    yield "a Service that is a load balancer", one(type="LoadBalancer")
+    yield "a Service at a port of every node", one(type="NodePort")
+    yield "a Service that is a name elsewhere", one(type="ExternalName", externalName="elsewhere.invalid")
+    yield "a Service with addresses outside the cluster", one(externalIPs=["192.0.2.1"])
+    path = f"/api/v1/namespaces/{at.namespace}/services/{names.master(OWN)}"
+    yield "make the Service of a job a load balancer", merge(path, {"spec": {"type": "LoadBalancer"}})
 
 
 def _secrets(at: Stage) -> Iterator[tuple[str, Try]]:

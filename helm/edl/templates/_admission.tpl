@@ -70,26 +70,42 @@ may use. Needs variables.job. Takes a dict: root; pod, the expression of its spe
 {{- end }}
 
 {{/*
-What holds for every such pod: its priority, and that no Secret gets into it but its job's. Volumes are a list of what is
-allowed, so that a kind of volume that Kubernetes brings in future is refused until somebody has looked at it. Takes the
-root context.
+What holds for every such pod: its priority, its volumes, nothing of its node's, and that no Secret gets into it but its
+job's. Volumes are a list of what is allowed, so that a kind of volume that Kubernetes brings in future is refused until
+somebody has looked at it. Takes the root context.
 */}}
 {{- define "edl.admission.rules" -}}
 {{- $classes := include "edl.admission.classes" . | fromJsonArray -}}
 {{- $also := .Values.admission.allowedSecrets -}}
 {{- $token := "the token of its own job, edl-<job>-token" -}}
 {{- $secrets := empty $also | ternary (printf "no Secret but %s" $token) (printf "only %s and the Secrets %s" $token (join ", " $also)) -}}
-- expression: variables.pod.?priorityClassName.orValue('') in {{ prepend $classes "" | toJson }}
+{{- $kinds := concat (list "configMap" "downwardAPI" "emptyDir" "persistentVolumeClaim" "projected" "secret") .Values.admission.allowedVolumes | uniq | sortAlpha -}}
+{{- $paths := .Values.admission.allowedHostPaths -}}
+# a pod without a class would be counted by no quota of a class
+- expression: variables.pod.?priorityClassName.orValue('') in {{ $classes | toJson }}
   reason: Forbidden
-  message: {{ printf "A pod may have no PriorityClass but %s." (join ", " $classes) | quote }}
+  message: {{ printf "A pod must name a PriorityClass, which is one of %s." (join ", " $classes) | quote }}
+- expression: >-
+    variables.volumes.all(v, has(v.hostPath) || {{ range $index, $kind := $kinds }}{{ if $index }} || {{ end }}has(v.{{ $kind }}){{ end }})
+  reason: Forbidden
+  message: {{ printf "A pod may mount volumes of no kinds but %s; an admin opens others by the chart's value admission.allowedVolumes." (join ", " $kinds) | quote }}
+- expression: >-
+    variables.volumes.all(v, !has(v.hostPath) || {{ $paths | toJson }}.exists(p,
+      v.hostPath.path == p || v.hostPath.path.startsWith(p.endsWith('/') ? p : p + '/')))
+  reason: Forbidden
+  message: {{ printf "A pod may mount %s of its node; an admin opens paths by the chart's value admission.allowedHostPaths." (empty $paths | ternary "no path" (printf "no path but %s" (join ", " $paths))) | quote }}
+- expression: >-
+    !variables.pod.?hostNetwork.orValue(false) && !variables.pod.?hostPID.orValue(false) &&
+    !variables.pod.?hostIPC.orValue(false) &&
+    variables.containers.all(c, !c.?securityContext.?privileged.orValue(false))
+  reason: Forbidden
+  message: A pod may have neither its node's network, processes or IPC nor privileged containers.
 - expression: >-
     variables.volumes.all(v,
       has(v.secret) ? v.secret.?secretName.orValue('') in variables.secrets :
       has(v.projected) ? v.projected.?sources.orValue([]).all(s,
         !has(s.secret) || s.secret.?name.orValue('') in variables.secrets) :
-      has(v.csi) ? !has(v.csi.nodePublishSecretRef) :
-      has(v.configMap) || has(v.downwardAPI) || has(v.emptyDir) || has(v.ephemeral) || has(v.hostPath) ||
-      has(v.image) || has(v.nfs) || has(v.persistentVolumeClaim))
+      !has(v.csi) || !has(v.csi.nodePublishSecretRef))
   reason: Forbidden
   message: {{ printf "A pod may mount %s, and no volumes of other kinds that use a Secret." $secrets | quote }}
 - expression: >-
@@ -99,7 +115,7 @@ root context.
       c.?envFrom.orValue([]).all(f,
         f.?secretRef.?name.orValue('') in [''] + variables.secrets))
   reason: Forbidden
-  message: {{ printf "The environment of a container may come from %s." $secrets | quote }}
+  message: {{ printf "The environment of a container may come from %s; an admin allows others by the chart's value admission.allowedSecrets." $secrets | quote }}
 {{- end }}
 
 {{/*

@@ -145,10 +145,12 @@ def _from_volume(
 
 def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
     from edl.cli.copying.volume import IMAGE_VARIABLE
+    from edl.core import priorities
     from edl.kube.copying.copying import Visit
     from edl.spec.placement import RunAs
 
     who, pod = spec["security"]["run_as"], spec.get("pod") or {}
+    workers = spec["workers"].get("priority") or priorities.PLAIN_CLASS
     return Visit(
         place.claim,
         image,
@@ -158,6 +160,8 @@ def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
         task="reads the logs",
         remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
         pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
+        # a class that the cluster has and the namespace allows, since the job's workers have it
+        priority=priorities.parse(workers).class_of(elevated=False),
     )
 
 

@@ -210,7 +210,7 @@ _HINTS: Mapping[type[ApiError], str] = {
     QuotaError: "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota.",
     PodSecurityError: "EDL's own pods pass `restricted`: "
     "look at pod.overrides, host_path volumes and security.run_as in the job file.",
-    PolicyError: "An admin of the cluster can allow further Secrets, PriorityClasses and accounts: "
+    PolicyError: "An admin of the cluster can allow further Secrets, volumes, PriorityClasses and accounts: "
     "`admission` in the values of helm/edl.",
     ForbiddenError: "An admission rule of the cluster refuses it; its admin knows which.",
 }

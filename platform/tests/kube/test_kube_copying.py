@@ -56,10 +56,21 @@ def test_the_pod_passes_restricted_and_ends_by_itself() -> None:
     assert spec["containers"][0]["volumeMounts"] == [{"name": "claim", "mountPath": "/claim", "readOnly": True}]
 
 
-@pytest.mark.parametrize(("priority", "field"), [(None, {}), ("low", {"priorityClassName": "low"})])
-def test_the_pod_has_the_priority_that_is_asked_for(priority: str | None, field: Manifest) -> None:
-    spec = copying.pod(replace(VISIT, priority=priority), "edl-data-1")["spec"]
-    assert {name: value for name, value in spec.items() if "priority" in name} == field
+def test_the_pod_names_a_priority_class_so_that_quotas_count_it() -> None:
+    assert copying.pod(VISIT, "edl-data-1")["spec"]["priorityClassName"] == "low"
+    assert copying.pod(replace(VISIT, priority="batch"), "edl-data-1")["spec"]["priorityClassName"] == "batch"
+
+
+def test_a_class_that_the_cluster_lacks_is_named_with_how_to_name_another(cluster: SmallCluster) -> None:
+    cluster.admissions.insert(0, lambda thing: "no PriorityClass with name low was found")
+    with pytest.raises(BadInputError, match="There is no PriorityClass low") as refused, visited(cluster, VISIT, print):
+        pass
+    assert "--priority" in (refused.value.hint or "")
+
+
+def test_the_pod_bounds_what_it_writes_on_its_node() -> None:
+    (container,) = copying.pod(VISIT, "edl-data-1")["spec"]["containers"]
+    assert container["resources"]["limits"].keys() == {"memory", "ephemeral-storage"}
 
 
 def test_the_policies_know_the_pod_by_its_name_and_no_pod_of_a_job() -> None:

@@ -122,7 +122,7 @@ def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) ->
     patient.deny("get", PRIORITY_CLASSES, NAMESPACES)
     hidden = [each for each in examine(patient, Classes()) if each.level is Level.WARN]
     assert [each.about for each in hidden] == ["namespace", "priorities"]
-    assert all("ClusterRole edl-cluster-viewer" in each.remedy for each in hidden)
+    assert "ClusterRole edl-cluster-viewer" in hidden[1].remedy
 
 
 def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None:
@@ -250,8 +250,50 @@ def test_other_names_of_the_priority_classes(patient: Patient) -> None:
 
 
 def looked_at(patient: Patient) -> Checkup:
-    (one,) = [each for each in examine(patient, Classes()) if each.about == "admission"]
-    return one
+    """What is said about Secrets."""
+    first, *_ = [each for each in examine(patient, Classes()) if each.about == "admission"]
+    return first
+
+
+@pytest.mark.parametrize(
+    ("refusal", "level", "text"),
+    [
+        ('violates PodSecurity "restricted:latest"', Level.OK, "namespace team enforces restricted"),
+        (None, Level.WARN, "namespace team enforces no Pod Security level, or one below restricted"),
+        ("a webhook says no", Level.WARN, "whether namespace team enforces a Pod Security level is not known"),
+    ],
+)
+def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses(
+    patient: Patient, refusal: str | None, level: Level, text: str
+) -> None:
+    patient.deny("get", NAMESPACES)
+    patient.admissions.append(
+        lambda thing: refusal if thing["kind"] == "Pod" and "securityContext" not in thing["spec"] else None
+    )
+    (one,) = [each for each in examine(patient, Classes()) if each.about == "namespace"]
+    assert one.level is level
+    assert one.text.startswith(text)
+    assert ("enforce=restricted" in one.remedy) is (refusal is None)
+    assert patient.created == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "level"),
+    [
+        ("ValidatingAdmissionPolicy 'edl-data-scientist-pods' denied request: A pod must name a class", Level.OK),
+        ("exceeded quota: edl-without-class", Level.OK),
+        (None, Level.WARN),
+        ("a webhook says no", Level.WARN),
+    ],
+)
+def test_whether_pods_without_a_class_are_counted_by_no_quota(
+    patient: Patient, refusal: str | None, level: Level
+) -> None:
+    patient.forbidden = {"get secrets"}
+    patient.admissions.append(lambda thing: None if "priorityClassName" in str(thing) else refusal)
+    _, uncounted = [each for each in examine(patient, Classes()) if each.about == "admission"]
+    assert uncounted.level is level
+    assert patient.created == []
 
 
 def test_whether_pods_may_use_foreign_secrets_is_tried_without_creating_one(patient: Patient) -> None:

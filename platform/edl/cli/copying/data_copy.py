@@ -31,6 +31,16 @@ ImageOption = Annotated[
 ]
 UserOption = Annotated[int, typer.Option("--uid", help="User that reads and writes there.", min=1)]
 GroupOption = Annotated[int, typer.Option("--gid", help="Group that reads and writes there.", min=0)]
+PriorityOption = Annotated[
+    str,
+    typer.Option(
+        "--priority",
+        metavar="NAME",
+        help="PriorityClass of the pod that copies.",
+        envvar="EDL_DATA_PRIORITY",
+        show_envvar=True,
+    ),
+]
 MinutesOption = Annotated[int, typer.Option("--minutes", help="The pod ends by itself after so long.", min=1)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -42,6 +52,7 @@ def cp(
     uid: UserOption = 1000,
     gid: GroupOption = 1000,
     minutes: MinutesOption = 60,
+    priority: PriorityOption = "low",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
@@ -66,7 +77,7 @@ def cp(
     assert there is not None
     if outward is not None and not Path(source).exists():
         raise BadInputError("no such file or directory", where=source)
-    visit = _visit(there.claim, image, (uid, gid), minutes, read_only=outward is None)
+    visit = _visit(there.claim, image, (uid, gid), minutes, priority, read_only=outward is None)
     with volume(api, visit) as reached:
         plan = reached.repeatedly(lambda files: _plan(files, source, target, outward, inward))
         travelled = reached.carry(plan, upload=outward is not None)
@@ -79,6 +90,7 @@ def ls(
     image: ImageOption = None,
     uid: UserOption = 1000,
     gid: GroupOption = 1000,
+    priority: PriorityOption = "low",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: JsonOption = False,
@@ -89,7 +101,7 @@ def ls(
     there = place(where) or (Place(where, "/") if where and "/" not in where else None)
     if there is None:
         raise BadInputError("this names no claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist")
-    visit = _visit(there.claim, image, (uid, gid), minutes=10, read_only=True)
+    visit = _visit(there.claim, image, (uid, gid), 10, priority, read_only=True)
     with volume(api_of(context, namespace), visit) as reached:
         entries = reached.repeatedly(lambda files: _entries(files, there, recursive=recursive))
     if as_json:
@@ -116,13 +128,15 @@ def _plan(files: Files, source: str, target: str, outward: Place | None, inward:
     return copy_plan.download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
 
 
-def _visit(claim: str, image: str | None, who: tuple[int, int], minutes: int, *, read_only: bool) -> Visit:
+def _visit(
+    claim: str, image: str | None, who: tuple[int, int], minutes: int, priority: str, *, read_only: bool
+) -> Visit:
     from edl.kube.copying.copying import Visit
     from edl.spec.placement import RunAs
 
     if not image:  # nor by the variable
         raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
-    return Visit(claim, image, RunAs(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY)
+    return Visit(claim, image, RunAs(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY, priority=priority)
 
 
 def _entries(files: Files, there: Place, *, recursive: bool) -> list[Entry]:

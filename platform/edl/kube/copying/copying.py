@@ -13,11 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edl.core.errors import BadInputError
+from edl.core.priorities import PLAIN_CLASS
 from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.copying.execution import Execution
 from edl.kube.doctor.rights import Right, may
-from edl.kube.errors import ApiError, AwayError, NoRightError, NotFoundError
+from edl.kube.errors import ApiError, AwayError, ForbiddenError, NoRightError, NotFoundError
 from edl.kube.inspection.waiting import OF_IMAGES, Wait, scarce, waits_for
 from edl.kube.kinds import CLAIMS, PODS, Manifest
 from edl.kube.manifests import security
@@ -65,7 +66,7 @@ class Visit:
         task: what the pod is there for, as in "the pod that copies".
         remedy: what the user can do when there is something wrong with the image.
         pull_secrets: names of Secrets to pull the image with.
-        priority: name of its PriorityClass; None leaves it to the cluster.
+        priority: name of its PriorityClass: quotas count pods by it, and policies refuse a pod without one.
     """
 
     claim: str | None
@@ -76,7 +77,7 @@ class Visit:
     task: str = "copies"
     remedy: str = "Check the name of the image, and that the nodes reach its registry."
     pull_secrets: tuple[str, ...] = ()
-    priority: str | None = None
+    priority: str = PLAIN_CLASS
 
 
 def pod_name() -> str:
@@ -101,10 +102,13 @@ def pod(visit: Visit, name: str) -> Manifest:
         "image": visit.image,
         "command": ["sleep", str(visit.seconds)],
         "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
-        "resources": {"requests": {"cpu": CPU, "memory": MEMORY}, "limits": {"memory": "256Mi"}},
+        "resources": {
+            "requests": {"cpu": CPU, "memory": MEMORY, "ephemeral-storage": "16Mi"},
+            "limits": {"memory": "256Mi", "ephemeral-storage": "256Mi"},
+        },
         "securityContext": security.of_container(),
     }
-    optional: Manifest = {} if visit.priority is None else {"priorityClassName": visit.priority}
+    optional: Manifest = {}
     if visit.claim is not None:
         container["volumeMounts"] = [{"name": "claim", "mountPath": MOUNT, "readOnly": visit.read_only}]
         optional["volumes"] = [{"name": "claim", "persistentVolumeClaim": {"claimName": visit.claim}}]
@@ -112,6 +116,7 @@ def pod(visit: Visit, name: str) -> Manifest:
         "restartPolicy": "Never",
         "activeDeadlineSeconds": visit.seconds,
         "terminationGracePeriodSeconds": 1,
+        "priorityClassName": visit.priority,
         "serviceAccountName": names.POD_ACCOUNT,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -143,12 +148,25 @@ def visited(api: Api, visit: Visit, tell: Callable[[str], None]) -> Iterator[str
         _require(api, visit.claim)
     name = pod_name()
     try:
-        api.create(pod(visit, name))
+        _create(api, visit, name)
         _await(api, name, visit, tell)
         yield name
     finally:
         with suppress(NotFoundError):
             _remove(api, name, tell)
+
+
+def _create(api: Api, visit: Visit, name: str) -> None:
+    try:
+        api.create(pod(visit, name))
+    except ForbiddenError as error:
+        if f"no PriorityClass with name {visit.priority} was found" not in error.message:
+            raise
+        raise BadInputError(
+            f"There is no PriorityClass {visit.priority}, which the pod that {visit.task} would have",
+            hint="Name one that there is (kubectl get priorityclasses): edl data takes it by --priority, edl doctor by "
+            "--low.",
+        ) from error
 
 
 def run(api: Api, name: str) -> Execution:

@@ -10,7 +10,7 @@ from typing import Any
 
 from edl.kube import names
 from edl.kube.doctor.rights import Right
-from edl.kube.errors import ForbiddenError, PolicyError
+from edl.kube.errors import ForbiddenError, PodSecurityError, PolicyError, QuotaError
 from edl.kube.kinds import Manifest
 
 OLDEST = (1, 30)
@@ -81,6 +81,25 @@ def pod_security(namespace: Manifest) -> Checkup:
     )
 
 
+def pod_security_tried(namespace: str, refusal: ForbiddenError | None) -> Checkup:
+    """Which pods the namespace admits, by a pod that only ``restricted`` refuses: for who may not read namespaces.
+
+    Args:
+        namespace: of the pod.
+        refusal: what the server says; None: it would take the pod.
+    """
+    if isinstance(refusal, PodSecurityError):
+        return Checkup(Level.OK, "namespace", f"namespace {namespace} enforces restricted, which EDL's pods pass")
+    if refusal is None:
+        text = f"namespace {namespace} enforces no Pod Security level, or one below restricted"
+        remedy = (
+            f"An admin can have it enforced, EDL's pods pass it: kubectl label ns {namespace} {_ENFORCE}=restricted"
+        )
+        return Checkup(Level.WARN, "namespace", text, remedy)
+    text = f"whether namespace {namespace} enforces a Pod Security level is not known: {refusal.message}"
+    return Checkup(Level.WARN, "namespace", text)
+
+
 def rights(namespace: str, missing: Sequence[Right], less: Sequence[Right]) -> Iterator[Checkup]:
     """What the user may not do, those rights together that the same is needed for."""
     for needed_for, role, said in _together(missing):
@@ -146,6 +165,22 @@ def admission(namespace: str, refusal: ForbiddenError | None) -> Checkup:
             Level.OK, "admission", f"pods of yours may use no Secrets of namespace {namespace} but their job's"
         )
     text = f"whether pods of yours may use every Secret of namespace {namespace} is not known: {refusal.message}"
+    return Checkup(Level.WARN, "admission", text)
+
+
+def uncounted(namespace: str, refusal: ForbiddenError | None) -> Checkup:
+    """Whether a pod without a PriorityClass was refused, which the quotas of classes would not count.
+
+    Args:
+        namespace: of the pod.
+        refusal: what the server says; None: it would take the pod.
+    """
+    if refusal is None:
+        text = f"pods of namespace {namespace} need no PriorityClass: quotas of PriorityClasses do not count those"
+        return Checkup(Level.WARN, "admission", text, f"Admission policies refuse them. {installed(namespace)}")
+    if isinstance(refusal, PolicyError | QuotaError):
+        return Checkup(Level.OK, "admission", f"pods of namespace {namespace} must name a PriorityClass")
+    text = f"whether pods of namespace {namespace} must name a PriorityClass is not known: {refusal.message}"
     return Checkup(Level.WARN, "admission", text)
 
 

@@ -24,13 +24,15 @@ from edl.kube.doctor.checkup import (
     masters_rights,
     masters_unknown,
     pod_security,
+    pod_security_tried,
     priorities,
     rights,
+    uncounted,
     version,
 )
 from edl.kube.doctor.rights import MASTERS, NEEDED, READ_SECRETS, WANTED, master_may, may
-from edl.kube.errors import ApiError, ForbiddenError, NotFoundError
-from edl.kube.kinds import CLAIMS, NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS
+from edl.kube.errors import ApiError, ForbiddenError, NoRightError, NotFoundError
+from edl.kube.kinds import CLAIMS, NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
 from edl.spec.placement import RunAs
 
 NO_IMAGE = "registry.invalid/none"
@@ -51,11 +53,11 @@ def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
     """
     yield version(api.ask("GET", "/version").body)
     checks: tuple[tuple[str, Check], ...] = (
-        ("namespace", _namespace),
+        ("namespace", partial(_namespace, classes=classes)),
         ("rights", _rights),
         ("accounts", _accounts),
         ("rights", _masters),
-        ("admission", _admission),
+        ("admission", partial(_admission, classes=classes)),
         ("priorities", partial(_priorities, classes=classes)),
         ("claims", _claims),
     )
@@ -68,9 +70,13 @@ def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
             yield Checkup(Level.FAIL, about, error.message, error.hint or "")
 
 
-def _namespace(api: Api) -> Iterator[Checkup]:
+def _namespace(api: Api, classes: Classes) -> Iterator[Checkup]:
     try:
         yield pod_security(api.get(NAMESPACES, api.namespace))
+    except NoRightError:  # as for most people: then a pod is tried
+        asked = _asked(classes)
+        del asked["spec"]["securityContext"], asked["spec"]["containers"][0]["securityContext"]
+        yield pod_security_tried(api.namespace, _refusal(api, asked))
     except NotFoundError:
         yield Checkup(
             Level.FAIL, "namespace", f"there is no namespace {api.namespace}", "Choose one with -n, or have it created."
@@ -104,19 +110,31 @@ def _masters(api: Api) -> Iterator[Checkup]:
             yield masters_unknown()
 
 
-def _admission(api: Api) -> Iterator[Checkup]:
+def _asked(classes: Classes) -> Manifest:
+    """A pod that is only asked about."""
+    return pod(Visit(None, NO_IMAGE, RunAs(), priority=classes.low), pod_name())
+
+
+def _refusal(api: Api, asked: Manifest) -> ForbiddenError | None:
+    """What the server says to a pod, which is not created; None: it would take it."""
+    try:
+        api.create(asked, dry_run=True)
+    except ForbiddenError as error:
+        return error
+    return None
+
+
+def _admission(api: Api, classes: Classes) -> Iterator[Checkup]:
     """Asked by a dry run: what is not installed cannot be looked up by people without rights of the whole cluster."""
     if may(api, READ_SECRETS):
         yield Checkup(Level.OK, "admission", f"you may read the Secrets of namespace {api.namespace} anyway")
         return
-    asked = pod(Visit(None, NO_IMAGE, RunAs()), pod_name())
+    asked = _asked(classes)
     asked["spec"]["volumes"] = [{"name": "foreign", "secret": {"secretName": "foreign"}}]
-    try:
-        api.create(asked, dry_run=True)
-    except ForbiddenError as error:
-        yield admission(api.namespace, error)
-    else:
-        yield admission(api.namespace, None)
+    yield admission(api.namespace, _refusal(api, asked))
+    asked = _asked(classes)
+    del asked["spec"]["priorityClassName"]
+    yield uncounted(api.namespace, _refusal(api, asked))
 
 
 def _priorities(api: Api, classes: Classes) -> Iterator[Checkup]:
