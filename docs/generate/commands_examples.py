@@ -39,7 +39,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "predict": (("edl predict job.yaml --output predictions --from r3", "with the model of the run r3"),),
     "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),
-    "validate": (("edl validate job.yaml --set workers.max=8", "all mistakes at once, by line"),),
+    "validate": (
+        ("edl validate job.yaml --set workers.max=8", "all mistakes at once, by line"),
+        ("edl validate job.yaml --model", "and what the model, feed and the first minibatch would end a run with"),
+    ),
     "schema": (("edl schema > edl.schema.json", "for an editor"),),
     "checkpoint ls": (
         ("edl checkpoint ls mnist --verify", "of the newest run of a job; every byte is compared"),

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.local.checks import missing
+from edl.cli.local.checks import check, missing
+from edl.cli.local.model_check import check_model
 from edl.spec.job import JobSpec
 from edl.spec.load import load, place_of
 from edl.spec.paths import resolve_local
@@ -22,14 +23,29 @@ def validate(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Override a field, such as train.epochs=3; repeatable."),
     ] = None,
+    model: Annotated[
+        bool, typer.Option("--model", help="Try the model, feed and the first minibatch, here, in one process.")
+    ] = False,
 ) -> None:
     """Check a job file and say what it would run.
 
-    What the job names and this machine does not have is a warning: the job may be for another one.
+    What the job names and this machine does not have is a warning: the job may be for another one. With --model it is
+    an error, and the model's code is run: all that a run finds before its first update is found, and nothing trained.
+
+    Exit codes: 0 nothing was found; else what the run would exit with, 2 for bad input or a fault in the model's code.
     """
     spec = load(job, settings or ())
-    typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in outline(spec)))
-    for field, problem in missing(resolve_local(spec, job.parent)):
+    here = resolve_local(spec, job.parent)
+    found: list[str] = []
+    if model:
+        check(here, predict=not here.data.training)
+        tried = check_model(here)
+        if tried.failure:
+            typer.echo(f"{tried.detail}{tried.failure}", err=True)
+            raise typer.Exit(tried.exit_code)
+        found += tried.lines
+    typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in [*outline(spec), *found]))
+    for field, problem in missing(here):
         typer.echo(f"warning: {place_of(field, job, settings or ())}: {problem}", err=True)
 
 

@@ -15,13 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from edl.core.errors import BadInputError
-from edl.spec import initializer
 from edl.spec.optimizer import OptimizerSpec
-
-MAX_ROWS = 2**31 - 1
-"""Rows of a table that says how many it has: what Keras' own tables can be indexed with."""
-MAX_DIM = 1 << 16
-"""Values of one row: with three slot variables it takes a megabyte."""
+from edl.spec.table import check_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +48,7 @@ class RowTable:
     seed: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.rows <= MAX_ROWS and 0 < self.dim <= MAX_DIM):
-            raise BadInputError(
-                f"table '{self.name}' has {self.rows} x {self.dim} values; a table has 1 to {MAX_ROWS} rows, or 0 for "
-                f"no bound, of 1 to {MAX_DIM} values",
-                hint="for more ids than that, use edl.layers.Embedding without input_dim",
-            )
-        try:
-            initializer.check(self.initializer)
-        except BadInputError as error:
-            raise BadInputError(f"{self.described}: {error.message}", hint=error.hint) from error
+        check_table(self.name, self.rows, self.dim, self.initializer)
 
     @property
     def described(self) -> str:

@@ -21,6 +21,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from edl.core.errors import BadInputError
+from edl.spec.table import check_table
 from edl.worker.bad_ids import Table, dense_ids, ids_within_tables, outside
 from edl.worker.contract import ModelModule
 from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
@@ -132,6 +133,8 @@ class Network:
         model = new_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
         served = served_layers(model, embedding_threshold)
         if served:
+            for table in (layer.served_table for layer in served):
+                check_table(table.name, table.rows, table.dim, table.initializer)
             with user_code(module.zoo, "the model"):
                 check_ids(model, served, feature_spec(model, sample))
         variables = Variables.of(model, part, parts)

@@ -129,13 +129,16 @@ class Feeder:
         mode: ``training``, ``evaluation`` or ``prediction``.
         metadata: of the reader.
         zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
+
+    Attributes:
+        mode: as given.
     """
 
     def __init__(self, feed: Feed, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
         if mode not in MODES:
             raise ValueError(f"mode is one of {MODES}, got {mode!r}")
         self._feed = feed
-        self._mode = mode
+        self.mode = mode
         self._metadata = metadata
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._function: Callable[[Any], Any] | None = None
@@ -157,7 +160,7 @@ class Feeder:
             raise
         if found is None:
             return None
-        return Minibatch(tag, found, None) if self._mode == "prediction" else Minibatch(tag, *found)
+        return Minibatch(tag, found, None) if self.mode == "prediction" else Minibatch(tag, *found)
 
     def _culprit(self, window: Window) -> int | None:
         """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
@@ -188,20 +191,20 @@ class Feeder:
 
     def _window(self, records: Any) -> Any:
         """One window as a graph."""
-        fed = self._feed(tf.data.Dataset.from_tensor_slices(records), self._mode, self._metadata)
+        fed = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
         self._check(fed)
         longest = tf.cast(tf.shape(records)[0], tf.int64) * _GROWTH
         return fed.batch(longest).get_single_element()
 
     def _check(self, fed: Any) -> None:
-        expected = "features" if self._mode == "prediction" else "(features, labels)"
-        hint = f"for {self._mode}, feed returns a tf.data.Dataset of single {expected}"
-        if self._mode != "prediction":
+        expected = "features" if self.mode == "prediction" else "(features, labels)"
+        hint = f"for {self.mode}, feed returns a tf.data.Dataset of single {expected}"
+        if self.mode != "prediction":
             hint += " or (features, labels, sample weights)"
         if not isinstance(fed, tf.data.Dataset):
             raise FeedError(f"feed returned {type(fed).__name__}, expected a tf.data.Dataset", hint=hint)
         spec = fed.element_spec
-        if self._mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
+        if self.mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
             raise FeedError(f"feed yields {_described(spec)}, expected {expected}", hint=hint)
         graph = tf.compat.v1.get_default_graph().get_operations()
         if any(operation.type == "RepeatDataset" and _endless(operation) for operation in graph):

@@ -1,4 +1,4 @@
-"""The first features of a data set: what a model needs that is built by its first call."""
+"""The first minibatch of a data set: a model that is built by its first call needs its features."""
 
 from __future__ import annotations
 
@@ -6,10 +6,28 @@ from typing import Any
 
 from edl.data.reader import Reader
 from edl.worker.corruption import CorruptRecords
-from edl.worker.pipeline import Feeder
+from edl.worker.leases import Leased
+from edl.worker.pipeline import Feeder, Minibatch
 
 _TRIES = 8
 """Minibatches of each source that may be empty, because their records are corrupt or ``feed`` drops them."""
+
+
+def first_minibatch(
+    reader: Reader, feeder: Feeder, corrupt: CorruptRecords, *, size: int
+) -> tuple[Leased, Minibatch] | None:
+    """The first ``size`` records that ``feed`` keeps some of, and their range as a task; None if there are none.
+
+    Raises:
+        EdlError: records cannot be read, or ``feed`` raises.
+    """
+    for source in reader.sources():
+        for start in range(0, min(source.records, _TRIES * size), size):
+            end = min(source.records, start + size)
+            minibatch = feeder.minibatch(0, corrupt.read(reader, source.name, start, end))
+            if minibatch is not None:
+                return Leased(0, feeder.mode, source.name, start, end, size), minibatch
+    return None
 
 
 def first_features(reader: Reader, feeder: Feeder, corrupt: CorruptRecords, *, size: int) -> Any:
@@ -18,10 +36,5 @@ def first_features(reader: Reader, feeder: Feeder, corrupt: CorruptRecords, *, s
     Raises:
         EdlError: records cannot be read, or ``feed`` raises.
     """
-    for source in reader.sources():
-        for start in range(0, min(source.records, _TRIES * size), size):
-            window = corrupt.read(reader, source.name, start, min(source.records, start + size))
-            minibatch = feeder.minibatch(0, window)
-            if minibatch is not None:
-                return minibatch.features
-    return None
+    found = first_minibatch(reader, feeder, corrupt, size=size)
+    return None if found is None else found[1].features

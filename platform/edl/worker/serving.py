@@ -82,16 +82,7 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         sample=c.sample(),
         worker=c.identity.index,
     )
-    layout = Layout(
-        network.variables,
-        network.slices,
-        network.tables,
-        network.fingerprint,
-        network.initial(),
-        json.dumps(network.optimizer.spec.to_json()),
-    )
-    strategy, optimizer = spec.strategy, network.optimizer.spec
-    between = strategy.get_model_steps
+    layout, strategy, optimizer = layout_of(network), spec.strategy, network.optimizer.spec
     parameters = Parameters(
         c.session,
         lambda address: BulkClient(address, c.identity.token, timeout=_BULK_TIMEOUT),
@@ -99,7 +90,7 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         worker=c.identity.index,
         patience=spec.master.lost_timeout,
         rounds=strategy.mode == "sync",
-        local=LocalSteps(layout, optimizer, between) if between > 1 else None,
+        local=local_steps(strategy, layout, optimizer),
         foresight=_foresight(strategy, layout, optimizer),
     )
     parameters.declare()
@@ -107,6 +98,28 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
         _LOG.info("Tables served by the parameter servers: %s", ", ".join(map(str, network.tables)))
     c.session.register(ready=True)
     return network, parameters
+
+
+def layout_of(network: Network) -> Layout:
+    """What the parameter servers are told of a network."""
+    return Layout(
+        network.variables,
+        network.slices,
+        network.tables,
+        network.fingerprint,
+        network.initial(),
+        json.dumps(network.optimizer.spec.to_json()),
+    )
+
+
+def local_steps(strategy: Strategy, layout: Layout, optimizer: OptimizerSpec) -> LocalSteps | None:
+    """The worker's own copy of the values between two pulls; None where every step pulls.
+
+    Raises:
+        BadInputError: a worker cannot apply this optimizer by itself.
+    """
+    between = strategy.get_model_steps
+    return LocalSteps(layout, optimizer, between) if between > 1 else None
 
 
 def _foresight(strategy: Strategy, layout: Layout, optimizer: OptimizerSpec) -> Foresight | None:

@@ -20,6 +20,24 @@ train: {epochs: 5, evaluation_steps: 200}
 ps: {count: 2}
 workers: {min: 1, max: 4}
 """
+SMALL = """\
+import keras, os, tensorflow as tf
+
+def custom_model():
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+def loss(labels, predictions):
+    return tf.square(labels - predictions)
+
+def optimizer():
+    return keras.optimizers.SGD(0.1)
+
+def eval_metrics_fn():
+    return {}
+
+def feed(dataset, mode, metadata):
+    return dataset.map(lambda row: tf.strings.to_number(row)).map(lambda row: (row[:1], row[1:]))
+"""
 HEAVY = ("tensorflow", "keras", "numpy", "grpc", "google.protobuf", "kubernetes", "jsonschema")
 
 
@@ -187,3 +205,43 @@ def test_a_folder_without_validation_data_is_not_called_training_data(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
     assert line.startswith("warning: --set data.validation=empty: data.validation: ")
     assert line.endswith("/empty: the directory has no data files")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("zoo").mkdir()
+    Path("data.csv").write_text("x,y\n" + "1,2\n" * 40, encoding="utf-8")
+    Path("job.yaml").write_text(
+        "name: small\nmodel: {zoo: zoo, definition: small.custom_model}\ndata: {training: data.csv}\n"
+        "train: {minibatch_size: 8}\n",
+        encoding="utf-8",
+    )
+    module = Path("zoo/small.py")
+    module.write_text(SMALL, encoding="utf-8")
+    return module
+
+
+@pytest.mark.tensorflow
+def test_validate_model_tries_it_in_a_process_of_its_own(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("validate", "job.yaml", "--model") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("job.yaml: ok\n  job small: ")
+    assert "first minibatch, records 0 to 7 of " in out
+
+    small.write_text(SMALL.replace("custom_model():", "custom_model():\n    os._exit(0)"), encoding="utf-8")
+    assert edl("validate", "job.yaml", "--model") == 1, "a process that says nothing found nothing"
+    assert "ended before it was through: exit code 0" in capsys.readouterr().err
+
+    small.write_text(SMALL.replace("Dense(1)", "Dense(1, missing=2)"), encoding="utf-8")
+    assert edl("validate", "job.yaml", "--model") == 2
+    captured = capsys.readouterr()
+    assert "job.yaml: ok" not in captured.out
+    assert 'small.py", line 4' in captured.err, "the user's line"
+    assert "custom_model() raised" in captured.err
+
+
+def test_validate_model_needs_data_and_module(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("data.csv").unlink()
+    assert edl("validate", "job.yaml", "--model") == 2
+    assert "data.training" in capsys.readouterr().err

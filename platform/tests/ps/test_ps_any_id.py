@@ -11,11 +11,12 @@ from table_contract import PATIENT, array, declared
 from edl.core.errors import BadInputError
 from edl.optimizers import rule
 from edl.ps import requests
-from edl.ps.declaration import MAX_ROWS, Declaration
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_table import NumpyTable
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
 from edl.spec.optimizer import OptimizerSpec
+from edl.spec.table import MAX_ROWS
 
 EXTREMES = [-(2**63), -1, 0, 7, 2**63 - 1]
 any_id = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from(EXTREMES))

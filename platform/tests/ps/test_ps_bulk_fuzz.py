@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from edl.core.errors import RefusedError
 from edl.ps.bulk_plane import BulkPlane
 from edl.ps.conversation import Attachment
-from edl.ps.declaration import MAX_DIM
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.stores import NATIVE, NUMPY, Stores
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import Answer, Frame, Kind
 from edl.rpc.bulk_server import refusal
+from edl.spec.table import MAX_DIM
 
 if importlib.util.find_spec("edl.ps._native") is not None:
     from edl.ps.native_table import NativeTable

@@ -1,0 +1,242 @@
+"""``python -m edl.worker.model_check SPEC RESULT``: what a run finds wrong before its first update, in one process.
+
+It does what a worker does up to there, in the same order and by the same code: the model's module, its reader and
+``feed``, the model and its optimizer, the callbacks, and the first minibatch of training, with parameters as a
+parameter server would hold them at the start. Then what can be tried of the rest without training: the first minibatch
+of an evaluation and of a prediction, and whether the model function makes the same model again, as an export needs it.
+
+RESULT is written at the end, as JSON: ``lines``, what was found, for people; ``failure`` and ``detail``, empty when all
+is well; ``exit_code`` as of ``edl run``. A process that ends without it was ended by the user's code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edl.core.partition import owner_of_name, placement
+from edl.spec.job import JobSpec
+from edl.spec.load import load
+from edl.worker import failures
+from edl.worker.tensorflow_import import import_tensorflow
+
+if TYPE_CHECKING:
+    from edl.worker.leases import Leased
+    from edl.worker.local_model import LocalModel
+    from edl.worker.network import Network
+    from edl.worker.pipeline import Minibatch
+
+Found = tuple["Leased", "Minibatch"]
+
+
+def main(spec_file: Path, result_file: Path) -> int:
+    """Check the job; returns the exit code: 0 nothing was found, else what ``edl run`` would exit with."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    result: dict[str, Any] = {"lines": [], "failure": "", "detail": "", "exit_code": 0}
+    try:
+        import_tensorflow()
+        for line in _Check(load(spec_file)).lines():
+            result["lines"].append(line)
+    except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
+        failure = failures.describe(error)
+        result |= {"failure": failure.message, "detail": failure.detail, "exit_code": failure.exit_code}
+    result_file.write_text(json.dumps(result), encoding="utf-8")
+    return int(result["exit_code"])
+
+
+class _Check:
+    """One job, looked at.
+
+    Args:
+        spec: with the paths of this machine.
+
+    Raises:
+        EdlError: the model's module cannot be imported, or does not keep the contract.
+    """
+
+    def __init__(self, spec: JobSpec) -> None:
+        from edl.worker import contract
+        from edl.worker.corruption import CorruptRecords
+        from edl.worker.pipeline import Feeder
+        from edl.worker.readers import SETS, open_set
+
+        self._spec = spec
+        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
+        self.module = contract.load(spec.model)
+
+        @cache
+        def feeder(kind: str) -> tuple[Any, Feeder]:
+            reader = open_set(spec.data, SETS[kind], self.module.custom_data_reader, self.module.zoo)
+            return reader, Feeder(self.module.feed, kind, reader.metadata, zoo=self.module.zoo)
+
+        self._feeder = feeder
+
+    def lines(self) -> Iterator[str]:
+        """What is found, as it is found.
+
+        Raises:
+            EdlError: a run would end with this error.
+        """
+        data = self._spec.data
+        trains = self._first("training") if data.training else None
+        predicts = self._first("prediction") if data.prediction else None
+        found = trains or predicts
+        sample = None if found is None else found[1].features
+        if data.training and self._spec.strategy.name == "Local":
+            yield from self._local(trains, sample)
+            return
+        network = self._network(sample)
+        yield _described(network)
+        if data.training:
+            yield from self._training(network, trains)
+            yield from self._evaluation(network)
+        if predicts is not None:
+            yield from self._prediction(network, *predicts)
+        if data.training and self._spec.export:
+            self._check_same(network, sample)
+
+    def _first(self, kind: str) -> Found | None:
+        from edl.worker.sample import first_minibatch
+
+        reader, feeder = self._feeder(kind)
+        return first_minibatch(reader, feeder, self._corrupt, size=self._spec.train.minibatch_size)
+
+    # ------------------------------------------------------------------ with parameter servers
+
+    def _network(self, sample: Any) -> Network:
+        from edl.worker.network import Network
+        from edl.worker.serving import layout_of, local_steps
+
+        spec = self._spec
+        slots = placement(spec.ps.count)
+        network = Network.build(
+            self.module,
+            seed=spec.train.seed,
+            embedding_threshold=spec.ps.embedding_threshold,
+            part=partial(owner_of_name, slots=slots),
+            parts=spec.ps.count,
+            sample=sample,
+        )
+        local_steps(spec.strategy, layout_of(network), network.optimizer.spec)
+        return network
+
+    def _training(self, network: Network, found: Found | None) -> Iterator[str]:
+        from edl.worker import callbacks
+        from edl.worker.not_finite import culprit, is_finite, report_not_finite
+        from edl.worker.records import of_records
+
+        module = self.module
+        callbacks.watcher(module.callbacks, network.model, network.keras_optimizer, module.zoo)
+        if found is None:
+            yield "feed keeps none of the first records: no minibatch was tried"
+            return
+        task, given = found
+        with of_records(task, 0):
+            step = network.train(
+                network.initial(), self._rows(network, given), given.features, given.labels, given.weights
+            )
+        if not is_finite(step):
+            skip = self._spec.train.on_nan == "skip"
+            report_not_finite(task, 0, step.loss, 1, skip=skip, gradient=culprit(network, step))
+        network.optimizer.learning_rate(0)
+        yield f"first minibatch, {_records(task)}: loss {step.loss:.4g}"
+
+    def _evaluation(self, network: Network) -> Iterator[str]:
+        from edl.core import evaluation
+        from edl.worker.records import of_records
+
+        found = self._first("evaluation") if self._spec.data.validation else None
+        if found is None:
+            return
+        task, given = found
+        network.reset_metrics()
+        with of_records(task, 0):
+            network.evaluate(network.initial(), self._rows(network, given), given.features, given.labels, given.weights)
+        states = json.loads(json.dumps(network.metric_states()))
+        yield f"evaluation of {_records(task)}, untrained: {_values(network.metric_values(evaluation.add({}, states)))}"
+
+    def _prediction(self, network: Network, task: Leased, given: Minibatch) -> Iterator[str]:
+        from edl.worker.records import of_records
+
+        with of_records(task, 0):
+            network.predict(network.initial(), self._rows(network, given), given.features)
+        yield f"prediction of {_records(task)}: ok"
+
+    def _rows(self, network: Network, given: Minibatch) -> Any:
+        """The rows that a minibatch looks up, as parameter servers hold them at the start."""
+        from edl.spec.initializer import initial_rows
+        from edl.worker.slab import Rows
+
+        ids = network.ids(given.features)
+        return {
+            table.name: Rows(ids[table.name], initial_rows(table.initializer, table.seed, ids[table.name], table.dim))
+            for table in network.tables
+        }
+
+    def _check_same(self, network: Network, sample: Any) -> None:
+        from edl.worker.same_model import check_same_model
+
+        again = self._network(sample)
+        first, second = (
+            {spec.name: spec.shape for spec in each.variables} | {t.name: (t.rows, t.dim) for t in each.tables}
+            for each in (network, again)
+        )
+        check_same_model(trained=first, made=second)
+
+    # ------------------------------------------------------------------ strategy Local
+
+    def _local(self, found: Found | None, sample: Any) -> Iterator[str]:
+        from edl.worker import callbacks
+        from edl.worker.local_model import LocalModel
+        from edl.worker.not_finite import report_not_finite
+        from edl.worker.records import of_records
+
+        module = self.module
+        model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
+        callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo, local=True)
+        yield f"model: {type(model.model).__name__}, {_counted(model.variables.specs)}"
+        if found is None:
+            yield "feed keeps none of the first records: no minibatch was tried"
+            return
+        task, given = found
+        skip = self._spec.train.on_nan == "skip"
+        with of_records(task, 0):
+            loss, finite = model.train(given.features, given.labels, given.weights, keep_if_not_finite=skip)
+        if not finite:
+            report_not_finite(task, 0, loss, 1, skip=skip)
+        yield f"first minibatch, {_records(task)}: loss {loss:.4g}"
+        evaluated = self._first("evaluation") if self._spec.data.validation else None
+        if evaluated is not None:
+            task, given = evaluated
+            model.reset_metrics()
+            model.evaluate(given.features, given.labels, given.weights)
+            yield f"evaluation of {_records(task)}, after one step: {_values(model.metric_values())}"
+
+
+def _described(network: Network) -> str:
+    told = f"model: {type(network.model).__name__}, {_counted(network.variables)}"
+    tables = "".join(f"; served: {table}" for table in network.tables)
+    return f"{told}{tables}; optimizer {type(network.keras_optimizer).__name__}"
+
+
+def _counted(specs: Any) -> str:
+    trained = [spec for spec in specs if not spec.statistic]
+    statistics = f", {len(specs) - len(trained)} statistics" if len(specs) > len(trained) else ""
+    return f"{sum(spec.size for spec in trained):,} trained values in {len(trained)} variables{statistics}"
+
+
+def _records(task: Leased) -> str:
+    return f"records {task.start} to {task.end - 1} of {task.source}"
+
+
+def _values(metrics: Any) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

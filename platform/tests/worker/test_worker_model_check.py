@@ -1,0 +1,209 @@
+"""What a run would find before its first update is found in one process, without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.spec.load import dump, load
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+MODEL = """
+import keras, tensorflow as tf
+
+def custom_model():
+    numbers, ids = keras.Input((2,), name="numbers"), keras.Input((1,), dtype="int64", name="ids")
+    rows = keras.layers.Flatten()(keras.layers.Embedding(50, 4, name="emb")(ids))
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(8)(keras.layers.Concatenate()([numbers, rows])))
+    return keras.Model({"numbers": numbers, "ids": ids}, keras.layers.Dense(1)(hidden))
+
+def loss(labels, predictions):
+    return tf.square(labels - predictions)
+
+def optimizer():
+    return keras.optimizers.Adam(0.01)
+
+def eval_metrics_fn():
+    return {"mae": keras.metrics.MeanAbsoluteError()}
+
+def feed(dataset, mode, metadata):
+    def parse(row):
+        row = tf.strings.to_number(row)
+        features = {"numbers": row[:2], "ids": tf.cast(row[3:], tf.int64)}
+        return features if mode == "prediction" else (features, row[2:3])
+    return dataset.map(parse)
+"""
+SERVED = {"ps": {"embedding_threshold": 1, "count": 2}}
+LOCAL = {"strategy": {"name": "Local"}}
+
+Result = dict[str, Any]
+
+
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Checks a job of MODEL with ``source`` behind it, which defines again what is to be another."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(source: str = "", ids: Any = None, **spec: Any) -> Result:
+        from edl.worker.model_check import main
+
+        rng = np.random.default_rng(0)
+        ids = rng.integers(0, 50, 40) if ids is None else ids
+        rows = [f"{a:.4f},{b:.4f},{a - b:.4f},{i}" for (a, b), i in zip(rng.normal(size=(40, 2)), ids, strict=True)]
+        Path("data.csv").write_text("\n".join(rows) + "\n")
+        Path("zoo").mkdir(exist_ok=True)
+        Path("zoo/small.py").write_text(MODEL + source)
+        job = {
+            "apiVersion": "edl.dev/v1",
+            "name": "job",
+            "model": {"zoo": str(tmp_path / "zoo"), "definition": "small.custom_model"},
+            "data": {"training": "data.csv", "validation": "data.csv", "reader": {"header": False}},
+            "train": {"minibatch_size": 8},
+            **spec,
+        }
+        Path("job.json").write_text(json.dumps(job))
+        Path("spec.json").write_text(json.dumps(dump(load("job.json"))))
+        code = main(Path("spec.json"), Path("result.json"))
+        result: Result = json.loads(Path("result.json").read_text())
+        assert code == result["exit_code"]
+        return result
+
+    return check
+
+
+@pytest.mark.parametrize("spec", [{}, SERVED, LOCAL], ids=["dense", "served", "Local"])
+def test_a_good_job_is_described_by_its_first_minibatch(checked: Any, tmp_path: Path, spec: Any) -> None:
+    result = checked(**spec)
+    assert (result["failure"], result["exit_code"]) == ("", 0)
+    model, training, evaluation = result["lines"]
+    assert model.startswith("model: Functional, ")
+    assert ("served: emb/embeddings 50 x 4" in model) == (spec is SERVED)
+    assert training.startswith("first minibatch, records 0 to 7 of data.csv: loss ")
+    assert evaluation.startswith("evaluation of records 0 to 7 of data.csv")
+    assert " mae " in evaluation
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "data.csv",
+        "job.json",
+        "result.json",
+        "spec.json",
+        "zoo",
+    ]
+
+
+def test_both_strategies_have_the_same_first_loss(checked: Any) -> None:
+    served, local = (checked(**spec)["lines"][1] for spec in ({}, LOCAL))
+    assert served == local
+
+
+def test_a_job_that_only_predicts_is_tried_as_well(checked: Any) -> None:
+    result = checked(data={"prediction": "data.csv", "reader": {"header": False}})
+    assert result["failure"] == ""
+    assert result["lines"][-1] == "prediction of records 0 to 7 of data.csv: ok"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import nowhere", "import of zoo.small raised ModuleNotFoundError"),
+        ("raise SystemExit(0)", "import of zoo.small raised SystemExit"),
+        ("def custom_model():\n    return keras.layers.Dense(1, 2, 3, nothing=4)", "custom_model() raised "),
+        ("def custom_model():\n    return 7", "returned int, expected a keras.Model"),
+        ("made = custom_model\ndef custom_model():\n    m = made(); m.compile('sgd', 'mse'); return m", "is compiled"),
+        ("def loss(labels, predictions):\n    return tf.reshape(predictions, [3, 7])", "the model or its loss raised"),
+        ("def optimizer():\n    return 'no such thing'", "Keras knows no optimizer called 'no such thing'"),
+        ("def feed(dataset, mode, metadata):\n    return dataset.batch(4)", "feed yields"),
+        ("def feed(dataset, mode, metadata):\n    return dataset.map(lambda row: (row[9], row[2]))", "feed() raised"),
+        (
+            "def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]",
+            "the callback BackupAndRestore cannot",
+        ),
+        ("def eval_metrics_fn():\n    return {'k': keras.metrics.TopKCategoricalAccuracy(k='x')}", "metric 'k'"),
+    ],
+)
+def test_what_ends_a_run_is_found(checked: Any, source: str, said: str) -> None:
+    result = checked(source)
+    assert said in result["failure"]
+    assert result["exit_code"] == 2
+
+
+@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize(
+    ("source", "said", "exit_code"),
+    [
+        ("def loss(labels, predictions):\n    return {'nothing': tf.square(labels - predictions)}", "'nothing'", 2),
+        (
+            "fed = feed\n"
+            "def feed(dataset, mode, metadata):\n"
+            "    return fed(dataset, mode, metadata).map(lambda features, label: (features, label[0]))\n"
+            "def loss(labels, predictions):\n"
+            "    return tf.reduce_mean(tf.square(labels - predictions))",
+            "before it averages them",
+            2,
+        ),
+        (
+            "def loss(labels, predictions):\n    return tf.math.log(predictions * 0 - 1)",
+            "loss nan from records 0 to 7",
+            1,
+        ),
+    ],
+    ids=["a loss of no output", "each label with every prediction", "not finite"],
+)
+def test_what_the_first_minibatch_shows_is_found_under_every_strategy(
+    checked: Any, spec: Any, source: str, said: str, exit_code: int
+) -> None:
+    result = checked(source, **spec)
+    assert said in result["failure"]
+    assert result["exit_code"] == exit_code
+
+
+@pytest.mark.parametrize("spec", [{}, SERVED, LOCAL], ids=["dense", "served", "Local"])
+@pytest.mark.parametrize("wrong", [50, -1])
+def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, spec: Any, wrong: int) -> None:
+    result = checked(ids=[wrong, *range(39)], **spec)
+    assert result["failure"].startswith(f"data.csv, records 0 to 7: id {wrong} is outside of the embedding 'emb/")
+    assert result["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "spec", "said"),
+    [
+        ("def optimizer():\n    return keras.optimizers.Ftrl()", {"strategy": {"get_model_steps": 4}}, "Ftrl computes"),
+        ("def optimizer():\n    return keras.optimizers.SGD(use_ema=True)", {}, "use_ema=True of the optimizer SGD"),
+        ("def optimizer():\n    return keras.optimizers.Lamb()", SERVED, "2 parameter servers share its rows"),
+        (
+            "class Remat(keras.Model):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.inner, self.head = keras.layers.Dense(3), keras.layers.Dense(1)\n"
+            "    def call(self, given):\n"
+            "        if not self.inner.built:\n"
+            "            self.inner.build(given['numbers'].shape)\n"
+            "        return self.head(keras.remat(lambda x: self.inner(x))(given['numbers']))\n"
+            "def custom_model():\n"
+            "    return Remat()",
+            {},
+            "is used inside of keras.remat",
+        ),
+        (
+            "made, count = custom_model, iter(range(99))\n"
+            "def custom_model():\n"
+            "    made_so = made()\n"
+            "    return keras.Model(made_so.input, keras.layers.Dense(1, name=f'head{next(count)}')(made_so.output))",
+            {},
+            "made another model for the export",
+        ),
+    ],
+    ids=["local steps", "optimizer", "several PS", "hidden use", "other names"],
+)
+def test_what_parameter_servers_refuse_is_found_without_one(checked: Any, source: str, spec: Any, said: str) -> None:
+    result = checked(source, **spec)
+    assert said in result["failure"]
+    assert result["exit_code"] == 2
