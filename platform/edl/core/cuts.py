@@ -37,6 +37,7 @@ class Cut:
     Attributes:
         checkpoint: whether it is written to disk.
         pin: whether the PS keep it in memory for an evaluation or the export.
+        keep: whether they hold updates after their copies, too, until they are told to release them.
         parts: uids of PS that have not answered in this stage yet.
         applied: what each PS said of the leases when it began to hold updates: ``through``.
         within: steps of each live lease that the cut holds.
@@ -57,6 +58,7 @@ class Cut:
     versions: dict[str, int] = field(default_factory=dict)
     deadline: float = float("inf")
     pause: float = 0.0
+    keep: bool = False
 
     def enter(self, stage: Stage, parts: Iterable[str], deadline: float = float("inf")) -> None:
         """Wait for every PS once more."""

@@ -145,6 +145,20 @@ def _final(state: State, entry: Mapping[str, Any]) -> None:
 
 def _holds(state: State, entry: Mapping[str, Any]) -> None:
     state.fleet.holding[entry["index"]] = entry["ps"]
+    if len(state.fleet.holding) == state.fleet.ps:
+        _released(state)
+
+
+def _handed_over(state: State, entry: Mapping[str, Any]) -> None:
+    state.fleet.holding.pop(entry["index"], None)
+    state.fleet.handed_over.add(entry["ps"])
+    state.kept_cut = entry["cut"]
+
+
+def _released(state: State) -> None:
+    """Every PS that was handed over has a successor, or what it had went back."""
+    state.fleet.handed_over.clear()
+    state.kept_cut = 0
 
 
 def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
@@ -165,6 +179,7 @@ def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
         state.revoked.clear()
         state.revocations.clear()
         state.fleet.holding.clear()
+        _released(state)
     state.counters.updates_rolled_back += entry.get("updates", 0)
     _evaluation_off(state, entry)
     _final(state, {"cut": 0})
@@ -227,6 +242,7 @@ APPLY: Mapping[str, Callable[[State, Mapping[str, Any]], None]] = {
     "evaluation_off": _evaluation_off,
     "final": _final,
     "holds": _holds,
+    "handed_over": _handed_over,
     "rolled_back": _rolled_back,
     "restored": _restored,
     "worker": _worker,

@@ -47,6 +47,13 @@ class PsRegistered:
 
 
 @dataclass(frozen=True, slots=True)
+class PsLeaving:
+    """A PS was told to go; it serves until it may end, and asks again and again whether it may."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetDescribed:
     """What records there are: ``[[name, records], ...]`` of each part of the data set."""
 
@@ -260,6 +267,7 @@ Event = (
     | PodsSynced
     | StartRefused
     | PsRegistered
+    | PsLeaving
     | DatasetDescribed
     | PsAttached
     | PsSilent
@@ -335,6 +343,14 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class MayEnd:
+    """Answer to a PS that was told to go: whether it may end now."""
+
+    value: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartPod:
     """Ask the cluster for a pod."""
 
@@ -391,6 +407,7 @@ class TakeSnapshot:
     """Make every PS wait for the steps below ``within``, by lease, copy its state, and let all others in again.
 
     ``floor``: every lease below was closed when the ledger's half of the cut was taken; a later one would not do.
+    ``keep``: the others are not let in before ``ReleaseCut``.
     """
 
     cut: int
@@ -398,11 +415,12 @@ class TakeSnapshot:
     pin: bool
     floor: int = 0
     within: Mapping[int, int] = field(default_factory=dict)
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCut:
-    """The cut is off: let updates in again."""
+    """The cut is off, or updates need not be held after it any more: let them in again."""
 
     cut: int
 
@@ -448,7 +466,7 @@ class EndJob:
     kind: str = "job"
 
 
-Answer = Granted | WaitForWork | StopWork | Acknowledged
+Answer = Granted | WaitForWork | StopWork | Acknowledged | MayEnd
 Command = (
     Record
     | Answer

@@ -2,7 +2,8 @@
 
 Parts: ``grants`` (what a worker gets), ``staffing`` (which pods are asked for and which are told to go), ``recovery``
 (pods that are lost), ``reclaim`` (leases that are taken back),
-``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``phases`` (what the job does next). Each is a
+``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``handover`` (planned ends of PS and of the job),
+``phases`` (what the job does next). Each is a
 set of functions over ``state.State``; nothing here waits, logs or asks what time it is.
 """
 
@@ -16,6 +17,7 @@ from edl.core import (
     events,
     final_checkpoint,
     grants,
+    handover,
     parameters,
     phases,
     reclaim,
@@ -100,6 +102,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.PodsSynced: lambda state, event, now: recovery.synced(state, now),
     events.StartRefused: recovery.start_refused,
     events.PsRegistered: lambda state, event, now: parameters.registered(state, event.uid, now),
+    events.PsLeaving: handover.leaving,
     events.PsAttached: parameters.attached,
     events.PsSilent: parameters.silent,
     events.PsRefused: parameters.refused,
@@ -115,7 +118,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.CutPrepared: snapshots.prepared,
     events.UpdatesHeld: snapshots.held,
     events.SnapshotTaken: snapshots.taken,
-    events.CheckpointSaved: snapshots.saved,
+    events.CheckpointSaved: handover.saved,
     events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
     events.WishUnreadable: lambda state, event, now: state.tell("warning", message=event.message),
     events.StopWanted: final_checkpoint.stop,
@@ -128,5 +131,6 @@ _AFTERWARDS: Mapping[type, Callable[[State, Any], Command]] = {
     events.TaskReported: lambda state, event: events.Acknowledged((event.lease,)),
     events.WorkerLeft: lambda state, event: events.Acknowledged(),
     events.WorkerFailed: lambda state, event: events.Acknowledged(fatal=True),
+    events.PsLeaving: lambda state, event: events.MayEnd(True, f"the job is {state.phase.lower()}"),
 }
-"""What workers hear once the job has ended; nothing changes any more."""
+"""What workers and PS hear once the job has ended; nothing changes any more."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from edl.core import snapshots
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
-from edl.core.events import AttachPs, CheckpointRefused, DeletePod, PsAttached, PsRefused, PsSilent, RevokeLeases
+from edl.core.events import (
+    AttachPs,
+    CheckpointRefused,
+    DeletePod,
+    PsAttached,
+    PsRefused,
+    PsSilent,
+    ReleaseCut,
+    RevokeLeases,
+)
 from edl.core.fleet import Pod
 from edl.core.kinds import TRAINING
 from edl.core.state import State
@@ -20,6 +29,8 @@ def registered(state: State, uid: str, now: float) -> None:
     pod = state.fleet.pods.get(uid)
     if pod is None:
         state.registered.add(uid)
+    elif pod.uid in state.fleet.handed_over:
+        return  # it ends; only a successor gets what it had
     elif pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_PATIENCE):
         pod.loading = False
         _attach(state, pod, None, now)
@@ -43,13 +54,15 @@ def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
 
 def passed_cut(state: State) -> int:
     """No PS is to hold updates for this cut, or for one before it."""
+    if state.kept_cut:
+        return state.kept_cut - 1
     return state.cut_number - 1 if state.cut is not None and state.cut.awaited else state.cut_number
 
 
 def attached(state: State, event: PsAttached, now: float) -> None:
     """A PS listens. One that holds nothing though there is a checkpoint is told to load it first."""
     pod = state.fleet.pods.get(event.uid)
-    if pod is None or not pod.live:
+    if pod is None or not pod.live or pod.uid in state.fleet.handed_over:
         return
     if pod.stale:
         pod.loading = False
@@ -124,7 +137,12 @@ def _holds(state: State, pod: Pod) -> None:
     if not state.settings.durable and state.training is not None and state.training.leases:
         # It begins with initial values, and has never heard of what the leases reached before.
         state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number()})
+    kept = state.kept_cut
+    for revocation in state.revocations if kept else ():
+        revocation.waiting.add(pod.uid)  # a successor knows as much of the leases as the one before
     state.record({"kind": "holds", "index": pod.index, "ps": pod.uid})
+    if kept and not state.kept_cut:
+        state.do(ReleaseCut(kept))
 
 
 def _empty(state: State, pod: Pod) -> None:
@@ -229,7 +247,8 @@ def roll_back(state: State, reason: str) -> None:
         cut, ledger = state.checkpoint.cut, dict(state.checkpoint.ledger)
     else:
         cut, ledger = 0, Ledger(training.plan, training.epochs, training.minibatch).snapshot()
-    records = training.done_records - ledger["done_records"]
+    # The checkpoint may have steps that are in and that no worker has reported yet.
+    records = max(0, training.done_records - ledger["done_records"])
     for holder in state.holders.values():
         for number in [n for n in holder.stepped if n in training.leases]:
             holder.drop(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core import checkpoint_failures, final_checkpoint, snapshots, staffing
+from edl.core import checkpoint_failures, final_checkpoint, handover, snapshots, staffing
 from edl.core.cluster import Role
 from edl.core.cuts import due
 from edl.core.events import Unpin
@@ -19,6 +19,7 @@ def advance(state: State, now: float) -> None:
     staffing.advance(state, now)
     _check_pins(state)
     if state.stopping is None:
+        handover.advance(state, now)
         _proceed(state, now)
     else:
         final_checkpoint.advance(state, now)

@@ -111,6 +111,8 @@ def settle_revocations(state: State, now: float) -> None:
     """Return what nobody is waited for any more to the head of the queue."""
     if state.ended or not state.synced or final_checkpoint.ledger_stands(state):
         return
+    if state.kept_cut:  # with a PS missing, nobody knows how far a lease got
+        return
     for revocation in [x for x in state.revocations if not x.waiting]:
         settlements = settle(revocation, state.ledgers[TRAINING].leases)
         quarantine = _crashing(state, revocation, settlements)

@@ -32,15 +32,16 @@ def possible(state: State, now: float) -> bool:
     assert state.training is not None
     live = state.training.leases
     unmet = any(lease in live and live[lease].through <= known for lease, known in state.unmet.items())
-    return state.cut is None and not unmet and now >= state.held_cuts and state.fleet.ps_ready()
+    free = state.cut is None and not state.kept_cut
+    return free and not unmet and now >= state.held_cuts and state.fleet.ps_ready()
 
 
-def begin(state: State, *, checkpoint: bool, pin: bool) -> None:
-    """Begin a cut: the PS make room for it."""
+def begin(state: State, *, checkpoint: bool, pin: bool, keep: bool = False) -> None:
+    """Begin a cut: the PS make room for it; ``keep``: they hold updates after their copies, too."""
     assert state.training is not None
     number = state.cut_number + 1
     state.record({"kind": "cut_announced", "cut": number, "step": state.step})
-    state.cut = Cut(number, checkpoint, pin)
+    state.cut = Cut(number, checkpoint, pin, keep=keep)
     state.cut.enter(Stage.PREPARING, _servers(state))
     state.do(PrepareCut(number))
 
@@ -69,6 +70,8 @@ def call_off(state: State, reason: str, now: float, retry: float = RETRY_HELD_SE
     state.record({"kind": "cut_off", "cut": state.cut.number, "reason": reason})
     state.do(ReleaseCut(state.cut.number))
     state.tell("warning", message=f"cut {state.cut.number} is off: {reason}")
+    if state.cut.keep:  # somebody waits for it, and not for long
+        retry = min(retry, RETRY_SECONDS)
     _failed(state, reason, now + retry)
 
 
@@ -110,7 +113,7 @@ def held(state: State, event: UpdatesHeld, now: float) -> None:
     cut.within, cut.below = steps.value, state.next_number()
     state.frozen = training.position(cut.within)
     cut.enter(Stage.SNAPSHOT, _servers(state), now + cuts.COPY_SECONDS)
-    state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor(), cut.within))
+    state.do(TakeSnapshot(cut.number, cut.checkpoint, cut.pin, state.floor(), cut.within, cut.keep))
 
 
 def taken(state: State, event: SnapshotTaken, now: float) -> None:

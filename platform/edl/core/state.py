@@ -80,6 +80,10 @@ class State:
         checkpoint_failure: why the newest checkpoint was not written; None when it was.
         unmet: nor while one of these leases is held and no further step of it is in: how many are, by lease.
         stopping: somebody wants the job to end after a final checkpoint.
+        kept_cut: all PS hold updates after this cut, until every PS that was handed over has a successor; 0: none.
+        keeping: uids of the PS that hold them; empty in a master that came later.
+        leaving_ps: uids of PS that were told to go and wait until they may end.
+        not_kept: of them, those that may end though a checkpoint lacks what they hold, and why.
         pins: the cuts that each PS keeps, by uid.
         registered: uids of PS that said where they listen before the cluster showed them.
         more_missing: more pods are to be asked for than one event asks for.
@@ -100,6 +104,7 @@ class State:
     last_evaluation: int = 0
     last_checkpoint: int = 0
     final_pin: int = 0
+    kept_cut: int = 0
     scaled: tuple[int | None, int | None] = (None, None)
     evaluated_final: bool = False
     phase: str = "Starting"
@@ -115,6 +120,9 @@ class State:
     checkpoint_failure: CheckpointFailure | None = None
     unmet: dict[int, int] = field(default_factory=dict)
     stopping: Stopping | None = None
+    keeping: frozenset[str] = frozenset()
+    leaving_ps: set[str] = field(default_factory=set)
+    not_kept: dict[str, str] = field(default_factory=dict)
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
     registered: set[str] = field(default_factory=set)
     emptied: bool = False

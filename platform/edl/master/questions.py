@@ -142,6 +142,7 @@ class Asker:
             pin=command.pin,
             floor=command.floor,
             within=[pb.LeaseStep(lease=lease, through=through) for lease, through in command.within.items()],
+            keep=command.keep,
         )
 
         def event(reply: pb.SnapshotReply) -> Event:

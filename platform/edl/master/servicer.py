@@ -12,8 +12,10 @@ from edl.core.events import (
     Acknowledged,
     Event,
     Granted,
+    MayEnd,
     ModelDeclared,
     Progressed,
+    PsLeaving,
     PsRegistered,
     StopWork,
     TaskReported,
@@ -56,13 +58,14 @@ class Servicer(edl_pb2_grpc.MasterServicer):
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         """Say who is there; tells where the parameter servers are."""
-        uid = uid_of(request.member)
+        uid, may_end = uid_of(request.member), False
         if request.member.role == Role.PS:
-            self._register_ps(request)
+            may_end = self._register_ps(request)
         elif request.ready:
             self._shell.handle(ModelDeclared(uid))
         with self._shell.lock:
-            return pb.RegisterReply(incarnation=self._incarnation, placement=self._roster.placement())
+            placement = self._roster.placement()
+        return pb.RegisterReply(incarnation=self._incarnation, placement=placement, may_end=may_end)
 
     def Lease(self, request: pb.LeaseRequest, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
         """Ask for work."""
@@ -111,7 +114,8 @@ class Servicer(edl_pb2_grpc.MasterServicer):
 
     # ------------------------------------------------------------------ parts
 
-    def _register_ps(self, request: pb.RegisterRequest) -> None:
+    def _register_ps(self, request: pb.RegisterRequest) -> bool:
+        """Note a PS; whether one that was told to go may end."""
         uid, index = request.member.uid, request.member.index
         with self._shell.lock:
             pod = self._shell.state.fleet.pods.get(uid)
@@ -120,14 +124,20 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             raise Refused("the cluster says that this pod has ended", kind="bad")
         if request.HasField("figures"):
             self._heard(uid, index, request.figures)
-        if request.leaving:
-            return
+        if request.leaving and self._may_end(uid):
+            return True
         try:
             new = self._servers.registered(uid, index, request.control_address, request.bulk_address)
         except BadInputError as error:
             raise Refused(str(error), kind="bad") from error
         if new or not attached:
             self._shell.handle(PsRegistered(uid))
+        return False
+
+    def _may_end(self, uid: str) -> bool:
+        answer = self._shell.handle(PsLeaving(uid))
+        assert isinstance(answer, MayEnd)
+        return answer.value
 
     def _ask(self, event: Event) -> Acknowledged:
         answer = self._shell.handle(event)

@@ -26,8 +26,10 @@ from edl.core.events import (
     Event,
     Granted,
     LeaseWanted,
+    MayEnd,
     ModelDeclared,
     Progressed,
+    PsLeaving,
     PsRegistered,
     Record,
     StartPod,
@@ -49,13 +51,13 @@ from edl.store.journal import Journal
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 64 << 20
-_ANSWERS = (Granted, WaitForWork, StopWork, Acknowledged)
+_ANSWERS = (Granted, WaitForWork, StopWork, Acknowledged, MayEnd)
 _ROUTINE = (LeaseWanted, Progressed, TaskReported, Tick)
 """Events that bring nothing nearer that waits for time to pass by less than a tick: they come by the thousand, and
 waking the clock for each of them would cost as much as handling them."""
 _BRINGS_NO_WORK = (LeaseWanted, Progressed)
 """Events after which a worker that waits for work need not ask again."""
-_REQUESTS = (LeaseWanted, Progressed, TaskReported, WorkerLeft, WorkerFailed, ModelDeclared, PsRegistered)
+_REQUESTS = (LeaseWanted, Progressed, TaskReported, WorkerLeft, WorkerFailed, ModelDeclared, PsRegistered, PsLeaving)
 """Events behind which somebody waits for an answer; while nothing may be decided they are refused for now, and all
 other events, which are facts, wait."""
 _FROZEN_SECONDS = 0.2

@@ -73,14 +73,20 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         checkpoint = Path(request.checkpoint) if request.checkpoint else None
         within = {step.lease: step.through for step in request.within}
         taken = self._server.snapshot(
-            request.incarnation, request.cut, checkpoint, pin=request.pin, floor=request.floor, within=within
+            request.incarnation,
+            request.cut,
+            checkpoint,
+            pin=request.pin,
+            floor=request.floor,
+            within=within,
+            keep=request.keep,
         )
         if taken is None:
             return pb.SnapshotReply(waits=True)
         return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
-        """Call a cut off."""
+        """Call a cut off, or hold updates after it no longer."""
         self._server.release(request.incarnation, request.cut)
         return pb.ReleaseReply()
 

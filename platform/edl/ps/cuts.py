@@ -35,6 +35,7 @@ class Cuts(Generic[Copy]):
     def __init__(self) -> None:
         self._passed = 0
         self._held = 0
+        self._kept = 0
         self._since = 0.0
         self._within: Mapping[int, int] = {}
         self._pins: dict[int, Copy] = {}
@@ -47,7 +48,7 @@ class Cuts(Generic[Copy]):
         """
         self.check_open(cut)
         if cut > self._held:
-            self._held, self._since, self._within = cut, now, {}
+            self._held, self._since, self._within, self._kept = cut, now, {}, 0
 
     def let_in(self, cut: int, within: Mapping[int, int]) -> None:
         """Steps below ``within`` of a lease belong to the cut."""
@@ -65,8 +66,12 @@ class Cuts(Generic[Copy]):
 
     @property
     def until(self) -> float:
-        """When the cut that is held will have been for too long; never if there is none."""
-        return self._since + HOLD_SECONDS if self._held else float("inf")
+        """When the cut that is held will have been for too long; never if there is none, or its copy was made.
+
+        After the copy steps wait for the successor of a PS, which may wait for room: the master, or the next one, says
+        when it is there.
+        """
+        return self._since + HOLD_SECONDS if self._held and not self._kept else float("inf")
 
     def expire(self, now: float) -> bool:
         """Give up a cut that was held for too long; whether there was one."""
@@ -92,9 +97,12 @@ class Cuts(Generic[Copy]):
         if not self.is_open(cut):
             raise CutError(f"cut {cut} is over: updates go on since cut {self._passed}")
 
-    def taken(self, cut: int, copy: Copy, *, pin: bool) -> None:
-        """The state was copied: let all steps in; ``pin`` keeps the copy."""
-        self.passed(cut)
+    def taken(self, cut: int, copy: Copy, *, pin: bool, keep: bool = False) -> None:
+        """The state was copied: let all steps in; with ``keep`` not before ``release``. ``pin`` keeps the copy."""
+        if keep:
+            self._kept = cut
+        else:
+            self.passed(cut)
         if pin:
             self._pins[cut] = copy
 
@@ -102,10 +110,10 @@ class Cuts(Generic[Copy]):
         """The cut is complete, or off: nothing waits for it any more."""
         self._passed = max(self._passed, cut)
         if self._held <= self._passed:
-            self._held, self._within = 0, {}
+            self._held, self._within, self._kept = 0, {}, 0
 
     def release(self, cut: int) -> Copy | None:
-        """The cut is off: nothing of it is kept; returns the copy if it was pinned."""
+        """The cut is off, or held no longer: let all steps in; returns the copy if it was pinned."""
         self.passed(cut)
         return self._pins.pop(cut, None)
 

@@ -229,6 +229,7 @@ class ParameterServer:
         pin: bool,
         floor: int = 0,
         within: Mapping[int, int] | None = None,
+        keep: bool = False,
     ) -> Taken | None:
         """Copy the state, let waiting pushes in, and begin to write the copy if it is a checkpoint.
 
@@ -241,6 +242,7 @@ class ParameterServer:
             pin: keep the copy for evaluations and the export.
             floor: leases below are closed.
             within: steps of each live lease that the copy is to have: other servers have them.
+            keep: let no other push in before the cut is released: this server, or another, is about to end.
 
         Returns:
             None if such a step has not come yet: to be asked again.
@@ -258,12 +260,12 @@ class ParameterServer:
                     return None
                 self._leases.check(incarnation)
             if not self._has_taken(cut):  # by a second try of the same question, meanwhile
-                self._last_taken = self._take(cut, checkpoint, steps, pin=pin)
+                self._last_taken = self._take(cut, checkpoint, steps, pin=pin, keep=keep)
             self._entrance.settle()
             return self._last_taken
 
     def release(self, incarnation: int, cut: int) -> None:
-        """The cut is off: let waiting pushes in."""
+        """The cut is off, or held no longer: let waiting pushes in."""
         with self._changed:
             self._leases.check(incarnation)
             kept = self._cuts.release(cut)
@@ -300,7 +302,9 @@ class ParameterServer:
     def _has_taken(self, cut: int) -> bool:
         return self._last_taken is not None and self._last_taken.cut == cut
 
-    def _take(self, cut: int, checkpoint: Path | None, within: Mapping[int, int], *, pin: bool) -> Taken:
+    def _take(
+        self, cut: int, checkpoint: Path | None, within: Mapping[int, int], *, pin: bool, keep: bool = False
+    ) -> Taken:
         self._cuts.check_open(cut)
         if beyond := self._leases.beyond(within):
             raise Refused(f"leases are through {beyond} where cut {cut} has {dict(within)}", kind="cut")
@@ -309,7 +313,7 @@ class ParameterServer:
         copy = self._contents.copy(cut, self._leases)
         taken = Taken(cut, copy.version, held + self._clock() - began)
         with copy.snapshot:
-            self._cuts.taken(cut, copy, pin=pin)
+            self._cuts.taken(cut, copy, pin=pin, keep=keep)
             if pin:
                 copy.snapshot.hold()
             if checkpoint is not None:

@@ -1,8 +1,10 @@
 """Telling the master where this parameter server is, for as long as both live.
 
 The master attaches after each registration that it did not know of. Registering every second costs it nothing and is
-how a restarted master finds the PS that it has. With it goes what people are told of this process, and once more at its
-end.
+how a restarted master finds the PS that it has. With it goes what people are told of this process.
+
+A process that was told to go says so in the same way and serves on until the master lets it end: by then what it holds
+is in a checkpoint. Without a master nobody could take one, and it ends at once.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ log = logging.getLogger(__name__)
 _PERIOD = 1.0  # seconds between registrations that were accepted
 _PAUSE = 0.1  # seconds after one that was not
 _DEADLINE = 2.0  # seconds for one call
-_LAST_DEADLINE = 0.3  # seconds for the last one: a process that is told to go has little time
+_ASK_PERIOD = 0.1  # seconds between two questions of a process that was told to go
+_ASK_DEADLINE = 5.0  # seconds for one such question: a master that is slow is not one that is gone
+_ALONE = 1.0  # seconds for which such a process asks a master that refuses connections
 _FINAL = frozenset({"token", "version"})
 
 
@@ -48,7 +52,7 @@ def keep_registered(
     figures: Callable[[], pb.PsFigures] = pb.PsFigures,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Register until ``stopping`` is set; logs when the master goes away and when it comes back.
+    """Register until ``stopping`` is set and the master lets go; logs when it goes away and when it comes back.
 
     Args:
         channel: to the master.
@@ -78,7 +82,7 @@ def keep_registered(
             said = type(problem)
         stopping.wait(_PAUSE if problem else _PERIOD)
     if known:
-        _tell_last(channel, registration, figures())
+        _await_leave(channel, registration, figures, clock)
 
 
 def _register(channel: Channel, registration: pb.RegisterRequest, figures: pb.PsFigures) -> EdlError | None:
@@ -95,11 +99,30 @@ def _register(channel: Channel, registration: pb.RegisterRequest, figures: pb.Ps
     return None
 
 
-def _tell_last(channel: Channel, registration: pb.RegisterRequest, figures: pb.PsFigures) -> None:
-    """Figures of the end, for a master that is still there; another one must not count on this process."""
-    registration.figures.CopyFrom(figures)
+def _await_leave(
+    channel: Channel,
+    registration: pb.RegisterRequest,
+    figures: Callable[[], pb.PsFigures],
+    clock: Callable[[], float],
+) -> None:
+    """Serve on until the master says that this process may end, or does not answer any more."""
     registration.leaving = True
-    try:
-        channel.call(Master.Register, registration, deadline=_LAST_DEADLINE)
-    except (RetryableError, Refused) as error:
-        log.info("the master has not heard the last figures: %s", error)
+    log.info("told to go: serves until what it holds is in a checkpoint")
+    answered = clock()
+    while True:
+        registration.figures.CopyFrom(figures())
+        try:
+            reply = channel.call(Master.Register, registration, deadline=_ASK_DEADLINE)
+        except Refused as error:
+            log.info("ends: the master refuses this process: %s", error)
+            return
+        except RetryableError as error:
+            if clock() - answered >= _ALONE:
+                log.info("ends: no master is there that could take a checkpoint: %s", error)
+                return
+        else:
+            if reply.may_end:
+                log.info("ends: the master lets it")
+                return
+            answered = clock()
+        time.sleep(_ASK_PERIOD)

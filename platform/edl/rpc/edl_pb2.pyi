@@ -90,12 +90,14 @@ class TableUse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ..., bound: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "placement")
+    __slots__ = ("incarnation", "placement", "may_end")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    MAY_END_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     placement: Placement
-    def __init__(self, incarnation: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ...) -> None: ...
+    may_end: bool
+    def __init__(self, incarnation: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., may_end: _Optional[bool] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("version", "ps", "slots")
@@ -352,20 +354,22 @@ class HoldReply(_message.Message):
     def __init__(self, applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
-    __slots__ = ("incarnation", "cut", "checkpoint", "pin", "floor", "within")
+    __slots__ = ("incarnation", "cut", "checkpoint", "pin", "floor", "within", "keep")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
     WITHIN_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     cut: int
     checkpoint: str
     pin: bool
     floor: int
     within: _containers.RepeatedCompositeFieldContainer[LeaseStep]
-    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ..., floor: _Optional[int] = ..., within: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
+    keep: bool
+    def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ..., floor: _Optional[int] = ..., within: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ..., keep: _Optional[bool] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
     __slots__ = ("waits", "version", "pause_seconds")

@@ -417,7 +417,7 @@ class PsControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """the cut is off: let updates in again
+        """the cut is off, or kept no longer: let updates in again
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -189,6 +189,7 @@ _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
     ),
     "scale": lambda stage, who, fields: ev.ScaleWanted(_whole(fields, "min"), _whole(fields, "max")),
     "stop": lambda stage, who, fields: ev.StopWanted(" ".join(who), float(fields.get("seconds", "0"))),
+    "told-to-go": lambda stage, who, fields: ev.PsLeaving(who[0]),
     "tick": lambda stage, who, fields: ev.Tick(),
 }
 
@@ -212,6 +213,8 @@ def shown(command: ev.Command) -> str:
         case ev.Acknowledged(lost, fatal, refusal):
             said = [f"lost {' '.join(map(_number, lost))}"] * bool(lost) + ["fatal"] * fatal + [refusal] * bool(refusal)
             return f"answer   {', '.join(said) or 'yes'}"
+        case ev.MayEnd(value, reason):
+            return f"answer   {'end' if value else 'serve on'}: {reason}"
         case ev.EndJob(phase, reason):
             return f"end      {phase}: {reason}"
         case ev.StartPod(role, index, wish):
@@ -225,8 +228,8 @@ def shown(command: ev.Command) -> str:
             return f"{ps:8} revoke {_list(leases)} floor={_number(floor)}"
         case ev.SaveCheckpoint(cut, step, _, ledger, _):
             return f"disk     save cut={cut} step={step} ledger={_ledger(ledger)}"
-        case ev.TakeSnapshot(cut, within=within):
-            return f"all ps   snapshot cut={cut} within={_through(within)}"
+        case ev.TakeSnapshot(cut, within=within, keep=keep):
+            return f"all ps   snapshot cut={cut} within={_through(within)}{' keep' if keep else ''}"
     name = {"PrepareCut": "prepare", "HoldUpdates": "hold", "ReleaseCut": "release", "Unpin": "unpin"}
     return f"all ps   {name[type(command).__name__]} cut={command.cut}"
 

@@ -74,12 +74,12 @@ class SimulatedPs:
             self.version += 1
         return Answer.REVOKED if decided is Admission.REVOKED else Answer.IN
 
-    def snapshot(self, cut: int, *, pin: bool, floor: int) -> Copy:
-        """Copy the state and let all pushes in."""
+    def snapshot(self, cut: int, *, pin: bool, floor: int, keep: bool) -> Copy:
+        """Copy the state and let all pushes in, unless they are to be kept out."""
         self.cuts.check_open(cut)
         self.leases.close_below(floor)
         copy = Copy(Counter(self.applied), self.leases.applied(), self.lacking, self.version)
-        self.cuts.taken(cut, copy, pin=pin)
+        self.cuts.taken(cut, copy, pin=pin, keep=keep)
         return copy
 
     def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch]) -> None:

@@ -24,9 +24,9 @@ from edl.testing.simulated_cluster import SimulatedCluster
 from edl.testing.simulated_ps import Copy, Minibatch, SimulatedPs
 from edl.testing.simulated_worker import SimulatedWorker
 
-ANSWERS = (ev.Granted, ev.WaitForWork, ev.StopWork, ev.Acknowledged)
-REQUESTS = (ev.LeaseWanted, ev.Progressed, ev.TaskReported, ev.WorkerLeft, ev.WorkerFailed)
-TICK, REGISTER = 0.25, 0.5
+ANSWERS = (ev.Granted, ev.WaitForWork, ev.StopWork, ev.Acknowledged, ev.MayEnd)
+REQUESTS = (ev.LeaseWanted, ev.Progressed, ev.TaskReported, ev.WorkerLeft, ev.WorkerFailed, ev.PsLeaving)
+TICK, REGISTER, ASK_TO_END = 0.25, 0.5, 0.1
 
 
 class MasterLost(Exception):  # noqa: N818  an event of the simulation, not an error
@@ -54,6 +54,7 @@ class World:
         poison: minibatches that make workers crash.
         forgets: whether the cluster forgets pods that ended while no master was there.
         capacity: workers that have room in the cluster; None: no limit.
+        alone: seconds that a PS that was told to go bears without a master.
     """
 
     def __init__(
@@ -68,9 +69,11 @@ class World:
         poison: frozenset[Minibatch] = frozenset(),
         forgets: bool = False,
         capacity: int | None = None,
+        alone: float = 1.0,
     ) -> None:
         self.settings, self.network, self.pace, self.poison = settings, network, pace, poison
         self.dataset = ev.DatasetDescribed(training, validation)
+        self.alone = alone
         self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets  # noqa: S311  chance, not secrets
         self.journal: list[str] = []
         self.base: str | None = None
@@ -301,7 +304,7 @@ class World:
             return None
         if ps.leases.beyond(command.within):
             raise BrokenPromiseError(f"{ps.uid} has steps that cut {command.cut} is not to have")
-        copy = ps.snapshot(command.cut, pin=command.pin, floor=command.floor)
+        copy = ps.snapshot(command.cut, pin=command.pin, floor=command.floor, keep=command.keep)
         if command.checkpoint:
             self.copies.setdefault(command.cut, {})[ps.index] = copy
         return ev.SnapshotTaken(ps.uid, command.cut, copy.version, 0.0)
@@ -341,11 +344,25 @@ class World:
             self.workers[pod.uid].start()
 
     def _asked_to_go(self, uid: str) -> None:
-        """A worker says goodbye between two steps, a PS just goes."""
+        """A worker says goodbye between two steps, a PS serves until its master lets it go."""
         if uid in self.workers:
             self.workers[uid].leaving = True
+        elif uid in self.servers:
+            self._ask_to_end(self.servers[uid], self.clock.now())
+
+    def _ask_to_end(self, ps: SimulatedPs, answered: float) -> None:
+        if not ps.alive:
+            return
+        answer = None
+        if self.master is not None:
+            try:
+                answer, answered = self.handle(ev.PsLeaving(ps.uid)), self.clock.now()
+            except MasterLost:
+                answer = None
+        if (answer is not None and answer.value) or self.clock.now() - answered >= self.alone:
+            self.clock.after(self.latency(), lambda: self.end(ps.uid, 0))
         else:
-            self.end(uid, 143)
+            self.clock.after(ASK_TO_END, lambda: self._ask_to_end(ps, answered))
 
     def _died(self, uid: str) -> None:
         if uid in self.workers:

@@ -1,4 +1,4 @@
-"""Parameter servers are killed: what goes back is said, and is what the ledger says."""
+"""Parameter servers are killed: what goes back is said, and is what the ledger says. Told to go, they cost nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 
 import numpy as np
 import pytest
@@ -103,6 +103,23 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
     assert ("items" in kept.values) == ("items" in lost.values) == embedding
     check_kept(kept, found)
     check_lost(lost, found, found.parts[0])
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_one_is_told_to_go(linear: Make, ps: int) -> None:
+    """SIGTERM: its successor begins where it ends, with variables and rows; nothing goes back, to the last bit."""
+    job = linear(ps=ps, records=24000, every_steps=100_000, embedding=True)
+    with job.start() as run:
+        run.wait_step(300)
+        lines = len(run.lines)
+        run.send("ps", ps - 1, SIGTERM)
+        ended = run.wait_event("role_ended", after=lines, role="ps")
+        assert (ended["index"], ended["exit_code"]) == (ps - 1, 0)
+        run.wait_event("role_started", after=lines, role="ps")
+        summary, found = done(job, run)
+        job.check_checkpoints(run.run_dir, found)
+    assert (summary["records_rolled_back"], summary["updates_rolled_back"], summary["records_repeated"]) == (0, 0, 0)
+    assert (found.rollbacks, found.parts) == ([], [])
 
 
 @pytest.mark.thorough

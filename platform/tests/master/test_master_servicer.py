@@ -16,12 +16,15 @@ from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.events import (
     AttachPs,
     CheckpointSaved,
+    CutPrepared,
     PodChanged,
     PrepareCut,
     PsAttached,
+    SnapshotTaken,
     Steps,
     StopWanted,
     Tick,
+    UpdatesHeld,
 )
 from edl.master.links import Link
 from edl.master.messages import result_of, steps_of
@@ -102,12 +105,32 @@ def test_what_a_parameter_server_says_of_itself_is_passed_on_with_its_name() -> 
     stage.service.Register(request, CONTEXT)
     assert stage.told == [("ps-0", 0, figures)]
     other = pb.RegisterRequest(member=pb.Member(role="ps", index=1, uid="ps-1"), figures=figures, leaving=True)
-    stage.service.Register(other, CONTEXT)
+    assert stage.service.Register(other, CONTEXT).may_end, "the cluster does not show it"
     assert stage.told[1:] == [("ps-1", 1, figures)]
     assert "ps-1" not in stage.servers.links, "one that is told to go is not counted on"
     del stage.told[1:]
     stage.service.Register(pb.RegisterRequest(member=WORKER, figures=figures), CONTEXT)
     assert len(stage.told) == 1, "workers have none"
+
+
+def test_a_parameter_server_that_was_told_to_go_serves_on_until_a_checkpoint_has_what_it_holds() -> None:
+    stage = Stage().train()
+    member = pb.Member(role="ps", index=0, uid="ps-0")
+    told = pb.RegisterRequest(member=member, control_address="unix:/a", bulk_address="unix:/b", leaving=True)
+    assert not stage.service.Register(told, CONTEXT).may_end
+    assert "ps-0" in stage.servers.links, "a new master takes the checkpoint, too"
+    cut = stage.shell.state.cut
+    assert cut is not None
+    assert cut.keep
+    for event in (
+        CutPrepared("ps-0", cut.number),
+        UpdatesHeld("ps-0", cut.number, {}),
+        SnapshotTaken("ps-0", cut.number, 0, 0.0),
+        CheckpointSaved(cut.number),
+    ):
+        assert not stage.service.Register(told, CONTEXT).may_end
+        stage.shell.handle(event)
+    assert stage.service.Register(told, CONTEXT).may_end
 
 
 # ---------------------------------------------------------------------------------------------- work

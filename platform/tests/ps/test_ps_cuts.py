@@ -53,6 +53,30 @@ def test_a_cut_is_not_held_for_longer_than_the_limit():
     assert cuts.keeps_out(7, 0)
 
 
+def test_a_kept_cut_holds_updates_after_its_copy_until_it_is_released():
+    cuts: Cuts[str] = Cuts()
+    cuts.hold(2, 100.0)
+    cuts.let_in(2, {7: 1})
+    cuts.taken(2, "copy", pin=False, keep=True)
+    cuts.hold(2, 101.0)
+    assert not cuts.expire(100.0 + 100 * HOLD_SECONDS), "the successor of a server may have to wait for room"
+    assert [cuts.keeps_out(7, step) for step in (0, 1)] == [False, True]
+    cuts.passed(1)
+    assert cuts.keeps_out(7, 1), "the next master knows of it"
+    cuts.release(2)
+    assert not cuts.keeps_out(7, 1)
+
+
+def test_what_comes_after_a_kept_cut_is_not_kept():
+    cuts: Cuts[str] = Cuts()
+    cuts.hold(2, 100.0)
+    cuts.taken(2, "copy", pin=False, keep=True)
+    cuts.release(2)
+    cuts.hold(3, 101.0)
+    assert cuts.expire(101.0 + HOLD_SECONDS)
+    assert not cuts.keeps_out(7, 0)
+
+
 def test_a_cut_that_is_over_cannot_be_taken():
     cuts: Cuts[str] = Cuts()
     cuts.release(3)

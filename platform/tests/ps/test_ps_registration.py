@@ -1,4 +1,4 @@
-"""A parameter server without a master: it waits, says so once, and does not wait for ever."""
+"""A parameter server and its master: it waits for one, says so once, and asks whether it may end once it is told to."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Master:
         self.last: Exception | None = None
         self.figures: list[int] = []
         self.leaving: list[bool] = []
+        self.lets_go_after = 1
+        """Questions of a process that was told to go until the answer is yes."""
 
     def call(self, method: object, message: pb.RegisterRequest, **_: object) -> pb.RegisterReply:
         self.calls += 1
@@ -36,7 +38,7 @@ class Master:
             self._stopping.set()
         if answer is not None:
             raise answer
-        return pb.RegisterReply()
+        return pb.RegisterReply(may_end=sum(self.leaving) >= self.lets_go_after)
 
 
 class NoWait(threading.Event):
@@ -70,7 +72,7 @@ def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
     keep(master, stopping)
     assert master.calls == 7
     said = [record.getMessage().split(":")[0] for record in caplog.records]
-    assert said == ["waits for the master", "registered with unix", "waits for the master", "registered with unix"]
+    assert said[:4] == ["waits for the master", "registered with unix", "waits for the master", "registered with unix"]
 
 
 def test_a_refusal_that_may_pass_is_tried_again_and_a_wrong_token_is_not():
@@ -82,7 +84,7 @@ def test_a_refusal_that_may_pass_is_tried_again_and_a_wrong_token_is_not():
         keep(Master(NoWait(), Refused("wrong token", kind="token"), None), NoWait())
 
 
-def test_its_figures_are_those_of_now_and_are_told_once_more_at_its_end():
+def test_its_figures_are_those_of_now_up_to_its_end():
     stopping = NoWait()
     master = Master(stopping, away(), None, None)
     keep(master, stopping)
@@ -90,7 +92,23 @@ def test_its_figures_are_those_of_now_and_are_told_once_more_at_its_end():
     assert master.leaving == [False, False, False, True]
 
 
-def test_a_master_that_does_not_want_its_last_figures_does_not_keep_it():
+def test_it_serves_on_until_the_master_lets_it_go():
+    stopping = NoWait()
+    master = Master(stopping, None)
+    master.lets_go_after = 3
+    keep(master, stopping)
+    assert master.leaving == [False, True, True, True]
+
+
+def test_without_a_master_it_ends_soon_when_it_is_told_to_go():
+    stopping = NoWait()
+    master = Master(stopping, None)
+    master.last = away()
+    keep(master, stopping)
+    assert len(master.leaving) < 5
+
+
+def test_a_master_that_refuses_it_does_not_keep_it():
     stopping = NoWait()
     master = Master(stopping, None)
     master.last = Refused("who are you", kind="token")

@@ -1,0 +1,166 @@
+"""Parameter servers that are told to go cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edl.core.state import Settings
+from edl.testing.simulation import Network, World
+
+SOURCES = (("a", 260), ("b", 77))
+DAYS = 86_400.0
+GRACE = 30.0
+
+_thorough = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A parameter server is told to go at a time, and has ``grace`` seconds."""
+
+    at: float
+    which: int
+    grace: float = GRACE
+
+    def strike(self, world: World) -> None:
+        servers = world.alive_servers()
+        if servers:
+            world.cluster.delete(servers[self.which % len(servers)].uid, self.grace)
+
+
+def played(job: Settings, ends: Sequence[Planned], seed: int = 0, network: Network | None = None) -> World:
+    world = World(job, SOURCES, seed=seed, network=network or Network())
+    for end in ends:
+        world.clock.at(end.at, lambda end=end: end.strike(world))
+    world.run(DAYS)
+    world.check_end()
+    return world
+
+
+def costs(world: World) -> tuple[int, ...]:
+    """Records and updates that went back, records repeated, steps that only some parameter servers applied."""
+    assert world.master is not None
+    counters = world.master.counters
+    return counters.rolled_back, counters.updates_rolled_back, counters.repeated, counters.partial
+
+
+def nothing_lacks(world: World) -> bool:
+    """What was not yet in when a successor loaded its checkpoint was pushed to it later."""
+    return all(server.lacking <= server.applied.keys() for server in world.alive_servers())
+
+
+def job(**fields: object) -> Settings:
+    return Settings(**{"minibatch": 4, "task_records": 24, "workers": 3, **fields})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ps", [1, 2, 3])
+def test_a_parameter_server_that_is_told_to_go_costs_nothing(ps: int) -> None:
+    world = played(job(ps=ps, epochs=2), [Planned(2.5, 0)])
+    assert costs(world) == (0, 0, 0, 0)
+    assert len(world.servers) == ps + 1
+    assert nothing_lacks(world)
+    assert not any('"rolled_back"' in line for line in world.journal)
+
+
+@_thorough
+@given(
+    st.integers(1, 3),
+    st.lists(st.builds(Planned, st.floats(0.0, 12.0), st.integers(0, 5)), min_size=1, max_size=6),
+    st.integers(0, 1 << 30),
+    st.sampled_from([None, 6]),
+    st.sampled_from([0.05, 0.4]),
+)
+def test_whichever_parameter_servers_are_told_to_go_when_nothing_is_lost(
+    ps: int, ends: list[Planned], seed: int, checkpoint_steps: int | None, slowest: float
+) -> None:
+    world = played(
+        job(ps=ps, epochs=2, checkpoint_steps=checkpoint_steps), ends, seed, Network(longest=slowest, repeated=0.05)
+    )
+    assert costs(world) == (0, 0, 0, 0)
+    assert nothing_lacks(world)
+
+
+@_thorough
+@given(
+    st.integers(1, 3),
+    st.lists(st.builds(Planned, st.floats(0.0, 9.0), st.integers(0, 5)), min_size=1, max_size=4),
+    st.lists(st.tuples(st.floats(0.0, 9.0), st.sampled_from(["worker", "master"])), max_size=5),
+    st.integers(0, 1 << 30),
+)
+def test_lost_workers_and_masters_meanwhile_cost_no_update_either(
+    ps: int, ends: list[Planned], lost: list[tuple[float, str]], seed: int
+) -> None:
+    world = World(job(ps=ps, epochs=2, checkpoint_steps=15), SOURCES, seed=seed, alone=GRACE)
+
+    def strike(what: str) -> None:
+        workers = world.alive_workers()
+        if what == "master" and world.master is not None:
+            world.kill_master(1.0)
+        elif what == "worker" and workers:
+            world.end(workers[seed % len(workers)].uid, 137)
+
+    for end in ends:
+        world.clock.at(end.at, lambda end=end: end.strike(world))
+    for at, what in lost:
+        world.clock.at(at, lambda what=what: strike(what))
+    world.run(DAYS)
+    world.check_end()
+    assert costs(world)[:2] == (0, 0)
+    assert nothing_lacks(world)
+
+
+def test_a_grace_that_is_too_short_falls_back_and_is_counted() -> None:
+    """The cut takes a few messages, each half a second."""
+    world = played(job(epochs=2), [Planned(20.0, 0, grace=1.0)], network=Network(shortest=0.5, longest=0.6))
+    assert costs(world)[0] > 0
+
+
+def test_without_a_master_a_parameter_server_goes_as_ever() -> None:
+    world = World(job(epochs=2), SOURCES)
+    world.clock.at(3.0, lambda: world.kill_master(20.0))
+    world.clock.at(4.0, lambda: Planned(4.0, 0).strike(world))
+    world.run(6.0)
+    assert not world.alive_servers()
+    world.run(DAYS)
+    world.check_end()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
+    """Whatever goes back is accounted for: ``check_end`` compares every parameter server with the ledger."""
+    chance = Random(seed)
+    world = World(
+        job(ps=chance.choice([1, 2, 3]), epochs=3, checkpoint_steps=chance.choice([3, 6]), evaluation_steps=5),
+        SOURCES,
+        (("v", 20),),
+        seed=seed,
+        network=Network(longest=chance.choice([0.05, 0.3]), repeated=0.05, lost=0.02),
+        forgets=chance.random() < 0.5,
+    )
+
+    def strike(kind: str) -> None:
+        servers, workers = world.alive_servers(), world.alive_workers()
+        if kind == "master" and world.master is not None:
+            world.kill_master(chance.uniform(0.1, 4.0))
+        elif kind == "torn" and world.master is not None:
+            world.die_at = world.handled + chance.randint(1, 20)
+        elif kind == "compact":
+            world.compact()
+        elif kind == "planned" and servers:
+            world.cluster.delete(chance.choice(servers).uid, chance.choice([0.3, 2.0, GRACE]))
+        elif kind == "killed" and servers:
+            world.end(chance.choice(servers).uid, 137)
+        elif kind == "worker" and workers:
+            world.end(chance.choice(workers).uid, 137)
+
+    for _ in range(40):
+        kind = chance.choice(["planned", "planned", "planned", "killed", "worker", "master", "torn", "compact"])
+        world.clock.at(chance.uniform(0.5, 40.0), lambda kind=kind: strike(kind))
+    world.run(DAYS)
+    world.check_end()
