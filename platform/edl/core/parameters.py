@@ -132,7 +132,7 @@ def declared(state: State, worker: str, now: float) -> None:
 
 def _holds(state: State, pod: Pod) -> None:
     """From now on, losing this PS is losing parameters; the next master has to know."""
-    if state.fleet.holding.get(pod.index) == pod.uid:
+    if state.fleet.holding.get(pod.index) == pod.uid or pod.uid in state.fleet.handed_over:
         return
     if not state.settings.durable and state.training is not None and state.training.leases:
         # It begins with initial values, and has never heard of what the leases reached before.

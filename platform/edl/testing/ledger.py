@@ -125,7 +125,7 @@ class Recount:
             return
         held = self.cuts.get(entry["cut"], frozenset())
         _check_position(entry["ledger"], held)
-        lost = sum(step.records for step in self.counted) - sum(step.records for step in held)
+        lost = max(0, sum(step.records for step in self.counted) - sum(step.records for step in held))
         if lost != entry["records"]:
             raise LedgerError(f"{lost} records went back to cut {entry['cut']}, the entry says {entry['records']}")
         self.rollbacks.append((entry["cut"], lost))

@@ -17,7 +17,7 @@ SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0
 GRACE = 30.0
 
-_thorough = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+_thorough = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
