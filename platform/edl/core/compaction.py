@@ -40,7 +40,7 @@ def snapshot(state: State) -> dict[str, Any]:
         "marks": [getattr(state, name) for name in _MARKS],
         "fleet": [fleet.next_worker, dict(fleet.born), dict(fleet.workers), sorted(fleet.holding.items())],
         "dismissed": sorted(fleet.dismissed),
-        "handed_over": [state.kept_cut, *sorted(fleet.handed_over)],
+        "handed_over": [state.kept_cut, dict(fleet.handed_over)],
         "memory": [fleet.memory.raised, fleet.memory.since],
         "scaled": list(state.scaled),
         "revoked": sorted(state.revoked),
@@ -63,8 +63,8 @@ def restore(state: State, was: Mapping[str, Any]) -> None:
     state.fleet.next_worker, state.fleet.born, state.fleet.workers, holding = was["fleet"]
     state.fleet.holding = dict(holding)
     state.fleet.dismissed = set(was.get("dismissed", ()))
-    state.kept_cut, *handed_over = was.get("handed_over", (0,))
-    state.fleet.handed_over = set(handed_over)
+    state.kept_cut, handed_over = was.get("handed_over", (0, {}))
+    state.fleet.handed_over = dict(handed_over)
     state.fleet.memory = Memory(*was.get("memory", ()))
     least, most = was.get("scaled", (None, None))
     state.scaled = least, most

@@ -151,7 +151,7 @@ def _holds(state: State, entry: Mapping[str, Any]) -> None:
 
 def _handed_over(state: State, entry: Mapping[str, Any]) -> None:
     state.fleet.holding.pop(entry["index"], None)
-    state.fleet.handed_over.add(entry["ps"])
+    state.fleet.handed_over[entry["ps"]] = entry["index"]
     state.kept_cut = entry["cut"]
 
 
@@ -163,7 +163,10 @@ def _released(state: State) -> None:
 
 def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
     if entry["ledger"] is None:
-        state.fleet.holding.pop(entry["ps"], None)
+        fleet = state.fleet
+        fleet.holding.pop(entry["ps"], None)
+        # A successor that is lost, too, has perhaps applied what the checkpoint lacks.
+        fleet.handed_over = {uid: index for uid, index in fleet.handed_over.items() if index != entry["ps"]}
         of = state.counters.updates_of
         of[str(entry["ps"])] = of.get(str(entry["ps"]), 0) + entry["updates"]
     else:

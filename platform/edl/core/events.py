@@ -369,7 +369,12 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class AttachPs:
-    """Make a PS listen to this incarnation; ``restore``: the cut whose checkpoint it loads first."""
+    """Make a PS listen to this incarnation.
+
+    Attributes:
+        restore: the cut whose checkpoint it loads first.
+        complete: nothing was applied after that checkpoint: what it says of leases is all that there is.
+    """
 
     uid: str
     floor: int
@@ -377,6 +382,7 @@ class AttachPs:
     live: tuple[int, ...]
     cut: int
     restore: int | None = None
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ class Fleet:
         dismissed: of them, those that were told to go by a master, or ended with the run before it was resumed: they
             are not lost; survives the master.
         holding: uid of the PS that holds the parameters of each index; survives the master.
-        handed_over: uids of PS whose parameters are in the cut that updates are held after; survives the master.
+        handed_over: index of each PS, by uid, whose parameters are in the cut that updates are held after; survives the
+            master.
         memory: what workers that are asked for now get; survives the master.
         built: uids of workers that have built their model, also if the cluster has not shown yet that they run.
         asked: pods asked for and not yet seen, or refused.
@@ -50,7 +51,7 @@ class Fleet:
     workers: dict[str, int] = field(default_factory=dict)
     dismissed: set[str] = field(default_factory=set)
     holding: dict[int, str] = field(default_factory=dict)
-    handed_over: set[str] = field(default_factory=set)
+    handed_over: dict[str, int] = field(default_factory=dict)
     memory: Memory = UNRAISED
     born: dict[str, int] = field(default_factory=dict)
     built: set[str] = field(default_factory=set)

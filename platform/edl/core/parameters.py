@@ -49,7 +49,8 @@ def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
     revoked = {n for n, lease in leases.items() if lease.revoking} | {n for n in state.revoked if n >= floor}
     live = tuple(n for n in leases if n not in revoked)
     pod.asked, pod.stale = now, False
-    state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore))
+    complete = restore is not None and pod.index in state.fleet.handed_over.values()
+    state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore, complete))
 
 
 def passed_cut(state: State) -> int:

@@ -108,6 +108,7 @@ class Asker:
             cut=command.cut,
             slots=placement(self.count),
             restore="" if restore is None else str(cut_directory(self.checkpoints, restore)),
+            complete=command.complete,
         )
 
         def event(reply: pb.AttachReply) -> Event:

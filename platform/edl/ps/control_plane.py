@@ -41,6 +41,7 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
             Path(request.restore) if request.restore else None,
             request.cut,
             request.slots,
+            request.complete,
         )
         try:
             state = self._server.attach(attachment)

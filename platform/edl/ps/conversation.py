@@ -58,6 +58,7 @@ class Attachment:
         restore: directory of the checkpoint to go back to; None keeps what is here.
         cut: the newest cut that is complete or off.
         slots: ``slots[i]`` is the index of the PS that owns slot i.
+        complete: nothing was applied after the checkpoint.
     """
 
     incarnation: int
@@ -67,6 +68,7 @@ class Attachment:
     restore: Path | None = None
     cut: int = 0
     slots: Sequence[int] = ()
+    complete: bool = False
 
     def same_restore(self, other: Attachment | None) -> bool:
         """Whether ``other`` asked for the very restore that this one asks for: its answer was lost."""

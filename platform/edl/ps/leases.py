@@ -140,10 +140,13 @@ class Leases:
         """``through`` of those of these leases of which more steps are in than so many."""
         return {n: self._through[n] for n, steps in within.items() if self._through.get(n, 0) > steps}
 
-    def restore(self, applied: Mapping[int, int]) -> None:
-        """Go back to what a checkpoint had applied; who is attached and what is revoked stays."""
+    def restore(self, applied: Mapping[int, int], *, complete: bool = False) -> None:
+        """Go back to what a checkpoint had applied; who is attached and what is revoked stays.
+
+        ``complete``: nothing was applied since that checkpoint, so that these are all steps of each lease.
+        """
         self._through = {lease: through for lease, through in applied.items() if lease >= self._floor}
-        self._met.clear()
+        self._met = set(self._through) if complete else set()
 
     def close_below(self, floor: int) -> None:
         """Close every lease below a floor, and forget it; a floor never goes down."""

@@ -183,7 +183,7 @@ class ParameterServer:
             with self._changed:
                 self._leases.attach(attachment.incarnation, attachment.floor, attachment.revoked, attachment.live)
                 if cut is not None:
-                    self._restore(cut)
+                    self._restore(cut, complete=attachment.complete)
                     self._last_restore = attachment
                 self._cuts.passed(attachment.cut)
                 self._entrance.settle()
@@ -329,10 +329,10 @@ class ParameterServer:
         except MemoryError as error:
             raise no_memory(f"its part of the checkpoint {attachment.restore}") from error
 
-    def _restore(self, cut: Cut) -> None:
+    def _restore(self, cut: Cut, *, complete: bool) -> None:
         self._entrance.replaced()
         self._contents.restore(cut)
-        self._leases.restore(cut.applied)
+        self._leases.restore(cut.applied, complete=complete)
         self._cuts.passed(cut.number)
         log.info("restored cut %d at version %d", cut.number, cut.version)
 

@@ -272,7 +272,7 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("incarnation", "floor", "revoked", "live", "restore", "cut", "slots")
+    __slots__ = ("incarnation", "floor", "revoked", "live", "restore", "cut", "slots", "complete")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FLOOR_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +280,7 @@ class AttachRequest(_message.Message):
     RESTORE_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     floor: int
     revoked: _containers.RepeatedScalarFieldContainer[int]
@@ -287,7 +288,8 @@ class AttachRequest(_message.Message):
     restore: str
     cut: int
     slots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, incarnation: _Optional[int] = ..., floor: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., live: _Optional[_Iterable[int]] = ..., restore: _Optional[str] = ..., cut: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ...) -> None: ...
+    complete: bool
+    def __init__(self, incarnation: _Optional[int] = ..., floor: _Optional[int] = ..., revoked: _Optional[_Iterable[int]] = ..., live: _Optional[_Iterable[int]] = ..., restore: _Optional[str] = ..., cut: _Optional[int] = ..., slots: _Optional[_Iterable[int]] = ..., complete: _Optional[bool] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("initialized", "version", "uid", "applied", "pins")

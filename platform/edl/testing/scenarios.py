@@ -221,8 +221,8 @@ def shown(command: ev.Command) -> str:
             return f"cluster  start {role}-{index}{_wish(wish)}"
         case ev.DeletePod(uid, grace):
             return f"cluster  delete {uid} grace={grace:g}"
-        case ev.AttachPs(uid, floor, revoked, live, cut, restore):
-            load = f" load={restore}" if restore is not None else ""
+        case ev.AttachPs(uid, floor, revoked, live, cut, restore, complete):
+            load = f" load={restore}{' complete' if complete else ''}" if restore is not None else ""
             return f"{uid:8} attach floor={_number(floor)} revoked={_list(revoked)} live={_list(live)} cut={cut}{load}"
         case ev.RevokeLeases(ps, leases, floor):
             return f"{ps:8} revoke {_list(leases)} floor={_number(floor)}"

@@ -82,9 +82,9 @@ class SimulatedPs:
         self.cuts.taken(cut, copy, pin=pin, keep=keep)
         return copy
 
-    def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch]) -> None:
+    def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch], *, complete: bool) -> None:
         """Become what a checkpoint holds; of ``everything`` that was in, the rest is lacking from now on."""
         self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
         self.lacking = frozenset(everything) - self.applied.keys()
-        self.leases.restore(copy.through)
+        self.leases.restore(copy.through, complete=complete)
         self.cuts.passed(cut)

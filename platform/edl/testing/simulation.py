@@ -262,11 +262,12 @@ class World:
 
     def _on_ps(self, ps: SimulatedPs, command: ev.Command, incarnation: int) -> ev.Event | None:
         match command:
-            case ev.AttachPs(uid, low, revoked, live, cut, restore):
+            case ev.AttachPs(uid, low, revoked, live, cut, restore, complete):
                 ps.incarnation = incarnation
                 ps.leases.attach(incarnation, low, revoked, live)
                 if restore is not None:
-                    ps.restore(restore, self.checkpoints[restore][ps.index], self.everything(ps.index))
+                    copy = self.checkpoints[restore][ps.index]
+                    ps.restore(restore, copy, self.everything(ps.index), complete=complete)
                 elif not self.settings.durable and not ps.initialized:
                     ps.lacking = frozenset(self.everything(ps.index))
                 ps.cuts.passed(cut)
