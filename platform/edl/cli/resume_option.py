@@ -4,10 +4,35 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 from typer.core import TyperCommand
+
+from edl.core.errors import BadInputError
+
+FromCheckpointOption = Annotated[
+    bool,
+    typer.Option(
+        "--from-checkpoint",
+        help="With --resume: leave the run's journal out, which may be damaged, and go back to its newest intact "
+        "checkpoint.",
+    ),
+]
+
+
+def check_from_checkpoint(resume: str | None, *, from_checkpoint: bool) -> None:
+    """Refuse ``--from-checkpoint`` without the run that it is about.
+
+    Raises:
+        BadInputError: there is no ``--resume``.
+    """
+    if from_checkpoint and resume is None:
+        raise BadInputError(
+            "says from where a run goes on",
+            where="--from-checkpoint",
+            hint="Say which: --resume [RUN].",
+        )
 
 
 class ResumeMayStandAlone(TyperCommand):

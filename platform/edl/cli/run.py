@@ -12,11 +12,12 @@ from edl.cli.local import resumption
 from edl.cli.local.checks import check
 from edl.cli.local.plan import Order, Plan
 from edl.cli.local.start import folder_of, in_this_terminal, supervised
-from edl.cli.resume_option import ResumeMayStandAlone
+from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
 from edl.spec.load import Count, load
 from edl.spec.paths import resolve_local
+from edl.store.checkpoint_restart import CheckpointRestart, plan_restart
 from edl.store.resumption import Change
 from edl.store.rundir import JobLock, RunDir, create
 
@@ -42,6 +43,7 @@ def run(
     resume: Annotated[
         str | None, typer.Option(metavar="[RUN]", help="Go on with a run, such as r3; the newest by default.")
     ] = None,
+    from_checkpoint: FromCheckpointOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a job on this machine, elastically.
@@ -51,13 +53,14 @@ def run(
     spec = read(job, settings or [], workers, ps)
     counts = check(spec, predict=False)
     folder = folder_of(spec)
+    check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     if resume is not None:
         resumption.find(folder, _run_id(resume))  # before the lock, for which the folder is made
     with JobLock(folder) as lock:
-        directory, changes = _run_directory(folder, resume, spec)
+        directory, changes, restart = _run_directory(folder, resume, spec, from_checkpoint=from_checkpoint)
         lock.describe(directory.run_id)
         order = Order(job, settings or (), workers, ps)
-        plan = Plan(spec, order, counts, directory, resumed=resume is not None, changes=changes)
+        plan = Plan(spec, order, counts, directory, resumed=resume is not None, changes=changes, restart=restart)
         if spec.strategy.name == "Local":
             in_this_terminal(plan, as_json=as_json)
         code = supervised(plan, as_json=as_json)
@@ -84,13 +87,17 @@ def _counts(workers: int | None, ps: int | None) -> Iterator[Count]:
         yield Count(f"--ps {ps}", "ps.count", ps)
 
 
-def _run_directory(folder: Path, resume: str | None, spec: JobSpec) -> tuple[RunDir, tuple[Change, ...]]:
+def _run_directory(
+    folder: Path, resume: str | None, spec: JobSpec, *, from_checkpoint: bool
+) -> tuple[RunDir, tuple[Change, ...], CheckpointRestart | None]:
     if resume is None:
-        return create(folder), ()
+        return create(folder), (), None
     directory = resumption.find(folder, _run_id(resume))
-    changes = resumption.differences(directory, spec)
+    changes = tuple(resumption.differences(directory, spec))
+    if from_checkpoint and spec.strategy.name != "Local":  # which has no journal, and always goes on from a checkpoint
+        return directory, changes, plan_restart(directory)
     resumption.reopen(directory)
-    return directory, tuple(changes)
+    return directory, changes, None
 
 
 def _run_id(resume: str) -> str | None:

@@ -12,7 +12,7 @@ import typer
 from edl.cli.cluster.options import ContextOption, NamespaceOption, YesOption
 from edl.cli.cluster.submission import Options, client_plan, submitted
 from edl.cli.cluster.voice import Voice, voice
-from edl.cli.resume_option import ResumeMayStandAlone
+from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
 from edl.core.errors import BadInputError, EdlError
 from edl.kube.manifests.render import problems
 from edl.kube.names import LATEST
@@ -55,6 +55,7 @@ def submit(
     resume: Annotated[
         str | None, typer.Option(metavar="[RUN]", help="Go on with a run of the job; the newest by default.")
     ] = None,
+    from_checkpoint: FromCheckpointOption = False,
     dry_run: Annotated[
         DryRun | None,
         typer.Option("--dry-run", help="Create nothing: client asks no cluster, server asks whether it would accept."),
@@ -70,7 +71,18 @@ def submit(
     Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
     """
     speaker = voice(as_json=as_json)
-    options = Options(job, settings or (), resume, context, namespace, yes=yes, watch=watch, as_json=as_json)
+    check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
+    options = Options(
+        job,
+        settings or (),
+        resume,
+        context,
+        namespace,
+        yes=yes,
+        watch=watch,
+        as_json=as_json,
+        from_checkpoint=from_checkpoint,
+    )
     try:
         _submit(options, speaker, dry_run)
     except EdlError as error:

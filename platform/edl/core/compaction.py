@@ -32,7 +32,7 @@ def snapshot(state: State) -> dict[str, Any]:
     """All that the journal's entries so far have led to."""
     checkpoint, fleet = state.checkpoint, state.fleet
     return {
-        "sources": _sources(state) if state.described else None,
+        "sources": dataset_entry(state) if state.described else None,
         "ledgers": {k: x.snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
         "round": state.round.snapshot() if state.round else None,
         "counters": {name: getattr(state.counters, name) for name in Counters.__slots__},
@@ -84,7 +84,9 @@ def _restore_round(state: State, was: Mapping[str, Any]) -> None:
     state.round.states = was["states"]
 
 
-def _sources(state: State) -> dict[str, Any]:
+def dataset_entry(state: State) -> dict[str, Any]:
+    """What a ``dataset`` entry of the journal says, as the state has it."""
+
     def rows(sources: Sequence[Source]) -> list[list[Any]]:
         return [[source.name, source.records] for source in sources]
 

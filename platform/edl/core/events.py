@@ -433,13 +433,17 @@ class ReleaseCut:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """When every PS has its shard on disk, write the manifest with this ledger position."""
+    """When every PS has its shard on disk, write the manifest with this ledger position.
+
+    ``dataset`` goes into it too: with it a checkpoint can stand for a journal that was damaged.
+    """
 
     cut: int
     step: int
     version: int
     ledger: Mapping[str, Any]
     pause: float
+    dataset: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

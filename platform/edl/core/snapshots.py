@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from edl.core import checkpoint_failures, cuts
 from edl.core.cluster import Role
+from edl.core.compaction import dataset_entry
 from edl.core.cuts import Cut, Stage
 from edl.core.events import (
     CheckpointSaved,
@@ -140,7 +141,7 @@ def _complete(state: State, cut: Cut) -> None:
         _pinned(state, cut.number, step, final=lasting and state.over(_ledger(state)))
     if cut.checkpoint:
         cut.enter(Stage.SAVING, ())
-        state.do(SaveCheckpoint(cut.number, step, version, state.frozen, cut.pause))
+        state.do(SaveCheckpoint(cut.number, step, version, state.frozen, cut.pause, dataset_entry(state)))
     else:
         state.cut = None
 

@@ -18,6 +18,8 @@ INCARNATION = "edl.dev/incarnation"
 CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
 """Label that the Job controller puts on the master's pod: the uid of the Job."""
 LATEST = "latest"
+AT_CHECKPOINT = "@checkpoint"
+"""Behind a run in that annotation: it goes on from its newest intact checkpoint, without its journal."""
 
 MANAGED_BY = "edl"
 MASTER_ACCOUNT, POD_ACCOUNT = "edl-job-master", "edl-none"

@@ -15,7 +15,7 @@ from edl.rpc.channels import Channel, Retry
 from edl.rpc.methods import PsControl
 from edl.store.commits import commit, prune
 from edl.store.disk_room import make_room
-from edl.store.manifest import Manifest, ShardInfo, Skipped, cut_directory
+from edl.store.manifest import DATASET, Manifest, ShardInfo, Skipped, cut_directory
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class Checkpoints:
             shards = self._shards(command.cut, channels, count, incarnation)
             self._await_right()
             created = datetime.now(UTC).isoformat(timespec="seconds")
-            commit(directory, Manifest(command.cut, command.version, created, tuple(shards), dict(command.ledger)))
+            ledger = {**command.ledger, DATASET: dict(command.dataset)}
+            commit(directory, Manifest(command.cut, command.version, created, tuple(shards), ledger))
         except EdlError as error:
             self._make_room(command.cut)
             return CheckpointSaved(command.cut, str(error))

@@ -16,10 +16,12 @@ from edl.core.errors import BadInputError, StorageError
 from edl.spec.event import RunStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import dump
+from edl.store.checkpoint_restart import plan_restart, restart_journal
 from edl.store.resumption import begun, differences, phase_of, reopen, said
 from edl.store.rundir import RunDir, append_line, make, read_json, submitted, write_json
 
 LATEST = "latest"
+AT_CHECKPOINT = "@checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,23 @@ class Wanted:
     Attributes:
         job_dir: folder of all runs of the job.
         uid: of the Job.
-        run: the run that it goes on with: an id, or ``latest``; empty for a new run.
+        run: the run that it goes on with: an id, or ``latest``; empty for a new run. With ``@checkpoint`` behind it the
+            run goes on from its newest intact checkpoint, without its journal.
     """
 
     job_dir: Path
     uid: str
     run: str = ""
+
+    @property
+    def run_id(self) -> str:
+        """The run that is meant, or ``latest``."""
+        return self.run.removesuffix(AT_CHECKPOINT)
+
+    @property
+    def from_checkpoint(self) -> bool:
+        """Whether its journal is left out."""
+        return self.run.endswith(AT_CHECKPOINT)
 
 
 def open_run(wanted: Wanted, spec: JobSpec) -> RunDir:
@@ -68,8 +81,13 @@ def _resumed(wanted: Wanted, spec: JobSpec) -> RunDir:
     if marker.exists():
         return RunDir(wanted.job_dir / str(read_json(marker)["run"]))
     run = _find(wanted)
+    holder = f"edl-role of Job {wanted.uid}"
     changed = tuple(map(said, differences(run, spec)))
-    reopen(run, f"edl-role of Job {wanted.uid}", exclusive=False)
+    if wanted.from_checkpoint:
+        planned = plan_restart(run)
+        restart_journal(planned, holder, exclusive=False)
+        changed = (*planned.lines(), *changed)
+    reopen(run, holder, exclusive=False)
     make(run)
     _begin(run, spec, RunStarted(time.time(), run.run_id, str(run.path), resumed=True, changes=changed))
     write_json(marker, {"run": run.run_id}, fsync=True)
@@ -78,10 +96,10 @@ def _resumed(wanted: Wanted, spec: JobSpec) -> RunDir:
 
 def _find(wanted: Wanted) -> RunDir:
     existing = [run for run in submitted(wanted.job_dir) if begun(run)]  # a submission that failed leaves a spec only
-    found = [run for run in existing if wanted.run in (LATEST, run.run_id)]
+    found = [run for run in existing if wanted.run_id in (LATEST, run.run_id)]
     if not found:
         names = ", ".join(run.run_id for run in existing) or "none"
-        meant = "run to go on with" if wanted.run == LATEST else f"run {wanted.run!r} to go on with"
+        meant = "run to go on with" if wanted.run_id == LATEST else f"run {wanted.run_id!r} to go on with"
         hint = f"Its runs there, the one that was started or resumed last is last: {names}."
         raise BadInputError(f"this job has no {meant}", where=str(wanted.job_dir), hint=hint)
     run = found[-1]

@@ -15,6 +15,8 @@ from edl.store.durable import translated
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+DATASET = "dataset"
+"""Key of the ledger under which a manifest says what the journal's ``dataset`` entry does; absent in old ones."""
 _LARGEST = 256 << 20
 """Bytes of a manifest: as many as the journal takes for one entry, which carries the same ledger."""
 _CUT = re.compile(r"cut-([0-9]{8,})")

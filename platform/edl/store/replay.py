@@ -28,7 +28,10 @@ from edl.store.segments import (
     segments_in,
 )
 
-_DAMAGED = "The disk lost or changed data that was safe; go back to a checkpoint of the run, or to a copy of this file."
+_DAMAGED = (
+    "The disk lost or changed data that was safe. `--resume RUN --from-checkpoint` of edl run or edl submit goes back "
+    "to the newest checkpoint; or bring back a copy of this file."
+)
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,21 @@ from edl.store.segments import SegmentId, begin_group, encode_header
 class SegmentWriter:
     """The open end of the journal: one file, appended to in groups that are durable when ``append`` returns."""
 
-    def __init__(self, directory: Path, segment: SegmentId, opening: bytes) -> None:
-        """Create the segment with its opening record, durable before it has its name.
+    def __init__(self, directory: Path, segment: SegmentId, opening: bytes, entries: bytes = b"") -> None:
+        """Create the segment with its opening record and first entries, durable before it has its name.
 
         Args:
             directory: the journal's folder.
             segment: which segment to create.
             opening: the encoded record that holds the fence, and the snapshot where there is one.
+            entries: encoded records that follow it at once.
 
         Raises:
             StorageError: it cannot be written; nothing of it is left.
         """
         self.segment = segment
         self.path = directory / segment.name
-        first = encode_header(segment) + begin_group(opening)
+        first = encode_header(segment) + begin_group(opening) + entries
         temporary = self.path.with_suffix(".tmp")
         with translated(self.path, "begin a journal segment"), removed_on_error(temporary):
             self._descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

@@ -226,7 +226,7 @@ def shown(command: ev.Command) -> str:
             return f"{uid:8} attach floor={_number(floor)} revoked={_list(revoked)} live={_list(live)} cut={cut}{load}"
         case ev.RevokeLeases(ps, leases, floor):
             return f"{ps:8} revoke {_list(leases)} floor={_number(floor)}"
-        case ev.SaveCheckpoint(cut, step, _, ledger, _):
+        case ev.SaveCheckpoint(cut, step, _, ledger):
             return f"disk     save cut={cut} step={step} ledger={_ledger(ledger)}"
         case ev.TakeSnapshot(cut, within=within, keep=keep):
             return f"all ps   snapshot cut={cut} within={_through(within)}{' keep' if keep else ''}"

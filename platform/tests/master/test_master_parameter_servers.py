@@ -296,7 +296,9 @@ def written(folder: Path, cut: int, index: int) -> pb.SavedReply:
 
 
 def saving(cut: int) -> SaveCheckpoint:
-    return SaveCheckpoint(cut, step=10, version=20, ledger={"done_steps": 10}, pause=0.1)
+    return SaveCheckpoint(
+        cut, step=10, version=20, ledger={"done_steps": 10}, pause=0.1, dataset={"training": [["a", 40]]}
+    )
 
 
 def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
@@ -309,7 +311,7 @@ def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
     assert core.next() == CheckpointSaved(3)
     manifest = load_manifest(cut_directory(tmp_path, 3))
     assert isinstance(manifest, Manifest)
-    assert (manifest.version, manifest.ledger) == (20, {"done_steps": 10})
+    assert (manifest.version, manifest.ledger) == (20, {"done_steps": 10, "dataset": {"training": [["a", 40]]}})
     assert manifest.shards == (ShardInfo("ps-0.safetensors", 5, 7),)
 
 

@@ -15,7 +15,9 @@ from edl.spec.event import RunStarted, parse
 from edl.spec.job import Data, JobSpec, Model
 from edl.spec.load import load
 from edl.spec.status import Status
+from edl.store.commits import commit
 from edl.store.journal import Journal
+from edl.store.manifest import DATASET, Manifest, cut_directory
 from edl.store.replay import replay
 from edl.store.rundir import RunDir, write_json
 
@@ -62,6 +64,25 @@ def test_a_job_goes_on_with_an_older_run_once(tmp_path: Path) -> None:
     assert [entry["kind"] for entry in replay(first.journal).entries] == ["resumed"]
     assert load(first.spec) == more
     assert not (first.path / "summary.json").exists()
+
+
+def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path) -> None:
+    first = open_run(Wanted(tmp_path, "uid-1"), SPEC)
+    ended(first, "Failed")
+    (segment,) = first.journal.glob("*.edlj")
+    segment.write_bytes(b"damaged")
+    ledger = {"epoch": 0, "index": 1, "returned": [], "leases": [], "quarantined": []}
+    ledger |= {"done_records": 32, "done_steps": 1, DATASET: {"training": [["a", 64]]}}
+    cut_directory(first.checkpoints, 4).mkdir()
+    commit(cut_directory(first.checkpoints, 4), Manifest(4, 9, "now", (), ledger))
+
+    again = Wanted(tmp_path, "uid-2", "latest@checkpoint")
+    assert [open_run(again, SPEC), open_run(again, SPEC)] == [first, first]
+
+    kinds = [entry["kind"] for entry in replay(first.journal).entries]
+    assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
+    told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
+    assert told["changes"][0] == "its journal is not read: it goes back to checkpoint 4 at step 1"
 
 
 def test_latest_is_resolved_once(tmp_path: Path) -> None:

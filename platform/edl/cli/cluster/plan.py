@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edl.cli.cluster.columns import labelled, wrapped
 from edl.cli.cluster.outlook import fit_json, numbers, table, waits
 from edl.kube.kinds import Manifest
+from edl.kube.names import AT_CHECKPOINT, LATEST
 from edl.kube.quantity import Resources, all_said, plain, said
 from edl.kube.submission.forecast import Forecast
 from edl.spec.job import JobSpec
@@ -101,7 +102,13 @@ class KubePlan:
             yield "removes", f"the job of that name of {_since(self.replaced)}, which has ended ({self.replaced.phase})"
         yield "creates", _created(self.manifests)
         if self.run:
-            yield "goes on", "with the newest run" if self.run == "latest" else f"with run {self.run}"
+            run = self.run.removesuffix(AT_CHECKPOINT)
+            yield "goes on", "with the newest run" if run == LATEST else f"with run {run}"
+            if run != self.run:
+                yield (
+                    "goes back",
+                    "to its newest intact checkpoint, without its journal; what was done since is repeated",
+                )
         yield from (("changed", change) for change in self.changes)
         claims = [volume.claim for volume in self.spec.volumes if volume.claim]
         on = f" on claim {self.spec.storage.claim or claims[0]}" if self.spec.storage.claim or claims else ""

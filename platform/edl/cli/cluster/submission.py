@@ -20,6 +20,7 @@ from edl.cli.cluster.voice import Voice
 from edl.core.errors import BadInputError, EdlError, JobFailedError
 from edl.kube.errors import ApiError
 from edl.kube.manifests.render import notes
+from edl.kube.names import AT_CHECKPOINT
 from edl.kube.submission.capacity import Room
 from edl.kube.submission.forecast import Forecast, forecast
 from edl.kube.submission.quotas import Quotas
@@ -50,6 +51,12 @@ class Options:
     yes: bool = False
     watch: bool = False
     as_json: bool = False
+    from_checkpoint: bool = False
+
+    @property
+    def run(self) -> str | None:
+        """The run that the Job is to go on with, as its annotation says it."""
+        return self.resume + AT_CHECKPOINT if self.resume is not None and self.from_checkpoint else self.resume
 
     def command(self, verb: str, job: str) -> str:
         """Another command about the job, with the same cluster and namespace."""
@@ -61,7 +68,7 @@ class Options:
 
     def rendered(self) -> str:
         """The command that prints the manifests of this submission; it asks no cluster, and so names none."""
-        run = f" --resume {self.resume}" if self.resume else ""
+        run = f" --resume {self.run}" if self.run else ""
         return f"edl render {called(str(self.job_file), None, self.namespace, self.settings)}{run}"
 
 
@@ -75,12 +82,10 @@ class LostSightError(JobFailedError):
 
 def client_plan(spec: JobSpec, options: Options) -> KubePlan:
     """The plan as far as it is known without a cluster."""
-    request = request_of(spec, namespace=options.namespace, run=options.resume)
+    request = request_of(spec, namespace=options.namespace, run=options.run)
     outlook = forecast(request.crowds, None, Quotas(()))
     named = (options.job_file, options.namespace, options.context)
-    return KubePlan(
-        spec, *named, request.manifests, outlook, run=options.resume, warnings=tuple(notes(spec)), asked=False
-    )
+    return KubePlan(spec, *named, request.manifests, outlook, run=options.run, warnings=tuple(notes(spec)), asked=False)
 
 
 def new_token() -> str:
@@ -98,7 +103,7 @@ def submitted(spec: JobSpec, options: Options, voice: Voice, *, dry_run: bool) -
         LostSightError: it refuses, or is away, when the master was asked for already.
     """
     api = api_of(options.context, options.namespace)
-    request = request_of(spec, namespace=api.namespace, token=new_token(), run=options.resume)
+    request = request_of(spec, namespace=api.namespace, token=new_token(), run=options.run)
     plan = planned(api, spec, options, request)
     voice.planned(plan)
     if dry_run:
@@ -139,7 +144,7 @@ def planned(api: Api, spec: JobSpec, options: Options, request: Request) -> Kube
         _outlook(api, request, answers, quotas),
         left,
         existing(answers.there),
-        options.resume,
+        options.run,
         foreseen.changes,
         (*foreseen.warnings, *notes(spec), *answers.remarks),
     )

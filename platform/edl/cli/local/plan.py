@@ -13,6 +13,7 @@ from edl.cli.local.trained import Weights
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError, StorageError
 from edl.spec.job import JobSpec
+from edl.store.checkpoint_restart import CheckpointRestart
 from edl.store.resumption import Change, said
 from edl.store.rundir import RunDir
 
@@ -56,6 +57,7 @@ class Plan:
         resumed: whether the run goes on; then ``changes`` says what differs from its last start.
         weights: what predictions are made with; None for a run that trains.
         output: where predictions go; None for a run that trains.
+        restart: the checkpoint that the run goes back to without its journal; None: it goes on with its journal.
     """
 
     spec: JobSpec
@@ -66,6 +68,7 @@ class Plan:
     changes: Sequence[Change] = ()
     weights: Weights | None = None
     output: str | None = None
+    restart: CheckpointRestart | None = None
 
     @property
     def job(self) -> str:
@@ -149,8 +152,11 @@ class Plan:
         """What people must know of a run that goes on: from where, with what else, and whether that is its end."""
         if not self.resumed:
             return
-        found = goes_on_from(self.run)
-        yield f"from {_named(found)}" if found else "from its start: it has no checkpoint"
+        if self.restart is not None:
+            yield from self.restart.lines()
+        else:
+            found = goes_on_from(self.run)
+            yield f"from {_named(found)}" if found else "from its start: it has no checkpoint"
         yield from (f"changed: {said(change)}" for change in self.changes)
         status = status_of(self.run)
         if status and (end := nothing_left(status, self.spec)):

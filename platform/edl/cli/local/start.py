@@ -12,11 +12,13 @@ from edl.cli.faces.face import choose
 from edl.cli.faces.pipe import Piped
 from edl.cli.local.follow import Follower
 from edl.cli.local.plan import Plan
+from edl.cli.local.resumption import reopen
 from edl.core.errors import StorageError
 from edl.local.launch import start_supervisor
 from edl.spec.event import RunStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import dump
+from edl.store.checkpoint_restart import restart_journal
 from edl.store.resumption import said
 from edl.store.rundir import append_line, job_dir, tail, write_json
 
@@ -44,6 +46,9 @@ def supervised(plan: Plan, *, as_json: bool) -> int:
     write_json(run.spec, dump(plan.spec))
     with Piped(choose(as_json=as_json)) as face:
         face.planned(plan)
+        if plan.restart is not None:
+            restart_journal(plan.restart, f"edl run, process {os.getpid()}")
+            reopen(run)
         began = time.time()
         append_line(run.events, _started(plan, began).to_json())
         try:
@@ -72,5 +77,5 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
 
 
 def _started(plan: Plan, moment: float) -> RunStarted:
-    changed = tuple(map(said, plan.changes))
+    changed = (*(plan.restart.lines() if plan.restart else ()), *map(said, plan.changes))
     return RunStarted(moment, plan.run_id, str(plan.run.path), resumed=plan.resumed, changes=changed)
