@@ -58,6 +58,10 @@ class RoleProcess:
         """Tell the process, and not what it started, to go."""
         self._process.send_signal(signal.SIGTERM)
 
+    def tell_to_end_job(self) -> None:
+        """Tell a master to take a final checkpoint and to end its job."""
+        self._process.send_signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         """Kill the process and all that it started."""
         with suppress(ProcessLookupError, PermissionError):

@@ -27,6 +27,9 @@ DONE_GRACE_SECONDS = 2.0
 STOP_GRACE_SECONDS = 3.0
 """What roles get to leave when the user stops the job."""
 
+FINAL_CHECKPOINT_SECONDS = 11.0
+"""What the master gets to take a final checkpoint and to end the job; it gives itself a second less."""
+
 ABANDONED_EXIT_CODE = 137
 
 
@@ -43,11 +46,12 @@ class Supervisor:
         self._processes: dict[str, RoleProcess] = {}
         self._restarts = RestartPolicy()
         self._exit_code: int | None = None
+        self._wanted_exit_code: int | None = None
         self._guard = None if lineage.KERNEL_TIES else Guard()
         self._server = Server(loop, runtime.cluster_socket, runtime.token, self)
         loop.on_signal(signal.SIGCHLD, self._reap)
-        loop.on_signal(signal.SIGINT, lambda: self._stop(130, STOP_GRACE_SECONDS))
-        loop.on_signal(signal.SIGTERM, lambda: self._stop(143, STOP_GRACE_SECONDS))
+        loop.on_signal(signal.SIGINT, lambda: self._wind_up(130))
+        loop.on_signal(signal.SIGTERM, lambda: self._wind_up(143))
 
     def run(self) -> int:
         """Supervise until the job has ended or is stopped; return the exit code."""
@@ -161,7 +165,9 @@ class Supervisor:
     def _master_ended(self, age: float, ending: Ending) -> None:
         if self._exit_code is not None:
             return
-        if ending.exit_code == 0:
+        if self._wanted_exit_code is not None:
+            self._stop(self._wanted_exit_code, STOP_GRACE_SECONDS)
+        elif ending.exit_code == 0:
             self._stop(0, DONE_GRACE_SECONDS)
         else:
             self._restart_master(age)
@@ -173,6 +179,27 @@ class Supervisor:
             self._stop(1, DONE_GRACE_SECONDS)
         else:
             self._loop.after(self._restarts.delay, self._start_master)
+
+    def _wind_up(self, exit_code: int) -> None:
+        """Have the master take a final checkpoint and end the job, then end; asked twice, end at once.
+
+        A master that has not come so far as to listen ends by the signal, and the job with it.
+        """
+        master = next((process for process in self._processes.values() if process.role == Role.MASTER), None)
+        if self._exit_code is not None or self._wanted_exit_code is not None:
+            self._exit_code = exit_code if self._exit_code is None else self._exit_code
+            self._kill_all()
+        elif master is None:
+            self._stop(exit_code, STOP_GRACE_SECONDS)
+        else:
+            self._wanted_exit_code = exit_code
+            self._record.line(f"the master is told to end the job, {FINAL_CHECKPOINT_SECONDS:g} s at most")
+            master.tell_to_end_job()
+            self._loop.after(FINAL_CHECKPOINT_SECONDS, self._wound_up_late)
+
+    def _wound_up_late(self) -> None:
+        if self._exit_code is None and self._wanted_exit_code is not None:
+            self._stop(self._wanted_exit_code, STOP_GRACE_SECONDS)
 
     def _stop(self, exit_code: int, grace: float) -> None:
         if self._exit_code is not None:  # asked twice: no more patience

@@ -4,6 +4,8 @@ Exits 0 when the job is over (done, or failed by its own rules: ``failure.json``
 not done, after the Job was told not to start another master), 143 when it was told to go (the journal is flushed, pods
 are left alone, another master goes on), 1 when it cannot go on itself and another one may: its log says why.
 
+SIGUSR1 says that the user of ``edl run`` stops the job: a final checkpoint is taken, 10 s at most, and the job is over.
+
 A journal that cannot be written ends the job as failed, of kind ``storage``: no other master could decide anything
 either. That end is told to people and to the supervisor, but not to the journal, which ends where it was cut off: after
 the disk has room again, ``edl run --resume`` goes on from there and from the newest checkpoint, as after a power cut. A
@@ -19,12 +21,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
-from edl.core.events import EndJob, Event, PodChanged, PodsSynced
+from edl.core.events import EndJob, Event, PodChanged, PodsSynced, StopWanted
+from edl.core.final_checkpoint import FINAL_SECONDS, STOPPED
 from edl.core.job import JobState
 from edl.master import threads
 from edl.master.accounts import Accounts
@@ -69,11 +72,13 @@ def main() -> int:
     tune()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    stop_wanted = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: stop_wanted.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         identity = Identity.from_environment()
         spec = _spec_of(RunDir(identity.run_dir))
-        return serve_job(identity, spec, surroundings_of(spec, identity.token, os.environ), stopping)
+        return serve_job(identity, spec, surroundings_of(spec, identity.token, os.environ), stopping, stop_wanted)
     except EdlError as error:
         log.error("%s", error)
         return error.exit_code
@@ -87,8 +92,18 @@ def _spec_of(run: RunDir) -> JobSpec:
         raise BadInputError(str(error), hint=hint) from error
 
 
-def serve_job(identity: Identity, spec: JobSpec, around: Surroundings, stopping: threading.Event) -> int:
+def serve_job(
+    identity: Identity,
+    spec: JobSpec,
+    around: Surroundings,
+    stopping: threading.Event,
+    stop_wanted: threading.Event | None = None,
+) -> int:
     """Be the master of a job, once that is allowed; returns the exit code.
+
+    Args:
+        stopping: set when this master is told to go.
+        stop_wanted: set when the job is to end after a final checkpoint.
 
     Raises:
         EdlError: this master cannot begin.
@@ -99,7 +114,7 @@ def serve_job(identity: Identity, spec: JobSpec, around: Surroundings, stopping:
             log.info("told to go before it was this master's turn")
             return SIGTERM_EXIT
         with Master(identity, spec, around) as master:
-            code = master.run(stopping)
+            code = master.run(stopping, stop_wanted)
         master.publish_end()  # all that it wrote is on disk now
         return around.conclude(failed=master.failed) if code == DONE_EXIT else code
 
@@ -200,7 +215,7 @@ class Master:
 
     # ------------------------------------------------------------------ running
 
-    def run(self, stopping: threading.Event) -> int:
+    def run(self, stopping: threading.Event, stop_wanted: threading.Event | None = None) -> int:
         """Run until the job is over, this master fails, or it is told to go; returns the exit code."""
         shell = self.shell
         if not self._already_over():
@@ -208,6 +223,8 @@ class Master:
             self._pods.start(partial(self._seen, leaves), shell.fail, leaves)
             threads.start("data", self._describe, shell.fail)
             threads.start("wishes", self._follow_wishes, shell.fail)
+            if stop_wanted is not None:
+                threads.start("stop", partial(self._stop_when, stop_wanted), shell.fail)
             shell.run(stopping.is_set)
         if shell.ended is not None:
             return self._end(shell.ended)
@@ -274,6 +291,12 @@ class Master:
                 self.shell.handle(event)
         except MasterEndsError as error:
             log.info("wishes are left to the next master: %s", error)
+
+    def _stop_when(self, stop_wanted: threading.Event) -> None:
+        """The user of ``edl run`` stops the job; the thread ends with the process."""
+        stop_wanted.wait()
+        with suppress(MasterEndsError):  # then nobody goes on after this master either
+            self.shell.handle(StopWanted(STOPPED, FINAL_SECONDS))
 
     def _in_use(self) -> set[int]:
         with self.shell.lock:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from edl.core.board import Desired
 from edl.core.events import Event, ScaleWanted, StopWanted, WishUnreadable
+from edl.core.final_checkpoint import STOPPED
 
 
 def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
@@ -16,7 +17,7 @@ def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
     """
     for wish in wishes:
         if wish.stop:
-            yield StopWanted("stopped by its user")
+            yield StopWanted(STOPPED)
             return
         if wish.unreadable:
             yield WishUnreadable(wish.unreadable)

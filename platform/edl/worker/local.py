@@ -7,6 +7,7 @@ checkpoint is gone on with.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -20,17 +21,19 @@ from edl.spec.status import Status
 from edl.store.rundir import JobLock, RunDir
 from edl.worker import failures
 from edl.worker.local_report import LocalReport
+from edl.worker.stop_request import StoppedError, StopRequest
 from edl.worker.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from edl.worker.contract import ModelModule
     from edl.worker.local_training import LocalTraining
 
-INTERRUPTED = 130
+GO_ON = "EDL_GO_ON"
+"""The variable with the command that goes on with the run, for people."""
 
 
 def main(environment: Mapping[str, str]) -> int:
-    """Train to the end; returns the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    """Train to the end; returns the exit code: 0 done, 1 failed, 2 bad input, 130 and 143 stopped by a signal.
 
     Raises:
         EdlError: the run directory cannot be used, or its job runs already.
@@ -41,19 +44,23 @@ def main(environment: Mapping[str, str]) -> int:
         spec = load(run.spec)
         status = Status(spec.name, run.run_id, str(run.path), "Starting", time.time(), epochs=spec.train.epochs)
         report = LocalReport(run, status, as_json=environment.get("EDL_JSON") == "1")
-        return _finish(spec, run, report)
+        with StopRequest() as stop:
+            return _finish(spec, run, report, stop, environment.get(GO_ON, ""))
 
 
-def _finish(spec: JobSpec, run: RunDir, report: LocalReport) -> int:
+def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, go_on: str) -> int:
     """Run, and tell how it ended."""
     report.started()
     try:
-        training = _training(spec, run, report)
+        training = _training(spec, run, report, stop)
         training.resume()
         exported = training.run()
-    except KeyboardInterrupt:
-        report.ended("Interrupted", "interrupted", INTERRUPTED)
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        stopped = interrupt if isinstance(interrupt, StoppedError) else StoppedError(signal.SIGINT)
+        report.ended("Interrupted", stopped.reason, stopped.exit_code)
+        if go_on:
+            report.say(f"It was {stopped.reason}.", f"Go on with: {go_on}")
+        return stopped.exit_code
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
         failure = failures.describe(error)
         print(f"{failure.detail}{failure.message}", file=sys.stderr, flush=True)
@@ -63,7 +70,7 @@ def _finish(spec: JobSpec, run: RunDir, report: LocalReport) -> int:
     return 0
 
 
-def _training(spec: JobSpec, run: RunDir, report: LocalReport) -> LocalTraining:
+def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest) -> LocalTraining:
     import_tensorflow()
     from edl.worker import callbacks, contract
     from edl.worker.corruption import CorruptRecords
@@ -89,4 +96,4 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport) -> LocalTraining:
     sample = first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
     model = LocalModel(module, seed=spec.train.seed, sample=sample)
     watcher = callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo, local=True)
-    return LocalTraining(spec, run, model, reader, feeder, report, watcher)
+    return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)

@@ -98,6 +98,11 @@ class LocalReport:
         else:
             self._print("\n".join(closing.block(closing.heading(phase, summary), closing.rows(summary))))
 
+    def say(self, *lines: str) -> None:
+        """Lines for people; programs get none."""
+        if not self._as_json:
+            self._print("\n".join(lines))
+
     def _summary(self, **fields: Any) -> Summary:
         status, logs = self.status, self._run.logs
         return Summary(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.core import shards
+from edl.core.final_checkpoint import STOPPED
 from edl.data.reader import Reader
 from edl.spec.event import CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
 from edl.spec.job import JobSpec
@@ -31,6 +33,7 @@ from edl.worker.not_finite import report_not_finite
 from edl.worker.pipeline import Feeder, fed
 from edl.worker.records import of_records
 from edl.worker.serving import KERAS_FILE, SAVED_MODEL, export_directory
+from edl.worker.stop_request import StoppedError, StopRequest
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,6 +69,7 @@ class LocalTraining:
         feeders: ``feed`` by mode.
         report: is told of everything.
         watcher: the user's callbacks.
+        stop: what the user wants meanwhile.
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class LocalTraining:
         feeders: Callable[[str], Feeder],
         report: LocalReport,
         watcher: NoCallbacks | KerasCallbacks,
+        stop: StopRequest,
     ) -> None:
         self._spec = spec
         self._run = run
@@ -85,6 +90,7 @@ class LocalTraining:
         self._feeders = feeders
         self._report = report
         self._watcher = watcher
+        self._stop = stop
         self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
         self._step = 0
         self._done = 0
@@ -122,7 +128,11 @@ class LocalTraining:
         self._report.event(Warned(time.time(), f"goes on from checkpoint {found.cut}, at step {self._step:,}"))
 
     def run(self) -> str | None:
-        """Everything to the end; returns the export's directory."""
+        """Everything to the end; returns the export's directory.
+
+        Raises:
+            StoppedError: the user stops the run; if it keeps checkpoints, after one of all steps so far.
+        """
         sources = [shards.Source(s.name, s.records) for s in self._readers("training").sources()]
         epochs = self._spec.train.epochs
         total = self._all = epochs * sum(source.records for source in sources)
@@ -130,11 +140,18 @@ class LocalTraining:
             total = min(total, limit * self._spec.train.minibatch_size)
         total = max(total, self._done)  # a run that goes on with fewer steps or epochs may have done more
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
-        self._train(sources)
-        self._watcher.end()
-        self._evaluate(final=True)
-        self._save()
+        with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
+            self._train(sources)
+            self._watcher.end()
+            self._evaluate(final=True)
+            self._save()
+            self._leave_if_stopped()
         return self._export()
+
+    def _leave_if_stopped(self) -> None:
+        if self._stop.wanted is not None:
+            self._save()
+            raise StoppedError(self._stop.wanted, f"{STOPPED}: checkpoint {self._saved} holds all {self._step:,} steps")
 
     def _train(self, sources: list[shards.Source]) -> None:
         train, every = self._spec.train, self._spec.checkpoint
@@ -145,6 +162,7 @@ class LocalTraining:
         for plan, minibatch in zip(rest(), fed(self._feeders("training"), self._read(rest())), strict=True):
             self._watcher.begin_epoch(plan.epoch)
             self._train_step(plan, minibatch)
+            self._leave_if_stopped()
             if every is not None and self._step % every.every_steps == 0:
                 self._save()
             if train.evaluation_steps and self._step % train.evaluation_steps == 0:
@@ -200,6 +218,7 @@ class LocalTraining:
         for minibatch in fed(self._feeders("evaluation"), self._validation()):
             if minibatch.features is not None:
                 self._model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
+            self._leave_if_stopped()
         self._watcher.end_test()
         values = self._model.metric_values()
         self._report.event(EvaluationEnded(time.time(), self._step, values))

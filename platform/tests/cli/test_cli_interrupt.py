@@ -63,7 +63,7 @@ def test_a_signal_stops_the_job_and_says_how_to_go_on(
     said = running.communicate(timeout=PATIENCE)[0]
     assert running.returncode == code
     eventually(lambda: gone(members))
-    assert "Stopping: every process is told to go" in said
+    assert "Stopping: a checkpoint is written first, 10 s at most. Once more (Ctrl-C) ends at once" in said
     assert "12 of 30 records" in said
     assert said.splitlines()[-1] == "Go on with: edl run job.yaml --resume r1"
     assert stage.status()["phase"] == "Interrupted"

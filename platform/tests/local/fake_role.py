@@ -1,8 +1,9 @@
 """A role that does what a test tells it, over a socket; started by ``fake_supervisor.py``.
 
 It reports to ``$EDL_TEST_STAGE`` with its environment and its pid, then obeys one word a line: ``exit N``,
-``polite N`` (exit N on SIGTERM), ``stubborn`` (ignore SIGTERM), ``child`` (start a process of its own), ``say TEXT``
-(print). Its end closes the connection, which is how a test sees that it is gone.
+``polite N`` (exit N on SIGTERM), ``stubborn`` (ignore SIGTERM), ``winds up`` (say ``told`` on SIGUSR1),
+``child`` (start a process of its own), ``say TEXT`` (print). Its end closes the connection, which is how a test sees
+that it is gone.
 """
 
 import json
@@ -20,6 +21,8 @@ def obey(stage: socket.socket, line: str) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(rest)))
     elif word == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    elif word == "winds":
+        signal.signal(signal.SIGUSR1, lambda *_: stage.sendall(b"told\n"))
     elif word == "child" and os.fork() == 0:
         signal.pause()
     elif word == "say":

@@ -55,6 +55,10 @@ class Actor:
         self._connection.sendall(line.encode() + b"\n")
         assert self._lines.readline() == b"ok\n"
 
+    def wait_told(self) -> None:
+        """Block until it says that it was told to end its job."""
+        assert self._lines.readline() == b"told\n"
+
     def exit(self, code: int) -> None:
         self._connection.sendall(f"exit {code}\n".encode())
 

@@ -201,3 +201,40 @@ def test_supervisor_starts_without_heavy_imports() -> None:
     code = "import sys, edl.local.__main__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"grpc", "numpy", "rich", "typer", "google.protobuf", "logging", "asyncio", "edl.spec"} & set(loaded)
+
+
+def test_a_stop_lets_the_master_end_the_job_and_leaves_the_others_until_then(stage: Stage) -> None:
+    master, worker, ps = with_worker_and_ps(stage)
+    master.obey("winds up")
+    assert stage.supervisor is not None
+    stage.supervisor.send_signal(signal.SIGINT)
+    master.wait_told()
+    worker.obey("say still here")  # the final checkpoint needs them
+    ps.obey("say still here")
+    master.exit(0)
+    assert stage.wait_closed() == 130
+    for actor in (worker, ps):
+        actor.wait_gone()
+
+
+def test_a_second_stop_kills_at_once_while_the_master_winds_up(stage: Stage) -> None:
+    master, worker, _ = with_worker_and_ps(stage)
+    master.obey("winds up")
+    worker.obey("stubborn")
+    assert stage.supervisor is not None
+    stage.supervisor.send_signal(signal.SIGTERM)
+    master.wait_told()
+    stage.supervisor.send_signal(signal.SIGINT)
+    assert stage.wait_closed(GONE_SECONDS) == 130
+    worker.wait_gone()
+
+
+def test_a_master_that_dies_while_it_winds_up_is_not_restarted(stage: Stage) -> None:
+    master, worker, _ = with_worker_and_ps(stage)
+    master.obey("winds up")
+    assert stage.supervisor is not None
+    stage.supervisor.send_signal(signal.SIGTERM)
+    master.wait_told()
+    master.signal(signal.SIGKILL)
+    assert stage.wait_closed() == 143
+    worker.wait_gone()

@@ -13,21 +13,27 @@ from signal import Signals as Signal
 from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, UNREAD, Failure, Outcome, decide, unexplained
 from edl.cli.faces.pipe import Piped
 from edl.cli.faces.progress import Progress
+from edl.cli.local.resumption import PREDICT_FILE
 from edl.cli.local.signals import Signals
 from edl.core.errors import StorageError
+from edl.core.final_checkpoint import FINAL_SECONDS
 from edl.spec.event import Event, JobEnded, Warned, from_json
 from edl.spec.problem import SpecError
 from edl.spec.status import Status, Summary
 from edl.store.rundir import RunDir, Tail, append_line, read_json, write_json
 
 POLL_SECONDS = 0.1
-STOP_SECONDS = 10.0
-"""What the supervisor gets to stop all roles; it needs about three, when one does not go."""
+STOP_SECONDS = 20.0
+"""What the supervisor gets: eleven for a final checkpoint, and about three to stop roles when one does not go."""
 KILL_SECONDS = 2.0
 """What it gets when the user asked a second time."""
 
 SUMMARY_FILE = "summary.json"
 
+_STOPPING = (
+    f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. Once more (Ctrl-C) ends at once without."
+)
+_LEAVING = "Stopping: every process is told to go. Once more (Ctrl-C) kills them at once."
 _LAST_LINES = 12
 _CODES = {SIGINT: INTERRUPTED, SIGPIPE: UNREAD, SIGTERM: TERMINATED}
 
@@ -39,6 +45,7 @@ class Follower:
         """Follow ``run``, of which ``events`` has not been shown yet, and tell ``face``."""
         self._run, self._face, self._events = run, face, events
         self.progress = Progress(began)
+        self._trains = not (run.path / PREDICT_FILE).exists()
         self._stopped_by: int | None = None
         self._deadline: float | None = None
 
@@ -68,15 +75,17 @@ class Follower:
             self.progress = self.progress.at(Status.from_json(read_json(self._run.status)))
 
     def _stop(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
+        number = SIGINT
         if self._stopped_by is None:
             self._stopped_by = _CODES[wish]
-            self._face.notice("Stopping: every process is told to go. Once more (Ctrl-C) kills them at once.")
+            self._face.notice(_STOPPING if self._trains else _LEAVING)
             self._deadline = time.monotonic() + STOP_SECONDS
         else:
             self._face.notice("Killing every process.")
             self._deadline = time.monotonic() + KILL_SECONDS
+            number = SIGTERM  # two of one kind, soon after each other, would arrive as one
         with suppress(ProcessLookupError):
-            supervisor.send_signal(SIGINT)
+            supervisor.send_signal(number)
 
     def _conclude(self, exit_code: int) -> Outcome:
         by_master = self.progress.ended

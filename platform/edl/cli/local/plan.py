@@ -12,6 +12,7 @@ from edl.cli.local.resumption import goes_on_from, nothing_left, status_of
 from edl.cli.local.trained import Weights
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError, StorageError
+from edl.core.final_checkpoint import STOPPED
 from edl.spec.job import JobSpec
 from edl.store.checkpoint_restart import CheckpointRestart
 from edl.store.resumption import Change, said
@@ -96,7 +97,8 @@ class Plan:
         if self.output:
             return []
         if outcome.phase == "Interrupted":
-            return [*_said_since(self.run), f"Go on with: {self.order.command('run', '--resume', self.run_id)}"]
+            why = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
+            return [*why, *_said_since(self.run), f"Go on with: {self.order.command('run', '--resume', self.run_id)}"]
         if outcome.phase != "Done":
             return self._after_failure(outcome)
         if self.spec.data.prediction:
@@ -176,7 +178,10 @@ def _said_since(run: RunDir) -> Iterator[str]:
     if found is None:
         yield "There is no checkpoint: it would begin again."
     else:
-        yield f"It goes on from {_named(found)}; what was done since is done again."
+        status = status_of(run)
+        where_it_stopped = status is not None and status.step == found.step
+        since = ", where it stopped" if where_it_stopped else "; what was done since is done again"
+        yield f"It goes on from {_named(found)}{since}."
 
 
 def steps_of(spec: JobSpec, counts: Sequence[int] | None) -> int | None:

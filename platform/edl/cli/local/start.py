@@ -73,6 +73,7 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
     print(started.line() if as_json else "\n".join(plan.lines()), flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in _SERVED}
     environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
+    environment["EDL_GO_ON"] = plan.order.command("run", "--resume", plan.run_id)
     os.execve(sys.executable, [sys.executable, "-P", "-m", "edl.worker"], environment)  # noqa: S606  no shell is wanted
 
 

@@ -1,0 +1,62 @@
+"""edl run that is stopped takes a checkpoint first, and --resume goes on from there."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs.places import Place
+from jobs.test_jobs_models import iris
+
+from edl.testing.jobs import START_SECONDS
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    """Wait until it is so, or fail."""
+    until = time.monotonic() + START_SECONDS
+    while not what():
+        assert time.monotonic() < until, "it did not come about"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Place:
+    """A job that takes a checkpoint at its start and then, within the test, none of itself."""
+    train = {"epochs": 100_000, "minibatch_size": 16, "minibatches_per_task": 8}
+    return iris(tmp_path, train=train, checkpoint={"every_steps": 1_000_000}, export=None, ps={"count": 2})
+
+
+def test_nothing_is_done_again_after_ctrl_c(endless: Place) -> None:
+    with endless.run("--workers", "2") as run:
+        run.wait_step(300)
+        began = run.interrupt()
+        assert run.wait() == 130
+        run.wait_gone(5.0)
+        (ended,) = run.events("job_ended")
+        status = run.status()
+    assert ended["time"] - began < 10.0
+    assert ended["reason"].endswith(f"holds all {status['step']:,} steps")
+    with endless.run("--resume", "--workers", "2") as again:
+        back = again.wait_event("rolled_back")
+        assert back["records"] == 0
+        assert again.wait_step(status["step"] + 50)["records_done"] > status["records_done"]
+        again.process.send_signal(signal.SIGTERM)
+        assert again.wait() == 143
+        (summary,) = again.events("summary")
+    assert summary["records_rolled_back"] == 0
+    assert "holds all" in summary["reason"]
+
+
+def test_a_second_ctrl_c_ends_at_once(endless: Place) -> None:
+    with endless.run() as run:
+        run.wait_step(50)
+        run.send("ps", 0, signal.SIGSTOP)  # no cut can be taken without it
+        run.interrupt()
+        eventually(lambda: "Once more (Ctrl-C) ends at once" in run.errors)
+        run.interrupt()
+        assert run.wait(8.0) == 130
