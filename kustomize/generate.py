@@ -56,7 +56,6 @@ class Part:
 PARTS = (
     Part("base/cluster", lambda found: "namespace" not in found["metadata"]),
     Part("base/team", lambda found: "namespace" in found["metadata"]),
-    Part("components/network-policy", lambda found: found["kind"] == "NetworkPolicy", team={}),
     Part(
         "components/volume-nfs",
         lambda found: found["kind"] in _VOLUMES,

@@ -86,7 +86,7 @@ class SmallCluster(Api):
 
     def node(self, name: str, cpu: str = "4", memory: str = "16Gi", ready: str = "True", **spec: Any) -> Manifest:
         status = {
-            "allocatable": {"cpu": cpu, "memory": memory, "pods": "110"},
+            "allocatable": {"cpu": cpu, "memory": memory, "ephemeral-storage": "100Gi", "pods": "110"},
             "conditions": [{"type": "Ready", "status": ready}],
         }
         meta = {"name": name, "labels": {"kubernetes.io/hostname": name}}

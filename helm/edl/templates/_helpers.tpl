@@ -47,7 +47,7 @@ argocd.argoproj.io/sync-options: Prune=false,Delete=false
 
 {{/*
 All teams, complete: teamDefaults with what the team itself says on top. Without teams it is one: the release's namespace
-as it is, without network policies, since other things may live there. Takes the root context.
+as it is, of which only EDL's own pods are isolated (ownPodsOnly), since other things may live there. Takes the root context.
 
     range (include "edl.teams" $ | fromJson).teams
 */}}
@@ -62,8 +62,8 @@ as it is, without network policies, since other things may live there. Takes the
   {{- $teams = append $teams $team -}}
 {{- end -}}
 {{- if not .Values.teams -}}
-  {{- $team := dict "namespace" .Release.Namespace "create" false "labels" dict "annotations" dict -}}
-  {{- $teams = list (mergeOverwrite (deepCopy .Values.teamDefaults) $team (dict "networkPolicies" (dict "enabled" false))) -}}
+  {{- $team := dict "namespace" .Release.Namespace "create" false "ownPodsOnly" true "labels" dict "annotations" dict -}}
+  {{- $teams = list (merge $team (deepCopy .Values.teamDefaults)) -}}
 {{- end -}}
 {{- dict "teams" $teams | toJson -}}
 {{- end }}

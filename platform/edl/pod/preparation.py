@@ -15,7 +15,7 @@ from edl.spec.load import dump, load
 from edl.spec.pod_paths import resolve_pod
 from edl.spec.problem import SpecError
 from edl.store.durable import translated
-from edl.store.rundir import RunDir, job_dir, write_json
+from edl.store.rundir import OF_GROUP, RunDir, job_dir, write_spec
 
 CONTROL_PORT = 7070
 
@@ -86,8 +86,8 @@ def _master(path: str, environment: Variables) -> dict[str, str]:
 
 def _write_own(run: RunDir, spec: str) -> None:
     with translated(run.path, "create a run directory"):
-        run.path.mkdir(parents=True, exist_ok=True)
-    write_json(run.spec, dump(resolve_pod(_submitted(spec))))
+        run.path.mkdir(mode=OF_GROUP, parents=True, exist_ok=True)
+    write_spec(run, dump(resolve_pod(_submitted(spec))))
 
 
 def _submitted(path: str) -> JobSpec:

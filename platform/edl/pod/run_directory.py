@@ -18,7 +18,7 @@ from edl.spec.job import JobSpec
 from edl.spec.load import dump
 from edl.store.checkpoint_restart import plan_restart, restart_journal
 from edl.store.resumption import begun, differences, phase_of, reopen, said
-from edl.store.rundir import RunDir, append_line, make, read_json, submitted, write_json
+from edl.store.rundir import OF_GROUP, RunDir, append_line, make, read_json, submitted, write_json, write_spec
 
 LATEST = "latest"
 AT_CHECKPOINT = "@checkpoint"
@@ -70,7 +70,7 @@ def open_run(wanted: Wanted, spec: JobSpec) -> RunDir:
 
 def _new(wanted: Wanted, spec: JobSpec) -> RunDir:
     run = RunDir(wanted.job_dir / wanted.uid)
-    make(run)
+    make(run, OF_GROUP)
     if not run.spec.exists():
         _begin(run, spec, RunStarted(time.time(), run.run_id, str(run.path)))
     return run
@@ -88,7 +88,7 @@ def _resumed(wanted: Wanted, spec: JobSpec) -> RunDir:
         restart_journal(planned, holder, exclusive=False)
         changed = (*planned.lines(), *changed)
     reopen(run, holder, exclusive=False)
-    make(run)
+    make(run, OF_GROUP)
     _begin(run, spec, RunStarted(time.time(), run.run_id, str(run.path), resumed=True, changes=changed))
     write_json(marker, {"run": run.run_id}, fsync=True)
     return run
@@ -113,7 +113,7 @@ def _find(wanted: Wanted) -> RunDir:
 def _begin(run: RunDir, spec: JobSpec, started: RunStarted) -> None:
     """The spec comes last: a run that has one was started."""
     append_line(run.events, started.to_json())
-    write_json(run.spec, dump(spec), fsync=True)
+    write_spec(run, dump(spec), fsync=True)
 
 
 def prove_writable(folder: Path) -> None:

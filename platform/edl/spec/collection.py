@@ -41,6 +41,37 @@ class Nullable:
 
 
 @dataclass(frozen=True, slots=True)
+class TextOr:
+    """Text, or a mapping in its place."""
+
+    text: Kind
+    mapping: Kind
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return f"{self.text.expected}, or {self.mapping.expected}"
+
+    @property
+    def section(self) -> type | None:
+        """The section that a mapping is."""
+        inner: type | None = getattr(self.mapping, "section", None)
+        return inner
+
+    def read(self, node: Node, place: Place) -> Any:
+        """What the mapping means, or the text."""
+        return (self.mapping if isinstance(node.value, dict) else self.text).read(node, place)
+
+    def write(self, value: Any) -> Json:
+        """The text, or the mapping."""
+        return (self.text if isinstance(value, str) else self.mapping).write(value)
+
+    def schema(self) -> dict[str, Json]:
+        """Either of the two."""
+        return {"anyOf": [self.text.schema(), self.mapping.schema()]}
+
+
+@dataclass(frozen=True, slots=True)
 class ListOf:
     """A list, a tuple once read."""
 

@@ -313,6 +313,16 @@ class JobSpec:
     workers: Annotated[Workers, Option(Section(Workers), "The elastic part of the job.")] = field(
         default_factory=Workers
     )
+    ttl_after_finished: Annotated[
+        float | None,
+        Option(
+            Nullable(DURATION),
+            "How long the ended job's objects stay on the cluster, where edl list, status and logs find them: its Job, "
+            "and with it the ConfigMaps, Service, Secret and Lease; null keeps them. What is on volumes stays; edl run "
+            "does not use it.",
+            "seconds",
+        ),
+    ] = None
     volumes: Annotated[tuple[Volume, ...], Option(ListOf(Section(Volume)), "Directories that all roles share.")] = ()
     storage: Annotated[Storage, Option(Section(Storage), "Where journal, checkpoints and logs go.")] = field(
         default_factory=Storage

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edl.spec.cluster_names import CLAIM, LABEL, LABEL_VALUE, SECRET
-from edl.spec.collection import Anything, ListOf, Named, Nullable
+from edl.spec.collection import Anything, ListOf, Named, Nullable, TextOr
 from edl.spec.kind import Text, Whole
 from edl.spec.node import Json
 from edl.spec.quantity import SOME_CORES, SOME_SIZE
@@ -20,6 +20,7 @@ _ABSOLUTE = Text(r"^/[\s\S]*$", "an absolute path")
 _PATH = Text(meaning="a path")
 _ANY_TEXT = Text(r"^[\s\S]*$")
 _ACCOUNT = Text(r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", "the name of a ServiceAccount, such as edl-job-master")
+_SECRET_KEY = Text(r"^[-._a-zA-Z0-9]{1,253}$", "a key of a Secret: letters, digits, -, _ and .")
 _COUNT = Whole(0)
 
 
@@ -32,6 +33,16 @@ class Resources:
         2 << 30
     )
     gpu: Annotated[int, Option(_COUNT, "GPUs of one pod.", "devices", built=(0,))] = 0
+    ephemeral_storage: Annotated[
+        int | None,
+        Option(
+            Nullable(SOME_SIZE),
+            "Most that one pod writes on its node's own disk: its log, its temporary files; a pod that writes more is "
+            "evicted, which counts as a crash. Not what it writes on volumes; null asks for none, where nodes do not "
+            "count it. edl run does not limit its processes.",
+            "bytes",
+        ),
+    ] = 10 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +89,25 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class SecretKey:
+    """Where a variable's value is kept, so that it stands in no job file and in no run directory."""
+
+    secret: Annotated[str, Option(SECRET, "Name of the Secret; an admin allows it by admission.allowedSecrets.")]
+    key: Annotated[str, Option(_SECRET_KEY, "Key of the value in the Secret.")]
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """What every pod of the job gets; edl run has no pods and does not use it."""
 
-    env: Annotated[Mapping[str, str], Option(Named(_ANY_TEXT), "Environment variables of every container.")] = field(
-        default_factory=dict
-    )
+    env: Annotated[
+        Mapping[str, str | SecretKey],
+        Option(
+            Named(TextOr(_ANY_TEXT, Section(SecretKey))),
+            "Environment variables of every container: text, or {secret: NAME, key: KEY} for a value that a Secret of "
+            "the namespace keeps.",
+        ),
+    ] = field(default_factory=dict)
     node_selector: Annotated[
         Mapping[str, str], Option(Named(LABEL_VALUE, LABEL), "Labels of the nodes that pods may use.")
     ] = field(default_factory=dict)

@@ -48,6 +48,19 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def set_mode(target: Path | int, mode: int) -> None:
+    """Set the mode of a path or an open file, as far as the volume has modes and this user may set them.
+
+    Network volumes may have one mode for all files, which says who mounts them, and answer with an error.
+    """
+    with contextlib.suppress(PermissionError, NotImplementedError):
+        try:
+            os.chmod(target, mode)
+        except OSError as error:
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+
 def sync_directory(directory: Path) -> None:
     """Make the names in ``directory`` durable: files created, renamed and removed."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

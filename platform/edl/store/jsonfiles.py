@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from edl.core.errors import StorageError
-from edl.store.durable import removed_on_error, sync_directory, translated, write_all
+from edl.store.durable import removed_on_error, set_mode, sync_directory, translated, write_all
 
 
-def write_json(path: Path, value: Any, *, fsync: bool = False) -> None:
+def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None = None) -> None:
     """Replace ``path`` by ``value`` as indented JSON: a reader sees the old file or the new one, never a part.
 
     Args:
         path: the file; its folder exists.
         value: anything JSON can hold.
         fsync: also survive the loss of the machine, for what something else relies on.
+        mode: of the file, whatever the umask; None: as the umask leaves 0644. No more can read it, not even a moment.
 
     Raises:
         StorageError: it cannot be written; the old file stays as it was.
@@ -27,8 +28,10 @@ def write_json(path: Path, value: Any, *, fsync: bool = False) -> None:
     data = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with translated(path, "write"), removed_on_error(temporary):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644 if mode is None else mode)
         try:
+            if mode is not None:
+                set_mode(descriptor, mode)
             write_all(descriptor, data)
             if fsync:
                 os.fsync(descriptor)

@@ -6,13 +6,16 @@ import json
 import os
 import re
 import socket
+import stat
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from edl.core.errors import BadInputError
-from edl.store.durable import sync_directory, translated
+from edl.store.durable import set_mode, sync_directory, translated
 from edl.store.jsonfiles import Tail, append_line, read_json, tail, write_json
 from edl.store.locks import FileLock, HeldError
 
@@ -33,8 +36,12 @@ __all__ = [
     "submitted",
     "tail",
     "write_json",
+    "write_spec",
 ]
 
+PRIVATE, OF_GROUP = 0o700, 0o750
+"""Modes of a run's folder: on this machine its user's alone, on a claim also of the job's group, as its pods run."""
+_SPEC_MODE = 0o640
 LOCAL_NAMESPACE = "local"
 _NUMBERED = re.compile(r"r([1-9][0-9]*)")
 _BUSY = (
@@ -147,17 +154,33 @@ def create(job_dir: Path) -> RunDir:
     return run
 
 
-def make(run: RunDir) -> None:
+def make(run: RunDir, mode: int = PRIVATE) -> None:
     """Make a run's folder with ``journal``, ``checkpoints`` and ``logs`` in it, as far as they are not there.
+
+    Args:
+        mode: of the folder, also where it is there: what is in it, such as variables of pods, is for nobody else.
 
     Raises:
         StorageError: it cannot be made.
     """
     with translated(run.path, "create a run directory"):
+        run.path.mkdir(mode=mode, parents=True, exist_ok=True)
+        set_mode(run.path, mode)
         for folder in (run.journal, run.checkpoints, run.logs):
             folder.mkdir(parents=True, exist_ok=True)
         sync_directory(run.path)
         sync_directory(run.job_dir)
+
+
+def write_spec(run: RunDir, spec: Mapping[str, Any], *, fsync: bool = False) -> None:
+    """Write a run's JobSpec, for those who may read its folder: its user, and on a claim the job's group.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with translated(run.path, "read the mode of"):
+        readable = stat.S_IMODE(run.path.stat().st_mode) & _SPEC_MODE
+    write_json(run.spec, spec, fsync=fsync, mode=readable)
 
 
 def _next(job_dir: Path) -> RunDir:
@@ -166,7 +189,7 @@ def _next(job_dir: Path) -> RunDir:
     while True:
         run = RunDir(job_dir / f"r{number}")
         try:
-            run.path.mkdir()
+            run.path.mkdir(mode=PRIVATE)
         except FileExistsError:
             number += 1  # another process took it in between
         else:

@@ -13,7 +13,10 @@ from install.flow_table import Flow, Table, read
 from kube.cluster_jobs import MNIST
 
 from edl.core.cluster import Role
+from edl.kube.copying.copying import Visit, pod
 from edl.kube.manifests.render import render_pod
+from edl.kube.submission.placing import matches
+from edl.spec.placement import RunAs
 
 pytestmark = pytest.mark.install
 
@@ -101,6 +104,29 @@ def _open_by_default(flow: Flow) -> bool:
     return flow.port in ("443", "6443") and flow.target != "api-server"
 
 
-def test_a_release_without_teams_isolates_nothing() -> None:
+def test_a_release_without_teams_isolates_edls_pods_and_no_others() -> None:
     """Other things may live in the release's namespace."""
-    assert policies(rendered(CHART)) == []
+    found = policies(rendered(CHART))
+    ours = {**render_pod(MNIST, Role.WORKER, 0, namespace=TEAM, job_uid="", run_dir="/data")["metadata"]["labels"]}
+    copying = pod(Visit("files", "img", RunAs()), "edl-data-01234567")["metadata"]["labels"]
+    for labels, isolated in ((ours, True), (copying, True), ({"app": "notebook"}, False)):
+        chosen = [one for one in found if _chooses(one["spec"]["podSelector"], labels)]
+        denied = any(one["metadata"]["name"] == "edl-default-deny" for one in chosen)
+        assert (denied, bool(chosen)) == (isolated, isolated)
+
+
+def test_a_release_without_teams_allows_what_one_with_a_team_does() -> None:
+    """Only the first policy is narrower."""
+    alone, team = policies(rendered(CHART)), of_chart({})
+    assert {one["metadata"]["name"] for one in alone} == {one["metadata"]["name"] for one in team}
+    by_name = {one["metadata"]["name"]: one["spec"] for one in team}
+    for one in alone:
+        wanted = by_name[one["metadata"]["name"]]
+        narrower = {"podSelector": one["spec"]["podSelector"]} if one["metadata"]["name"] == "edl-default-deny" else {}
+        assert one["spec"] == wanted | narrower
+
+
+def _chooses(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
+        matches(expression, labels.get(expression["key"])) for expression in selector.get("matchExpressions", ())
+    )

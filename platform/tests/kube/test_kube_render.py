@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from edl.kube.manifests.render import master_pod, notes, problems, render_job, r
 from edl.spec.job import JobSpec, Workers
 from edl.spec.load import load
 from edl.spec.paths import pod_storage
-from edl.spec.placement import Pod, Storage, Volume, WorkerResources
+from edl.spec.placement import Pod, SecretKey, Storage, Volume, WorkerResources
 from edl.spec.problem import SpecError
 
 _PATIENT = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
@@ -96,6 +97,11 @@ def test_every_pod_says_what_it_needs(spec: JobSpec, factor: float, elevated: bo
         assert {"cpu", "memory"} <= set(asked["requests"])
         assert all(_QUANTITY.fullmatch(quantity) for quantity in asked["requests"].values())
         assert "cpu" not in asked["limits"]
+        disk = {
+            "requests": asked["requests"].pop("ephemeral-storage"),
+            "limits": asked["limits"].pop("ephemeral-storage"),
+        }
+        assert disk == {"requests": "256Mi", "limits": "10Gi"}, "bounded, and little of it promised"
         assert asked["limits"].items() <= asked["requests"].items()
 
 
@@ -300,9 +306,9 @@ def test_priority(priority: str, elevated: bool, expected: str) -> None:
 
 
 def test_resources() -> None:
-    workers = Workers(resources=WorkerResources(cpu=0.25, memory=3 << 29, gpu=2))
+    workers = Workers(resources=WorkerResources(cpu=0.25, memory=3 << 29, gpu=2, ephemeral_storage=1 << 20))
     spec = replace(MNIST, workers=workers)
-    held = {"memory": "1536Mi", "nvidia.com/gpu": "2"}
+    held = {"memory": "1536Mi", "ephemeral-storage": "1Mi", "nvidia.com/gpu": "2"}
     assert container(pod_of(spec))["resources"] == {"requests": {"cpu": "250m", **held}, "limits": held}
     more = container(pod_of(spec, wish=Wish(memory_factor=1.5)))["resources"]
     assert (more["requests"]["memory"], more["limits"]["memory"]) == ("2304Mi", "2304Mi")
@@ -408,3 +414,29 @@ def broken_pods() -> Iterator[tuple[str, dict[str, Any]]]:
 def test_the_checker_of_the_standard_sees(name: str, overrides: dict[str, Any]) -> None:
     spec = replace(MNIST, pod=Pod(overrides={"spec": overrides}))
     assert name in violations(pod_of(spec)["spec"])
+
+
+def test_a_variable_may_come_from_a_secret_and_then_its_value_is_nowhere_else() -> None:
+    spec = replace(MNIST, pod=Pod(env={"KEY": SecretKey("bucket", "access-key"), "MODE": "fast"}))
+    assert problems(spec) == []
+    for pod in pods_of(spec):
+        env = {each["name"]: each for each in container(pod)["env"]}
+        assert env["KEY"] == {
+            "name": "KEY",
+            "valueFrom": {"secretKeyRef": {"name": "bucket", "key": "access-key"}},
+        }
+        assert env["MODE"] == {"name": "MODE", "value": "fast"}
+    (config,) = (each for each in job_of(spec) if each["metadata"]["name"] == "edl-mnist-spec")
+    written = json.loads(config["data"]["job.json"])
+    assert written["pod"]["env"] == {"KEY": {"secret": "bucket", "key": "access-key"}, "MODE": "fast"}
+
+
+@pytest.mark.parametrize(("ttl", "field"), [(None, None), (3600.0, 3600), (90.5, 91)])
+def test_the_objects_of_an_ended_job_stay_as_long_as_the_spec_says(ttl: float | None, field: int | None) -> None:
+    job = job_of(replace(MNIST, ttl_after_finished=ttl))[-1]
+    assert job["spec"].get("ttlSecondsAfterFinished") == field
+
+
+def test_nodes_that_do_not_count_their_disk_are_asked_for_none_of_it() -> None:
+    spec = replace(MNIST, workers=Workers(resources=WorkerResources(ephemeral_storage=None)))
+    assert "ephemeral-storage" not in str(container(pod_of(spec))["resources"])

@@ -16,7 +16,7 @@ from edl.kube.manifests.fitness import notes, problems
 from edl.kube.manifests.render import render_job, render_pod
 from edl.spec.job import Data, Export, JobSpec, Strategy
 from edl.spec.load import load
-from edl.spec.placement import Pod, RunAs, Security, Storage, Volume
+from edl.spec.placement import Pod, RunAs, SecretKey, Security, Storage, Volume
 from edl.spec.problem import SpecError
 
 CLAIM = Volume(mount="/data", claim="datasets")
@@ -47,6 +47,12 @@ def told(spec: JobSpec) -> list[tuple[str, str]]:
             "found '/models', which is not in a volume: pods can write nowhere else",
         ),
         ({"volumes": (CLAIM, Volume("/x", local="x"))}, "volumes[1].claim", "is missing"),
+        (
+            {"pod": Pod(env={"T": SecretKey("edl-mnist-token", "token")})},
+            "pod.env.T.secret",
+            "found 'edl-mnist-token', which is the job's own token",
+        ),
+        ({"ttl_after_finished": 5.0}, "ttl_after_finished", "found 5 seconds, must be at least 60"),
         (
             {"volumes": (replace(CLAIM, host_path="/x"),)},
             "volumes[0].host_path",

@@ -43,7 +43,7 @@ EXPECTED: dict[str, tuple[Phase, int | None, str, bool, Cause, str]] = {
     "eviction asked for, not yet deleted": (RUNNING, None, "Started", STAYS, Cause.NONE, "Eviction API: evicting"),
     "evicted through the API, still running": (RUNNING, None, "Started", LEAVING, Cause.EVICTED, "Eviction API"),
     "evicted through the API, container ended": (GONE, 143, "Deleted", STAYS, Cause.EVICTED, "Eviction API"),
-    "evicted by the kubelet": (FAILED, 137, "Evicted", STAYS, Cause.EVICTED, "Pod ephemeral local storage usage"),
+    "evicted by the kubelet": (FAILED, 137, "Evicted", STAYS, Cause.NONE, "Pod ephemeral local storage usage"),
     "no room on its node": (FAILED, None, "OutOfcpu", STAYS, Cause.EVICTED, "Pod was rejected"),
     # its node is lost, or cut off: nobody there says anything any more
     "node does not answer": (RUNNING, None, "Started", STAYS, Cause.NONE, ""),

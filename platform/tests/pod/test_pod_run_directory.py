@@ -47,6 +47,7 @@ def test_a_new_run_is_named_after_the_job_and_found_again(tmp_path: Path) -> Non
     run = open_run(wanted, SPEC)
     assert run.path == tmp_path / "team" / "digits" / "uid-1"
     assert load(run.spec) == SPEC
+    assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (0o750, 0o640)
     assert run.journal.is_dir()
     assert open_run(wanted, SPEC) == run
     assert started(run) == ["uid-1"]

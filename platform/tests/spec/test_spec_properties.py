@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from edl.spec import event, rules
-from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
+from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths, TextOr
 from edl.spec.job import JOB, JobSpec
 from edl.spec.kind import Choice, Flag, Number, Text, Whole
 from edl.spec.load import changes, dump, load
@@ -47,6 +47,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
             return st.none() | values(kind.kind)
         case ListOf():
             return st.lists(values(kind.kind), max_size=2).map(tuple)
+        case TextOr():
+            return values(kind.text) | values(kind.mapping)
         case Named():
             return st.dictionaries(_WORDS, values(kind.kind), max_size=2)
         case Paths():

@@ -26,7 +26,7 @@ def test_published_is_a_schema(name: str) -> None:
 
 
 def test_every_job_field_is_described_and_has_a_default() -> None:
-    required = {"name", "model", "definition", "mount"}
+    required = {"name", "model", "definition", "mount", "secret", "key"}
     for name, field in _properties(json.loads(published(JOB_SCHEMA))):
         if name != "apiVersion":
             assert field["description"].endswith("."), name

@@ -154,3 +154,41 @@ def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str,
 
     assert seen == lines
     assert follower.damaged == 0
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
+@pytest.mark.parametrize(("folder", "spec"), [(rundir.PRIVATE, 0o600), (rundir.OF_GROUP, 0o640)])
+def test_a_spec_is_for_its_user_and_on_a_claim_for_the_group_of_the_job(
+    tmp_path: Path, umask: int, folder: int, spec: int
+) -> None:
+    """It may hold passwords: variables of pods."""
+    run = rundir.RunDir(tmp_path / "digits" / "r1")
+    before = os.umask(umask)
+    try:
+        rundir.make(run, folder)
+        rundir.write_spec(run, {"name": "digits"})
+    finally:
+        os.umask(before)
+    assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (folder, spec)
+    assert read_json(run.spec) == {"name": "digits"}
+
+
+def test_a_run_that_was_readable_for_all_is_not_once_it_is_resumed(tmp_path: Path) -> None:
+    run = rundir.RunDir(tmp_path / "r1")
+    run.path.mkdir(mode=0o755)
+    run.spec.write_text("{}")
+    rundir.make(run)
+    rundir.write_spec(run, {})
+    assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def test_a_volume_without_modes_of_its_own_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(target: object, mode: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    run = rundir.create(tmp_path / "digits")
+    rundir.write_spec(run, {"name": "digits"})
+    assert read_json(run.spec) == {"name": "digits"}

@@ -20,7 +20,7 @@ from edl.spec.job import JobSpec
 from edl.spec.load import dump
 from edl.store.checkpoint_restart import restart_journal
 from edl.store.resumption import said
-from edl.store.rundir import append_line, job_dir, tail, write_json
+from edl.store.rundir import append_line, job_dir, make, tail, write_spec
 
 SUPERVISOR: tuple[str, ...] = ("-P", "-m", "edl.local")
 """What Python runs as the supervisor; tests put one of fake roles here."""
@@ -43,7 +43,8 @@ def supervised(plan: Plan, *, as_json: bool) -> int:
     """
     run, events = plan.run, tail(plan.run.events)
     events.poll()  # what an earlier start of the run wrote was shown then
-    write_json(run.spec, dump(plan.spec))
+    make(run)  # a resumed one too, which an older version may have left readable for all
+    write_spec(run, dump(plan.spec))
     with Piped(choose(as_json=as_json)) as face:
         face.planned(plan)
         if plan.restart is not None:
@@ -67,7 +68,8 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
         StorageError: the run directory cannot be written.
     """
     run = plan.run
-    write_json(run.spec, dump(plan.spec))
+    make(run)  # a resumed one too, which an older version may have left readable for all
+    write_spec(run, dump(plan.spec))
     started = _started(plan, time.time())
     append_line(run.events, started.to_json())
     print(started.line() if as_json else "\n".join(plan.lines()), flush=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from edl.kube import names
 from edl.kube.manifests import mounts
 from edl.kube.manifests.additions import added
 from edl.spec.job import JobSpec
 from edl.spec.paths import UNSHARED_STORAGE, is_shared, pod_storage, volume_of
-from edl.spec.placement import Volume
+from edl.spec.placement import SecretKey, Volume
 from edl.spec.rules import Broken
 
 _LARGEST_ID = 2**31 - 1
+SHORTEST_TTL = 60
+"""Seconds that the objects of an ended job stay at least."""
 _IN_A_VOLUME = (
     "give the volume that holds it, such as volumes: [{claim: NAME, mount: /data}], and a path below its mount"
 )
@@ -29,6 +32,8 @@ def problems(spec: JobSpec) -> list[Broken]:
         *_storage(spec),
         *_user(spec),
         *added(spec.pod),
+        *_tokens(spec),
+        *_kept_for(spec),
     ]
 
 
@@ -133,6 +138,22 @@ def _user(spec: JobSpec) -> Iterator[Broken]:
             yield Broken(f"security.run_as.{name}", f"found {number}, must be at most {_LARGEST_ID}")
 
 
+def _kept_for(spec: JobSpec) -> Iterator[Broken]:
+    ttl = spec.ttl_after_finished
+    if ttl is not None and ttl < SHORTEST_TTL:
+        hint = "Who waits for the job's end, edl wait or a release's submitter, must be able to read it."
+        yield Broken("ttl_after_finished", f"found {ttl:g} seconds, must be at least {SHORTEST_TTL}", hint)
+
+
+def _tokens(spec: JobSpec) -> Iterator[Broken]:
+    """A job's token proves its roles to each other: it is mounted as a file, and no variable of the user's code."""
+    for name, value in spec.pod.env.items():
+        if isinstance(value, SecretKey) and value.secret == names.token(spec.name):
+            yield Broken(
+                f"pod.env.{name}.secret", f"found '{value.secret}', which is the job's own token", "leave it out"
+            )
+
+
 def _without_volume(spec: JobSpec) -> Iterator[str]:
     if not is_shared(spec):
         yield (
@@ -147,8 +168,8 @@ def _host_paths(spec: JobSpec) -> Iterator[str]:
         if volume.host_path is not None:
             yield (
                 f"volumes[{index}].host_path: namespaces that enforce the Pod Security Standard restricted or baseline "
-                f"refuse it; elsewhere {volume.host_path} must be the same directory on every node, writable for uid "
-                f"{spec.security.run_as.user}"
+                f"refuse it, and elsewhere an admin must allow {volume.host_path} by admission.allowedHostPaths of the "
+                f"chart edl; it must be the same directory on every node, writable for uid {spec.security.run_as.user}"
             )
 
 

@@ -19,12 +19,14 @@ from edl.kube.manifests.overrides import merge
 from edl.spec.job import JobSpec, Master, ParameterServers, Workers
 from edl.spec.node import Json
 from edl.spec.paths import pod_storage
-from edl.spec.placement import Resources
+from edl.spec.placement import Resources, SecretKey
 from edl.spec.quantity import cores_text, size_text
 
 GPU = "nvidia.com/gpu"
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 GRACE_SECONDS = 30
+DISK, DISK_REQUEST = "ephemeral-storage", 256 << 20
+"""Kubernetes' name for a node's own disk, and the bytes of it that a pod asks for, unless its limit is lower."""
 _UNHEALTHY_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -128,10 +130,24 @@ def _ports(role: Role) -> list[tuple[str, int]]:
 
 
 def requests(resources: Resources, memory_factor: float) -> Manifest:
-    """Requests and limits: memory is promised and bounded; CPU is promised only, what is idle may be used."""
+    """Requests and limits: memory is promised and bounded; CPU is promised only, what is idle may be used.
+
+    Of its node's disk a pod is promised little and may use more, as few do: a limit alone would be its request too.
+    """
     memory = {"memory": size_text(math.ceil(resources.memory * memory_factor))}
     devices = {GPU: str(resources.gpu)} if resources.gpu else {}
-    return {"requests": {"cpu": cores_text(resources.cpu), **memory, **devices}, "limits": {**memory, **devices}}
+    promised, bounded = _disk(resources.ephemeral_storage)
+    return {
+        "requests": {"cpu": cores_text(resources.cpu), **memory, **promised, **devices},
+        "limits": {**memory, **bounded, **devices},
+    }
+
+
+def _disk(most: int | None) -> tuple[Manifest, Manifest]:
+    """Request and limit of the node's own disk; empty where it is not bounded."""
+    if most is None:
+        return {}, {}
+    return {DISK: size_text(min(most, DISK_REQUEST))}, {DISK: size_text(most)}
 
 
 def tolerations(own: tuple[Mapping[str, Json], ...], seconds: int) -> list[dict[str, Any]]:
@@ -160,13 +176,19 @@ def environment(spec: JobSpec, place: Place) -> list[Manifest]:
         "KERAS_HOME": f"{names.HOME_DIR}/.keras",
         "PYTHONUNBUFFERED": "1",
         **_whereabouts(spec, place),
-        **spec.pod.env,
     }
     fields = _FIELDS | (_MASTER_FIELDS if place.role is Role.MASTER else {})
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in values.items()),
+        *({"name": name, **_value(value)} for name, value in spec.pod.env.items()),
     ]
+
+
+def _value(value: str | SecretKey) -> Manifest:
+    if isinstance(value, SecretKey):
+        return {"valueFrom": {"secretKeyRef": {"name": value.secret, "key": value.key}}}
+    return {"value": value}
 
 
 _FIELDS = {

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from edl.core.cluster import PLAIN, Role, Wish
 from edl.kube import names
@@ -119,6 +120,7 @@ def controller(job: str, spec_uid: str) -> Manifest:
 
 
 def _job(spec: JobSpec, place: Place, suspend: bool) -> Manifest:
+    ttl = spec.ttl_after_finished
     content: Manifest = {
         "metadata": {
             "labels": names.labels(spec.name, Role.MASTER),
@@ -130,6 +132,7 @@ def _job(spec: JobSpec, place: Place, suspend: bool) -> Manifest:
             "parallelism": 1,
             "backoffLimit": BACKOFF_LIMIT,
             "podReplacementPolicy": "TerminatingOrFailed",
+            **({} if ttl is None else {"ttlSecondsAfterFinished": math.ceil(ttl)}),
             "template": template(spec, place),
         },
     }

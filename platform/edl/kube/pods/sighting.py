@@ -12,6 +12,7 @@ The rules that are easy to get wrong:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -44,6 +45,10 @@ _POD_REASONS: Mapping[str, Cause] = {
     "NodeLost": Cause.NODE_LOST,
 }
 """``status.reason`` of a pod that the kubelet ended or would not take."""
+_OVER_ITS_LIMIT = re.compile(
+    r"ephemeral local storage usage exceeds|exceeded its local ephemeral storage limit|Usage of EmptyDir .* exceeds"
+)
+"""What the kubelet says when a pod has written more on its node's disk than its own limit."""
 _NO_ROOM = "OutOf"
 """Begins the kubelet's reasons (``OutOfcpu``...) for a pod that has no room on the node it was bound to."""
 
@@ -200,7 +205,10 @@ def _cause(pod: Manifest, ending: _Ending | None, told_to_go: bool, asked: bool)
     disruption = _disruption(pod).get("reason")
     if disruption:
         return _DISRUPTIONS.get(disruption, Cause.EVICTED)
-    reason = (pod.get("status") or {}).get("reason") or ""
+    status = pod.get("status") or {}
+    reason = status.get("reason") or ""
+    if reason == "Evicted" and _OVER_ITS_LIMIT.search(status.get("message") or ""):
+        return Cause.NONE  # nobody wanted its place: it wrote more than it may, and its successor would, too
     if reason in _POD_REASONS or reason.startswith(_NO_ROOM):
         return _POD_REASONS.get(reason, Cause.EVICTED)
     if told_to_go:

@@ -12,6 +12,9 @@ from edl.kube.quantity import Resources, total
 from edl.kube.submission.capacity import PODS, Room, requests_of
 from edl.kube.submission.quotas import Quotas, Refusal
 
+_UNSHOWN = "ephemeral-storage"
+"""Every pod asks for a little of it, the same for all roles: it would only lengthen each line of a plan."""
+
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
@@ -99,7 +102,7 @@ def _fit(crowd: Crowd, room: Room | None, quotas: Quotas) -> Fit:
         place = room.place(crowd.pod)
         waiting, lacking = place.node is None, place.lacking
         placed, victims = placed + (not waiting), victims + place.victims
-    each = requests_of(crowd.pod)
+    each = {name: amount for name, amount in requests_of(crowd.pod).items() if name != _UNSHOWN}
     return Fit(crowd, each, allowed, None if room is None else placed, _named(victims), lacking, refusal)
 
 
@@ -110,5 +113,5 @@ def _named(victims: Iterable[str]) -> tuple[str, ...]:
 
 def _shown(free: Resources, crowds: Sequence[Crowd]) -> dict[str, Fraction]:
     """Of what is free, that which the job asks for."""
-    asked = set[str]().union(*(requests_of(crowd.pod) for crowd in crowds)) - {PODS}
+    asked = set[str]().union(*(requests_of(crowd.pod) for crowd in crowds)) - {PODS, _UNSHOWN}
     return {name: amount for name, amount in free.items() if name in asked}
