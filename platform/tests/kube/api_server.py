@@ -267,6 +267,8 @@ class ApiServer:
                     send({"type": kind, "object": pod})
 
     def _carry_out(self, request: Request) -> tuple[int, dict[str, Any], dict[str, str]]:
+        if "/pods" not in request.path:
+            return 404, _status(404, "NotFound", "there is none"), {}
         pod = self.store.pods.get(request.name)
         if request.verb == "watch":
             return 200, {}, {}
