@@ -18,7 +18,7 @@ from edl.core.cluster import Role, Wish
 from edl.core.errors import BadInputError, RetryableError
 from edl.kube import names
 from edl.kube.api import Api, Pacing
-from edl.kube.errors import ApiError
+from edl.kube.errors import ApiError, NotFoundError
 from edl.kube.in_pod import connect_in_pod
 from edl.kube.kinds import CONFIGMAPS, JOBS, Manifest
 from edl.kube.manifests.render import owner, render_pod
@@ -100,7 +100,7 @@ class Platform:
         self.board = KubeBoard(connect(None).fenced(self.fence.holds), place.job)
         self._unfenced = connect(None)
         self._concluded = False
-        self._spec_uid = ""
+        self._spec_uid: str | None = None
 
     @classmethod
     def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:
@@ -175,13 +175,18 @@ class Platform:
 
         A pod starts without it, and then ``kubectl drain`` wants ``--force``: nothing that a job would wait for.
         """
-        if not self._spec_uid:
+        if self._spec_uid is None:
             name = names.spec(self._place.job)
             try:
                 self._spec_uid = str(self._api.get(CONFIGMAPS, name)["metadata"]["uid"])
+            except NotFoundError:
+                self._spec_uid = ""
+                log.warning(
+                    "there is no ConfigMap %s: pods start without a controller, kubectl drain wants --force", name
+                )
             except ApiError as error:
                 log.warning("a pod starts without a controller, and kubectl drain will want --force: %s", error)
-        return self._spec_uid
+        return self._spec_uid or ""
 
     def _adopt(self) -> None:
         try:
