@@ -76,6 +76,7 @@ class Table:
         threads: int,
         isa: str,
         evict_after: int,
+        salt: int,
     ) -> None: ...
     def __len__(self) -> int: ...
     @property

@@ -6,6 +6,7 @@ docs/design/0007-the-parameter-table.md says how it works.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ class NativeTable:
         threads: that share a large batch.
         isa: ``baseline``, ``avx2`` or ``avx512``; empty for the best that this processor has.
         retention: which rows it keeps.
+        salt: 64 bits, of its hash tables; by default secret, so that nobody can choose ids that crowd. No result
+            depends on it.
 
     Raises:
         BadInputError: the optimizer has no native kernel.
@@ -49,6 +52,7 @@ class NativeTable:
         threads: int = 1,
         isa: str = "",
         retention: Retention | None = None,
+        salt: int | None = None,
     ) -> None:
         chosen, starts = kernel(optimizer), list(optimizer.slots.values())
         self._declared = declared
@@ -66,6 +70,7 @@ class NativeTable:
             threads=threads,
             isa=isa,
             evict_after=self._retention.evict_after_steps or 0,
+            salt=secrets.randbits(64) if salt is None else salt,
         )
 
     def __len__(self) -> int:

@@ -6,11 +6,13 @@ nothing, in training as in evaluation.
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Mapping
 
 import numpy as np
 
+from edl.core.partition import mix
 from edl.optimizers import Rule, Scratch, Update
 from edl.ps.arrays import Floats, Ids
 from edl.ps.declaration import RowTable
@@ -29,17 +31,24 @@ class NumpyTable:
         slots: slot variables and the value they start at.
         rule: moves its rows.
         retention: which rows it keeps.
+        salt: 64 bits, of its index where ids are any int64; by default secret. No result depends on it.
     """
 
     def __init__(
-        self, declared: RowTable, slots: Mapping[str, float], rule: Rule, retention: Retention | None = None
+        self,
+        declared: RowTable,
+        slots: Mapping[str, float],
+        rule: Rule,
+        retention: Retention | None = None,
+        *,
+        salt: int | None = None,
     ) -> None:
         self._retention = retention or Retention()
         self._declared = declared
         self._initial_slots = slots
         self._rule = rule
         # Position + 1 of each id. The kernel gives memory only for the pages that are written.
-        self._index = np.zeros(declared.rows, np.int32) if declared.rows else _AnyId()
+        self._index = np.zeros(declared.rows, np.int32) if declared.rows else _AnyId(salt)
         self._count = 0
         self._ids = np.empty(_FIRST_CAPACITY, np.int64)
         self._values = np.empty((_FIRST_CAPACITY, declared.dim), np.float32)
@@ -179,10 +188,15 @@ class NumpyTable:
 
 
 class _AnyId:
-    """Position + 1 of each id, where any int64 is one; 0 for those that have none."""
+    """Position + 1 of each id, where any int64 is one; 0 for those that have none.
 
-    def __init__(self) -> None:
+    The keys are the ids mixed with a salt, which maps 64 bits to 64 bits one to one: Python hashes an int to itself, so
+    that ids could be chosen of which each one in a dict is compared with all before it.
+    """
+
+    def __init__(self, salt: int | None) -> None:
         self._at: dict[int, int] = {}
+        self._salt = np.uint64(secrets.randbits(64) if salt is None else salt)
 
     @property
     def nbytes(self) -> int:
@@ -190,10 +204,14 @@ class _AnyId:
         return sys.getsizeof(self._at) + len(self._at) * 2 * sys.getsizeof(1 << 40)
 
     def __getitem__(self, ids: Ids) -> np.ndarray:
-        return np.fromiter((self._at.get(each, 0) for each in ids.tolist()), np.int32, len(ids))
+        return np.fromiter((self._at.get(each, 0) for each in self._keys(ids)), np.int32, len(ids))
 
     def __setitem__(self, ids: Ids, positions: np.ndarray) -> None:
-        self._at.update(zip(ids.tolist(), positions.tolist(), strict=True))
+        self._at.update(zip(self._keys(ids), positions.tolist(), strict=True))
+
+    def _keys(self, ids: Ids) -> list[int]:
+        keys: list[int] = mix(ids.astype(np.uint64) ^ self._salt).tolist()
+        return keys
 
 
 def sum_duplicates(ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:

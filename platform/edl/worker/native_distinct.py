@@ -5,6 +5,8 @@ The extension is built by ``make native``; importing this module without it is a
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,10 +16,15 @@ Ids = NDArray[np.int64]
 
 
 class NativeDistinct:
-    """A hash table in the processor's cache; used by one thread at a time. The GIL is released."""
+    """A hash table in the processor's cache; used by one thread at a time. The GIL is released.
 
-    def __init__(self) -> None:
-        self._found = _distinct.Distinct()
+    Args:
+        salt: 64 bits, of its hash; by default secret, so that nobody can choose ids that crowd. No result
+            depends on it.
+    """
+
+    def __init__(self, salt: int | None = None) -> None:
+        self._found = _distinct.Distinct(secrets.randbits(64) if salt is None else salt)
 
     def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
         """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""

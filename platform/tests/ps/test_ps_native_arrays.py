@@ -154,7 +154,7 @@ def test_a_table_that_cannot_be_is_refused(settings_: dict[str, Any]) -> None:
 )
 def test_a_table_of_a_shape_that_its_kernel_cannot_move_is_refused(wrong: dict[str, Any], says: str) -> None:
     initializer = _native.Initializer(_native.Distribution.constant, 0.0, 0.0, 1)
-    right = {"dim": DIM, "slots": [0.1], "threads": 1, "isa": "", "evict_after": 0}
+    right = {"dim": DIM, "slots": [0.1], "threads": 1, "isa": "", "evict_after": 0, "salt": 0}
     with pytest.raises(ValueError, match=says):
         _native.Table(initializer=initializer, optimizer=_native.Optimizer.adagrad, **(right | wrong))
 

@@ -226,12 +226,14 @@ NB_MODULE(_native, module) {
   nb::class_<Table>(module, "Table")
       .def("__init__",
            [](Table* self, std::size_t dim, std::vector<float> slots, const Initializer& initializer,
-              Optimizer optimizer, std::size_t threads, const std::string& isa, std::uint32_t evict_after) {
+              Optimizer optimizer, std::size_t threads, const std::string& isa, std::uint32_t evict_after,
+              std::uint64_t salt) {
              check_table(dim, slots.size(), kernels(isa.c_str()).rule(optimizer, 1).slots, threads);
-             new (self) Table(Shape{dim, std::move(slots), evict_after}, initializer, optimizer, threads, isa);
+             new (self) Table(Shape{dim, std::move(slots), evict_after}, initializer, optimizer, threads, isa,
+                             salt);
            },
            nb::arg("dim"), nb::arg("slots"), nb::arg("initializer"), nb::arg("optimizer"), nb::arg("threads"),
-           nb::arg("isa"), nb::arg("evict_after"))
+           nb::arg("isa"), nb::arg("evict_after"), nb::arg("salt"))
       .def("__len__", &Table::size)
       .def_prop_ro("extent", &Table::extent)
       .def_prop_ro("isa", &Table::isa)

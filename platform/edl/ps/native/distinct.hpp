@@ -14,6 +14,9 @@ namespace edl {
 
 class Distinct {
  public:
+  // No result depends on `salt`.
+  explicit Distinct(std::uint64_t salt) : salt_(salt) {}
+
   // Takes a batch instead of the last one. Calls use(i, index, is_new) for each of its ids: the number of the equal one among
   // `ids()`, and whether this is the first of them. Throws std::bad_alloc.
   template <typename Use>
@@ -21,14 +24,19 @@ class Distinct {
     const std::size_t count = ids.size();
     const std::size_t capacity = std::bit_ceil(std::max<std::size_t>(2 * count, 16));
     const unsigned shift = static_cast<unsigned>(64 - std::bit_width(capacity - 1));
-    const auto spot = [&](std::size_t i) { return scattered(static_cast<std::uint64_t>(ids[i])) >> shift; };
     places_.assign(capacity, 0);
     ids_.clear();
     ids_.reserve(count);
+    std::size_t most_probes = kMostProbes;
+    std::uint64_t salt = salt_;  // in a register: what is written below could change a member
     for (std::size_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) prefetch_to_write(&places_[spot(i + kAhead)]);
-      std::size_t here = spot(i);
-      while (places_[here] != 0 && ids_[places_[here] - 1] != ids[i]) here = (here + 1) & (capacity - 1);
+      if (i + kAhead < count) prefetch_to_write(&places_[scattered(ids[i + kAhead], salt) >> shift]);
+      std::size_t here = probe(ids[i], scattered(ids[i], salt) >> shift, most_probes);
+      while (here == capacity) [[unlikely]] {
+        most_probes = scatter_anew(shift, most_probes);
+        salt = salt_;
+        here = probe(ids[i], scattered(ids[i], salt) >> shift, most_probes);
+      }
       const bool is_new = places_[here] == 0;
       if (is_new) {
         ids_.push_back(ids[i]);
@@ -43,16 +51,48 @@ class Distinct {
 
  private:
   static constexpr std::size_t kAhead = 16;
+  static constexpr std::size_t kMostProbes = 256;  // chance ids need some dozens
+
+  // Where an id that belongs at `here` is, or would be; as many as there are places if so many from there on are others'.
+  std::size_t probe(std::int64_t id, std::size_t here, std::size_t most_probes) const {
+    const std::uint32_t* const places = places_.data();
+    const std::int64_t* const known = ids_.data();
+    const std::size_t last = places_.size() - 1;
+    if (places[here] == 0 || known[places[here] - 1] == id) return here;
+    for (std::size_t probes = 1; probes < most_probes; ++probes) {
+      here = (here + 1) & last;
+      if (places[here] == 0 || known[places[here] - 1] == id) return here;
+    }
+    return last + 1;
+  }
+
+  // The ids so far to other places: under this salt they crowd. Returns the bound of a probe from now on. It ends: the bound
+  // doubles with each salt, half of the places are free, and a probe of all of them finds one.
+  [[gnu::noinline, gnu::cold]] std::size_t scatter_anew(unsigned shift, std::size_t most_probes) {
+    for (bool crowded = true; crowded;) {
+      salt_ = next_salt(salt_);
+      most_probes *= 2;
+      std::ranges::fill(places_, 0U);
+      crowded = false;
+      for (std::size_t i = 0; i < ids_.size() && !crowded; ++i) {
+        const std::size_t here = probe(ids_[i], scattered(ids_[i], salt_) >> shift, most_probes);
+        crowded = here == places_.size();
+        if (!crowded) places_[here] = static_cast<std::uint32_t>(i + 1);
+      }
+    }
+    return most_probes;
+  }
 
   // One product, of which both halves are used, as in wyhash: half of the work of `place`, for a table that is left at once.
-  static std::uint64_t scattered(std::uint64_t id) {
+  static std::uint64_t scattered(std::int64_t id, std::uint64_t salt) {
     __extension__ typedef unsigned __int128 Wide;
-    const Wide product = Wide{id ^ 0xA0761D6478BD642FU} * 0xE7037ED1A0B428DBU;
+    const Wide product = Wide{static_cast<std::uint64_t>(id) ^ salt} * 0xE7037ED1A0B428DBU;
     return static_cast<std::uint64_t>(product >> 64) ^ static_cast<std::uint64_t>(product);
   }
 
   std::vector<std::uint32_t> places_;  // by hash: index + 1, 0 for none
   std::vector<std::int64_t> ids_;
+  std::uint64_t salt_;
 };
 
 }  // namespace edl

@@ -13,7 +13,8 @@ namespace edl {
 
 class Gradients {
  public:
-  Gradients(const Kernels& kernels, std::size_t dim) : kernels_(kernels), dim_(dim) {}
+  Gradients(const Kernels& kernels, std::size_t dim, std::uint64_t salt)
+      : kernels_(kernels), dim_(dim), distinct_(salt) {}
 
   // Take `ids` and their gradients, `[ids.size(), dim]`; they must stay where they are. Throws std::bad_alloc.
   void take(std::span<const std::int64_t> ids, const float* gradients);

@@ -14,9 +14,12 @@ inline std::uint64_t mix(std::uint64_t key) {
   return x ^ (x >> 31);
 }
 
-// Where a row is looked for. Salted: mix(id) itself decides which server owns a row, so that on one server its low bits
-// are all alike.
-inline std::uint64_t place(std::uint64_t id) { return mix(id ^ 0xA0761D6478BD642FU); }
+// Where an id is looked for. Salted for two reasons: mix(id) itself decides which server owns a row, so that on one server its
+// low bits are all alike; and who knows the salt can choose ids that all belong in one place, so each table draws its own.
+inline std::uint64_t place(std::uint64_t id, std::uint64_t salt) { return mix(id ^ salt); }
+
+// The salt after one under which ids crowd.
+inline std::uint64_t next_salt(std::uint64_t salt) { return mix(salt); }
 
 // To GCC a function that only prefetches does nothing, and calls of it that are not inlined early are left out, lambdas around
 // them too. The empty statement is something that it does.

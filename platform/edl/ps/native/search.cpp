@@ -28,7 +28,7 @@ void Search::look_for(std::span<const std::int64_t> ids, std::span<const std::ui
 
 void Search::fetch_home(std::size_t i) {
   if (is_known(i)) return;
-  hashes_[i] = place(id(i));
+  hashes_[i] = index_.hash(id(i));
   homes_[i] = &index_.home(hashes_[i]);
   prefetch(homes_[i]);
 }

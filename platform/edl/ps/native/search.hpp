@@ -31,7 +31,7 @@ class Search {
     if (i + kAhead < ids_.size()) fetch(i + kAhead);
     const std::uint32_t likely = likely_[i];
     if (likely == Index::kNowhere || rows_.holds(likely, id(i))) return likely;
-    return index_.find(id(i), place(id(i)));
+    return index_.find(id(i), index_.hash(id(i)));
   }
 
  private:

@@ -5,12 +5,13 @@
 
 namespace edl {
 
-Snapshot::Snapshot(const Rows& rows)
+Snapshot::Snapshot(const Rows& rows, std::uint64_t salt)
     : rows_(rows),
       size_(rows.size()),
       count_(rows.size() - rows.free()),
       places_(std::max<std::size_t>(size_, 1) * sizeof(std::uint32_t), kHugePage),
-      kept_(rows.like()) {}
+      kept_(rows.like()),
+      dropped_(salt) {}
 
 void Snapshot::reserve(std::size_t rows) { kept_.reserve(std::min(kept_count_ + rows, size_)); }
 

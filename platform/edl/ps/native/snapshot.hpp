@@ -23,8 +23,8 @@ struct Released : std::runtime_error {
 
 class Snapshot {
  public:
-  // Of the rows as they are now; they must outlive it. Throws std::bad_alloc.
-  explicit Snapshot(const Rows& rows);
+  // Of the rows as they are now; they must outlive it. `salt`: as Table has it. Throws std::bad_alloc.
+  Snapshot(const Rows& rows, std::uint64_t salt);
 
   // Positions are below `size`; at `count` of them was a row.
   std::size_t size() const { return size_; }

@@ -22,14 +22,17 @@ void check(const Snapshot& snapshot) {
 
 }  // namespace
 
-Table::Table(Shape shape, Initializer initializer, Optimizer optimizer, std::size_t threads, const std::string& isa)
+Table::Table(Shape shape, Initializer initializer, Optimizer optimizer, std::size_t threads, const std::string& isa,
+             std::uint64_t salt)
     : shape_(std::move(shape)),
       initializer_(initializer),
       kernels_(kernels(isa.c_str())),
       update_(kernels_.rule(optimizer, shape_.dim).update),
       rows_(shape_.dim * (1 + shape_.slots.size()), shape_.evict_after != 0),
+      index_(rows_, salt),
       expiry_(rows_, shape_.evict_after),
-      gradients_(kernels_, shape_.dim),
+      gradients_(kernels_, shape_.dim, salt),
+      salt_(salt),
       pool_(threads) {}
 
 std::size_t Table::size() const {
@@ -117,8 +120,8 @@ void Table::update_missing(const Step& step, std::uint32_t now) {
   }
   const auto id = [this](std::size_t i) { return static_cast<std::uint64_t>(gradients_.ids()[missing_[i]]); };
   for (std::size_t i = 0; i < missing_.size(); ++i) {
-    if (i + kAhead < missing_.size()) prefetch_to_write(&index_.home(place(id(i + kAhead))));
-    update_(step, append(id(i), place(id(i)), now), gradients_.gradient(missing_[i]), shape_.dim);
+    if (i + kAhead < missing_.size()) prefetch_to_write(&index_.home(index_.hash(id(i + kAhead))));
+    update_(step, append(id(i), index_.hash(id(i)), now), gradients_.gradient(missing_[i]), shape_.dim);
   }
 }
 
@@ -147,7 +150,7 @@ void Table::drop(std::uint32_t now) {
 void Table::drop_due(std::uint32_t now) {
   expiry_.advance(now, [this](std::uint32_t position) {
     for (const auto& snapshot : snapshots_) snapshot->drop(position);
-    index_.erase(place(rows_.id(position)), position);
+    index_.erase(index_.hash(rows_.id(position)), position);
     rows_.give_back(position);
   });
 }
@@ -210,7 +213,7 @@ std::size_t Table::scan(Snapshot& snapshot, std::size_t start, const Columns& ou
 
 std::shared_ptr<Snapshot> Table::snapshot() {
   const std::unique_lock lock(mutex_);
-  return snapshots_.emplace_back(std::make_shared<Snapshot>(rows_));
+  return snapshots_.emplace_back(std::make_shared<Snapshot>(rows_, salt_));
 }
 
 void Table::release(const std::shared_ptr<Snapshot>& snapshot) {
@@ -228,10 +231,10 @@ void Table::load(Ids ids, const float* values, std::span<const float* const> slo
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const auto id = static_cast<std::uint64_t>(ids[i]);
     const std::uint32_t step = std::max<std::uint32_t>(seen == nullptr ? now : seen[i], 1);
-    const std::uint32_t known = index_.find(id, place(id));
+    const std::uint32_t known = index_.find(id, index_.hash(id));
     if (known != Index::kNowhere) keep(known);
     if (known != Index::kNowhere && rows_.tracked()) rows_.see(known, step);
-    float* row = known == Index::kNowhere ? append(id, place(id), step) : rows_.values(known);
+    float* row = known == Index::kNowhere ? append(id, index_.hash(id), step) : rows_.values(known);
     kernels_.copy(row, values + i * dim, dim);
     for (std::size_t slot = 0; slot < slots.size(); ++slot) {
       kernels_.copy(row + (slot + 1) * dim, slots[slot] + i * dim, dim);

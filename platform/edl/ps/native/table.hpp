@@ -47,7 +47,9 @@ struct Shape {
 
 class Table {
  public:
-  Table(Shape shape, Initializer initializer, Optimizer optimizer, std::size_t threads, const std::string& isa);
+  // `salt`: of its hash tables. Nobody outside should know it, and no result depends on it.
+  Table(Shape shape, Initializer initializer, Optimizer optimizer, std::size_t threads, const std::string& isa,
+        std::uint64_t salt);
 
   // Rows that are stored, and below what their positions are.
   std::size_t size() const;
@@ -115,9 +117,10 @@ class Table {
   const Kernels& kernels_;
   Update update_;
   Rows rows_;
-  Index index_{rows_};
+  Index index_;
   Expiry expiry_;
   Gradients gradients_;
+  std::uint64_t salt_;
   mutable Reads reads_;
   // Of the push that is applied: which ids are not stored yet, by index.
   std::vector<std::uint8_t> is_missing_;

@@ -40,7 +40,7 @@ void copy(const Distinct& distinct, const NewIds& out) {
 
 NB_MODULE(_distinct, module) {
   nb::class_<Distinct>(module, "Distinct")
-      .def(nb::init<>())
+      .def(nb::init<std::uint64_t>(), nb::arg("salt"))
       .def("take", &take, nb::arg("ids"), nb::arg("positions").noconvert())
       .def("copy", &copy, nb::arg("out").noconvert());
 }

@@ -1,5 +1,5 @@
-// The table without Python, for sanitizers: random pushes against a map, then readers beside a writer. Exit code 1 and one
-// line when something is wrong. Its argument is how often, each time with another seed.
+// The table without Python, for sanitizers: random pushes against a map, ids that were chosen for the table's salt, then
+// readers beside a writer. Exit code 1 and one line when something is wrong. Its argument is how often, each time with another seed.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -15,6 +15,7 @@
 namespace {
 
 constexpr edl::Step kSgd{1.0F, 0.0F, 0.0F, 0.0F, 0.0F, 0.0F, 0.0F};
+constexpr std::uint64_t kSalt = 0xA0761D6478BD642FU;
 constexpr edl::Initializer kZeros{edl::Distribution::constant, 0.0, 0.0, 1};
 
 void require(bool holds, const char* what) {
@@ -26,7 +27,7 @@ void require(bool holds, const char* what) {
 // Under SGD with gradients of one, a row says how often it was pushed.
 void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std::int64_t range, std::size_t batch,
                    int pushes, std::size_t seed) {
-  edl::Table table({dim, std::vector<float>(slots, 0.5F), 0}, kZeros, edl::Optimizer::sgd, threads, "");
+  edl::Table table({dim, std::vector<float>(slots, 0.5F), 0}, kZeros, edl::Optimizer::sgd, threads, "", seed);
   std::unordered_map<std::int64_t, float> expected;
   std::mt19937_64 random(seed * 1000 + dim * 31 + threads);
   std::uniform_int_distribution<std::int64_t> any(-range, range);
@@ -55,7 +56,7 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
     for (const float value : slot) require(value == 0.5F, "a slot variable moved");
   }
 
-  edl::Table restored({dim, std::vector<float>(slots, 0.0F), 0}, kZeros, edl::Optimizer::sgd, threads, "");
+  edl::Table restored({dim, std::vector<float>(slots, 0.0F), 0}, kZeros, edl::Optimizer::sgd, threads, "", seed);
   restored.load(stored, values.data(), std::vector<const float*>(parts.begin(), parts.end()), nullptr, 1);
   restored.read(stored, read.data());
   require(read == values && restored.size() == table.size(), "the restored table differs");
@@ -65,7 +66,7 @@ void against_a_map(std::size_t dim, std::size_t slots, std::size_t threads, std:
 void each_once(std::size_t count, std::int64_t range, std::size_t seed) {
   std::mt19937_64 random(seed);
   std::uniform_int_distribution<std::int64_t> any(-range, range);
-  edl::Distinct distinct;
+  edl::Distinct distinct(seed);
   std::vector<std::int64_t> ids(count);
   for (int batch = 0; batch < 3; ++batch) {
     for (std::int64_t& id : ids) id = any(random);
@@ -83,7 +84,7 @@ void each_once(std::size_t count, std::int64_t range, std::size_t seed) {
 
 void readers_beside_a_writer() {
   constexpr std::size_t kDim = 16, kRows = 9000;
-  edl::Table table({kDim, {}, 0}, kZeros, edl::Optimizer::sgd, 2, "");
+  edl::Table table({kDim, {}, 0}, kZeros, edl::Optimizer::sgd, 2, "", kSalt);
   std::vector<std::int64_t> ids(kRows);
   for (std::size_t i = 0; i < kRows; ++i) ids[i] = static_cast<std::int64_t>(i);
   std::atomic<bool> done = false;
@@ -106,7 +107,7 @@ void readers_beside_a_writer() {
 // however late it is read, and what it says must stay.
 void snapshots_beside_writers(std::size_t readers) {
   constexpr std::size_t kDim = 8, kShare = 9000, kWriters = 2;
-  edl::Table table({kDim, {0.5F}, 0}, kZeros, edl::Optimizer::sgd, 2, "");
+  edl::Table table({kDim, {0.5F}, 0}, kZeros, edl::Optimizer::sgd, 2, "", kSalt);
   std::atomic<bool> done = false;
   const auto writing = [&](std::size_t writer) {
     std::vector<std::int64_t> ids(kShare);
@@ -153,7 +154,7 @@ void snapshots_beside_writers(std::size_t readers) {
 // Rows come and go, positions are used again: a snapshot still reads alike by id and by position.
 void snapshots_while_rows_are_dropped(std::size_t seed) {
   constexpr std::size_t kDim = 4, kBatch = 3000;
-  edl::Table table({kDim, {0.5F}, 3}, kZeros, edl::Optimizer::sgd, 2, "");
+  edl::Table table({kDim, {0.5F}, 3}, kZeros, edl::Optimizer::sgd, 2, "", kSalt);
   std::atomic<bool> done = false;
   std::thread writer([&] {
     std::mt19937_64 random(seed);
@@ -185,6 +186,59 @@ void snapshots_while_rows_are_dropped(std::size_t seed) {
   require(table.extent() <= 5 * kBatch, "positions of dropped rows are not used again");
 }
 
+// The id whose hash under a salt is this: splitmix64 backwards.
+std::int64_t with_hash(std::uint64_t hash, std::uint64_t salt) {
+  const auto inverse = [](std::uint64_t odd) {
+    std::uint64_t found = odd;
+    for (int i = 0; i < 6; ++i) found *= 2 - odd * found;
+    return found;
+  };
+  const auto unshifted = [](std::uint64_t x, unsigned bits) {
+    std::uint64_t found = x;
+    for (unsigned i = 0; i < 64 / bits + 1; ++i) found = x ^ (found >> bits);
+    return found;
+  };
+  std::uint64_t x = unshifted(hash, 31) * inverse(0x94D049BB133111EBU);
+  x = unshifted(x, 27) * inverse(0xBF58476D1CE4E5B9U);
+  return static_cast<std::int64_t>((unshifted(x, 30) - 0x9E3779B97F4A7C15U) ^ salt);
+}
+
+// Pushes of ids that were chosen for the table's salt, each time for another part of its index, while rows are dropped and a
+// snapshot notes their ids.
+void chosen_ids(std::size_t seed) {
+  constexpr std::size_t kDim = 2, kBatch = 19'000;
+  std::mt19937_64 random(seed);
+  const std::uint64_t salt = random();
+  edl::Table table({kDim, {}, 2}, kZeros, edl::Optimizer::sgd, 2, "", salt);
+  const std::vector<float> ones(kBatch * kDim, 1.0F);
+  std::vector<std::int64_t> before;
+  for (std::uint32_t step = 1; step <= 4; ++step) {
+    const unsigned leading = static_cast<unsigned>(random() % 40), low = static_cast<unsigned>(random() % 20);
+    const std::uint64_t above = leading == 0 ? 0 : ~std::uint64_t{0} << (64 - leading);
+    const std::uint64_t below = low == 0 ? 0 : ~std::uint64_t{0} << (32 - low) & 0xFFFFFFFFU;
+    const std::uint64_t fixed = random();
+    std::vector<std::int64_t> ids(kBatch);
+    for (std::int64_t& id : ids) id = with_hash((random() & ~(above | below)) | (fixed & (above | below)), salt);
+    const std::uint64_t got = edl::place(static_cast<std::uint64_t>(ids[0]), salt);
+    require(((got ^ fixed) & (above | below)) == 0, "an id has another hash");
+    std::sort(ids.begin(), ids.end());
+    ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+    const auto snapshot = table.snapshot();
+    table.apply(ids, ones.data(), kSgd, step);
+    if (step > 1 && random() % 2 == 0) table.drop(step + 3);
+    std::vector<float> now(ids.size() * kDim), then(before.size() * kDim), new_then(now.size());
+    table.read(ids, now.data());
+    table.read(*snapshot, before, then.data());
+    table.read(*snapshot, ids, new_then.data());
+    const bool is_dropped = table.size() == 0;
+    for (const float value : now) require(value == (is_dropped ? 0.0F : -1.0F), "a chosen id is not where it was put");
+    for (const float value : new_then) require(value == 0.0F, "a snapshot has what came later");
+    for (const float value : then) require(value == -1.0F, "a snapshot has lost a chosen id");
+    table.release(snapshot);
+    before = is_dropped ? std::vector<std::int64_t>{} : ids;
+  }
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -199,6 +253,7 @@ int main(int count, char** words) {
     }
     each_once(5000, 3000, seed);
     each_once(20'000, std::int64_t{1} << 62, seed);
+    chosen_ids(seed);
     readers_beside_a_writer();
     snapshots_beside_writers(3);
     snapshots_while_rows_are_dropped(seed);
