@@ -43,6 +43,7 @@ def snapshot(state: State) -> dict[str, Any]:
         "handed_over": [state.kept_cut, dict(fleet.handed_over)],
         "memory": [fleet.memory.raised, fleet.memory.since],
         "scaled": list(state.scaled),
+        "balance": [dict(fleet.offsets), sorted(fleet.measured.items())],
         "revoked": sorted(state.revoked),
         "revocations": [revocation.row() for revocation in state.revocations],
     }
@@ -66,6 +67,8 @@ def restore(state: State, was: Mapping[str, Any]) -> None:
     state.kept_cut, handed_over = was.get("handed_over", (0, {}))
     state.fleet.handed_over = dict(handed_over)
     state.fleet.memory = Memory(*was.get("memory", ()))
+    offsets, measured = was.get("balance", ({}, ()))
+    state.fleet.offsets, state.fleet.measured = dict(offsets), dict(measured)
     least, most = was.get("scaled", (None, None))
     state.scaled = least, most
     state.revoked = set(was["revoked"])

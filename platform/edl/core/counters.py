@@ -11,6 +11,8 @@ class Counters:
 
     Attributes:
         updates_of: of ``updates_rolled_back``, those of each PS, by its index in decimal: JSON has no other keys.
+        steps_not_applied: steps that workers reported as done and that a PS that lost nothing did not apply, or the
+            other way round: see ``balance``.
         skipped: corrupt records that were left out, counted every time.
         corrupt: of them, by pass over a data set: what ``data.max_corrupt_records`` limits.
     """
@@ -20,6 +22,7 @@ class Counters:
     skipped: int = 0
     rolled_back: int = 0
     updates_rolled_back: int = 0
+    steps_not_applied: int = 0
     updates_of: dict[str, int] = field(default_factory=dict)
     workers_lost: int = 0
     loss: float | None = None

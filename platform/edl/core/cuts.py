@@ -43,6 +43,7 @@ class Cut:
         within: steps of each live lease that the cut holds.
         below: leases from this number on were granted later, and the cut holds nothing of them.
         versions: of each PS, when it made its copy.
+        entered: steps that each PS had let in by then, since it began or went back; of those that say so.
         deadline: when updates have been held for too long.
         pause: seconds for which one PS held updates, at most.
     """
@@ -56,6 +57,7 @@ class Cut:
     within: dict[int, int] = field(default_factory=dict)
     below: int = 0
     versions: dict[str, int] = field(default_factory=dict)
+    entered: dict[str, int] = field(default_factory=dict)
     deadline: float = float("inf")
     pause: float = 0.0
     keep: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edl.core import evaluation
+from edl.core import balance, evaluation
 from edl.core.checkpoint import Checkpoint
 from edl.core.evaluation import Round
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
@@ -86,6 +86,7 @@ def _returned(state: State, entry: Mapping[str, Any]) -> None:
     if not found:
         return
     state.ledgers[found[0]].give_back(number, entry["through"], entry.get("quarantine", 0))
+    balance.leased_again(state, entry.get("extra", {}))
     state.counters.repeated += entry["repeated"]
     state.counters.partial += entry["partial"]
     if found[0] == TRAINING:
@@ -107,6 +108,7 @@ def _settled(state: State, number: int) -> None:
 
 def _cut(state: State, entry: Mapping[str, Any]) -> None:
     state.cut_number = max(state.cut_number, entry["cut"])
+    balance.enter(state, entry)
 
 
 def _saved(state: State, entry: Mapping[str, Any]) -> None:
@@ -167,8 +169,7 @@ def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
         fleet.holding.pop(entry["ps"], None)
         # A successor that is lost, too, has perhaps applied what the checkpoint lacks.
         fleet.handed_over = {uid: index for uid, index in fleet.handed_over.items() if index != entry["ps"]}
-        of = state.counters.updates_of
-        of[str(entry["ps"])] = of.get(str(entry["ps"]), 0) + entry["updates"]
+        balance.lost(state, str(entry["ps"]), entry["updates"])
     else:
         training = state.ledgers[TRAINING]
         training.restore(entry["ledger"])
@@ -183,13 +184,15 @@ def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
         state.revocations.clear()
         state.fleet.holding.clear()
         _released(state)
-    state.counters.updates_rolled_back += entry.get("updates", 0)
+        balance.went_back(state, entry["ledger"].get("lacking", None if entry["cut"] else {}))
     _evaluation_off(state, entry)
     _final(state, {"cut": 0})
 
 
 def _restored(state: State, entry: Mapping[str, Any]) -> None:
     state.fleet.born[entry["ps"]] = entry["born"]
+    if "index" in entry:
+        balance.restored(state, entry["ps"], entry["index"])
 
 
 def _worker(state: State, entry: Mapping[str, Any]) -> None:

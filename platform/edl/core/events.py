@@ -188,10 +188,15 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """A PS refuses these leases from now on; it had applied so many steps of each."""
+    """A PS refuses these leases from now on; it had applied so many steps of each.
+
+    Attributes:
+        first: the first step of each that it let in since it began, or went back to a checkpoint.
+    """
 
     ps: str
     applied: Mapping[int, int]
+    first: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +218,17 @@ class UpdatesHeld:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """A PS has its copy of a cut, for which it held updates for ``pause`` seconds."""
+    """A PS has its copy of a cut, for which it held updates for ``pause`` seconds.
+
+    Attributes:
+        entered: steps that it let in since it began, or went back to a checkpoint; None if it does not count them.
+    """
 
     ps: str
     cut: int
     version: int
     pause: float
+    entered: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

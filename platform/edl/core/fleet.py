@@ -44,6 +44,8 @@ class Fleet:
         roles: the pods that have not ended, by what they are.
         born: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What it says of
             older leases may be older than what they reached.
+        offsets: by uid of a PS, what ``balance`` adds to the steps done; survives the master.
+        measured: uid of the PS of each index that the newest cut was measured with; survives the master.
     """
 
     ps: int
@@ -54,6 +56,8 @@ class Fleet:
     handed_over: dict[str, int] = field(default_factory=dict)
     memory: Memory = UNRAISED
     born: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
+    measured: dict[int, str] = field(default_factory=dict)
     built: set[str] = field(default_factory=set)
     pods: dict[str, Pod] = field(default_factory=dict)
     asked: Asking = field(default_factory=Asking)

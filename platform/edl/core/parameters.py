@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core import snapshots
+from edl.core import balance, snapshots
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
 from edl.core.events import (
@@ -117,7 +117,7 @@ def _load(state: State, pod: Pod, cut: int, now: float) -> None:
     """Once: a PS that loads again forgets what it applied since."""
     if not pod.loading:
         pod.loading = True
-        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number()})
+        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number(), "index": pod.index})
         _attach(state, pod, cut, now)
 
 
@@ -137,7 +137,7 @@ def _holds(state: State, pod: Pod) -> None:
         return
     if not state.settings.durable and state.training is not None and state.training.leases:
         # It begins with initial values, and has never heard of what the leases reached before.
-        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number()})
+        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number(), "index": pod.index})
     kept = state.kept_cut
     for revocation in state.revocations if kept else ():
         revocation.waiting.add(pod.uid)  # a successor knows as much of the leases as the one before
@@ -197,8 +197,10 @@ def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) ->
     if not any(fleet.is_live(uid) for uid in fleet.holding.values()):
         roll_back(state, reason)
         return
+    then, now = balance.lacking_at(state, older), balance.lacking_at(state, newest)
     for index in sorted(set(range(fleet.ps)) - fleet.holding.keys()):
-        _part_back(state, index, max(0, newest.step - older.step), reason)
+        more = newest.step - older.step + then.get(str(index), 0) - now.get(str(index), 0)
+        _part_back(state, index, max(0, more), reason)
     for pod in fleet.live(Role.PS):
         pod.stale = pod.loading and fleet.holding.get(pod.index) != pod.uid
 
@@ -228,9 +230,8 @@ def check(state: State, reason: str) -> None:
     if len(gone) == len(holding):
         roll_back(state, told)
         return
-    updates = state.step - (state.checkpoint.step if state.checkpoint else 0)
     for index in gone:
-        _part_back(state, index, max(0, updates), f"ps-{index}: {reason}")
+        _part_back(state, index, balance.lost_with(state, index), f"ps-{index}: {reason}")
 
 
 def _part_back(state: State, index: int, updates: int, reason: str) -> None:

@@ -104,7 +104,7 @@ def ask(state: State, revocation: Revocation) -> None:
 def revoked(state: State, event: Revoked, now: float) -> None:
     """A PS says how far it got with revoked leases."""
     for revocation in state.revocations:
-        revocation.answered(event.ps, event.applied)
+        revocation.answered(event.ps, event.applied, event.first)
 
 
 def settle_revocations(state: State, now: float) -> None:
@@ -124,6 +124,7 @@ def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int
     lease = state.ledgers[TRAINING].leases[s.lease]
     rest = lease.work.split(lease.position(s.through))[1]
     entry = {"kind": "returned", "lease": s.lease, "through": s.through, "partial": s.partial, "repeated": s.repeated}
+    entry |= {"extra": dict(s.extra)} if s.extra else {}
     state.record({**entry, "quarantine": quarantine} if quarantine else entry)
     if rest.records:
         told = _where(rest)

@@ -16,6 +16,7 @@ class Revocation:
     Attributes:
         waiting: uids of PS that have not answered.
         answers: what the others said: steps applied, by lease.
+        first: the first step of each lease that they let in since they began, or went back to a checkpoint.
         in_flight: whether a minibatch may have been in the worker's hands and is computed in vain.
         crashed: whether the worker ended by an error of its own.
     """
@@ -27,6 +28,7 @@ class Revocation:
     crashed: bool = False
     waiting: set[str] = field(default_factory=set)
     answers: dict[str, Mapping[int, int]] = field(default_factory=dict)
+    first: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def row(self) -> list[Any]:
         """What the journal keeps: who is waited for is found again by looking."""
@@ -38,16 +40,25 @@ class Revocation:
         worker, leases, reason, in_flight, crashed = row
         return cls(worker, tuple(leases), reason, in_flight, crashed)
 
-    def answered(self, ps: str, applied: Mapping[int, int]) -> None:
+    def answered(self, ps: str, applied: Mapping[int, int], first: Mapping[int, int] | None = None) -> None:
         """A PS refuses the leases from now on and says what it applied."""
         if ps in self.waiting and all(number in applied for number in self.leases):
             self.waiting.discard(ps)
-            self.answers[ps] = applied
+            self.answers[ps], self.first[ps] = applied, first or {}
 
     def lost(self, ps: str) -> None:
         """A PS that will never answer."""
         self.waiting.discard(ps)
         self.answers.pop(ps, None)
+        self.first.pop(ps, None)
+
+    def let_in(self, lease: int, through: int) -> dict[str, int]:
+        """How many steps of a lease, from ``through`` on, each PS let in; without those that let in none."""
+        found = {}
+        for ps, first in self.first.items():
+            if lease in first and (steps := self.answers[ps][lease] - max(through, first[lease])) > 0:
+                found[ps] = steps
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +67,14 @@ class Settlement:
 
     Attributes:
         partial: steps that some PS applied and others did not.
+        extra: of those, how many each PS let in, by uid.
     """
 
     lease: int
     through: int
     partial: int
     repeated: int
+    extra: Mapping[str, int] = field(default_factory=dict)
 
 
 def settle(revocation: Revocation, leases: Mapping[int, Lease]) -> list[Settlement]:
@@ -80,5 +93,5 @@ def settle(revocation: Revocation, leases: Mapping[int, Lease]) -> list[Settleme
         if low < lease.steps and (in_flight or high > low):
             repeated = lease.position(max(high, low + 1)) - lease.position(low)
             in_flight = False
-        settlements.append(Settlement(number, low, high - low, repeated))
+        settlements.append(Settlement(number, low, high - low, repeated, revocation.let_in(number, low)))
     return settlements

@@ -5,7 +5,7 @@ The protocol is in docs/design/0002-record-accounting.md.
 
 from __future__ import annotations
 
-from edl.core import checkpoint_failures, cuts
+from edl.core import balance, checkpoint_failures, cuts
 from edl.core.cluster import Role
 from edl.core.compaction import dataset_entry
 from edl.core.cuts import Cut, Stage
@@ -123,6 +123,8 @@ def taken(state: State, event: SnapshotTaken, now: float) -> None:
     if cut is None or cut.number != event.cut or not cut.answered(Stage.SNAPSHOT, event.ps):
         return
     cut.versions[event.ps], cut.pause = event.version, max(cut.pause, event.pause)
+    if event.entered is not None:
+        cut.entered[event.ps] = event.entered
     if event.ps in state.fleet.pods:
         state.fleet.pods[event.ps].version = event.version
     if cut.complete:
@@ -133,7 +135,12 @@ def _complete(state: State, cut: Cut) -> None:
     version, step = max(cut.versions.values(), default=0), state.frozen["done_steps"]
     applied = {str(number): through for number, through in cut.within.items()}
     entry = {"kind": "cut_taken", "cut": cut.number, "step": step, "version": version, "below": cut.below}
+    found = _weigh(state, cut, step)
+    if cut.entered:
+        entry |= {"lacking": found.lacking, "differs": found.differs}
     state.record({**entry, "applied": applied, "pause": round(cut.pause, 6)})
+    # Of a checkpoint without it, written by an older EDL, nobody knows.
+    state.frozen["lacking"] = dict(state.counters.updates_of)
     if cut.pin:
         for uid in cut.versions:
             state.pins[uid] = state.pins.get(uid, frozenset()) | {cut.number}
@@ -144,6 +151,26 @@ def _complete(state: State, cut: Cut) -> None:
         state.do(SaveCheckpoint(cut.number, step, version, state.frozen, cut.pause, dataset_entry(state)))
     else:
         state.cut = None
+
+
+def _weigh(state: State, cut: Cut, step: int) -> balance.Balance:
+    """Compare what is done with what was applied; tell what was not known when a PS was lost, and what differs."""
+    found = balance.at_cut(state, cut, step)
+    back = state.checkpoint.cut if state.checkpoint is not None else None
+    for index, updates in found.lacking.items():
+        more = updates - state.counters.updates_of.get(index, 0)
+        if more:
+            reason = f"ps-{index}: steps that were in and not yet reported when it was lost"
+            state.tell("rolled_back", records=0, updates=more, to_cut=back, reason=reason)
+    if found.differs:
+        uid, steps = max(found.differs.items(), key=lambda item: abs(item[1]))
+        which = "reports steps that it did not push" if steps > 0 else "pushes steps that it does not report"
+        state.tell(
+            "warning",
+            message=f"at cut {cut.number} {step} steps are done, and ps-{state.fleet.pods[uid].index} applied "
+            f"{abs(steps)} {'fewer' if steps > 0 else 'more'} than that: a worker {which}",
+        )
+    return found
 
 
 def _ledger(state: State) -> Ledger:

@@ -121,7 +121,7 @@ class Asker:
         request = pb.RevokeRequest(incarnation=self.incarnation, leases=command.leases, floor=command.floor)
 
         def event(reply: pb.RevokeReply) -> Event:
-            return Revoked(command.ps, _steps(reply.applied))
+            return Revoked(command.ps, _steps(reply.applied), _steps(reply.first))
 
         return Question(PsControl.Revoke, request, event, needed=True)
 
@@ -147,7 +147,8 @@ class Asker:
         )
 
         def event(reply: pb.SnapshotReply) -> Event:
-            return SnapshotTaken(uid, command.cut, reply.version, reply.pause_seconds)
+            entered = reply.entered if reply.HasField("entered") else None
+            return SnapshotTaken(uid, command.cut, reply.version, reply.pause_seconds, entered)
 
         return Question(PsControl.Snapshot, request, event, lambda reply: reply.waits, cut=command.cut)
 

@@ -141,6 +141,7 @@ class Reporter:
             starved=starved(state),
             refusals=self._refusals(),
             parameters=self._parameters(),
+            steps_not_applied=state.counters.steps_not_applied,
         )
 
     def _role(self, pod: Pod) -> RoleStatus:
@@ -169,6 +170,7 @@ class Reporter:
             records_rolled_back=counters.rolled_back,
             records_skipped=counters.skipped + quarantined,
             updates_rolled_back=counters.updates_rolled_back,
+            steps_not_applied=counters.steps_not_applied,
             updates_rolled_back_of=self._updates_of(),
             samples_per_second=self._rate.overall,
             seconds=max(0.0, time.time() - self._began),

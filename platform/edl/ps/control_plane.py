@@ -57,8 +57,8 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
 
     def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:  # noqa: N802
         """Close leases for good."""
-        through = self._server.revoke(request.incarnation, request.leases, request.floor)
-        return pb.RevokeReply(applied=_steps(through))
+        through, first = self._server.revoke(request.incarnation, request.leases, request.floor)
+        return pb.RevokeReply(applied=_steps(through), first=_steps(first))
 
     def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
         """Make room for the copy of a cut."""
@@ -84,7 +84,7 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         )
         if taken is None:
             return pb.SnapshotReply(waits=True)
-        return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause)
+        return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause, entered=taken.entered)
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
         """Call a cut off, or hold updates after it no longer."""

@@ -91,8 +91,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A snapshot that was taken; ``pause`` is for how many seconds no step was let in."""
+    """A snapshot that was taken.
+
+    Attributes:
+        pause: for so many seconds no step was let in.
+        entered: steps let in since the parameters were made, or went back to a checkpoint.
+    """
 
     cut: int
     version: int
     pause: float
+    entered: int = 0

@@ -52,7 +52,8 @@ class Leases:
         self._incarnation = 0
         self._floor = 0
         self._through: dict[int, int] = {}
-        self._met: set[int] = set()
+        self._first: dict[int, int] = {}
+        self._entered = 0
         self._revoked: set[int] = set()
         self._survivors: frozenset[int] = frozenset()
 
@@ -107,7 +108,8 @@ class Leases:
         admission = self.decide(lease, step)
         if admission is Admission.APPLIED:
             self._through[lease] = step + 1
-            self._met.add(lease)
+            self._first.setdefault(lease, step)
+            self._entered += 1
         return admission
 
     def revoke(self, leases: Iterable[int], floor: int) -> dict[int, int]:
@@ -130,7 +132,19 @@ class Leases:
 
         Of others nobody knows here which of their later steps were in when that checkpoint was made elsewhere.
         """
-        return {lease: through for lease, through in self.applied().items() if lease in self._met}
+        return {lease: through for lease, through in self.applied().items() if lease in self._first}
+
+    @property
+    def entered(self) -> int:
+        """Steps let in since the parameters were made, or went back to a checkpoint."""
+        return self._entered
+
+    def first(self, leases: Iterable[int]) -> dict[int, int]:
+        """The first of these steps, of those of these leases that have any.
+
+        Steps between what a checkpoint had of a lease and this one went back, and do not come again.
+        """
+        return {lease: self._first[lease] for lease in leases if lease in self._first}
 
     def reached(self, within: Mapping[int, int]) -> bool:
         """Whether so many steps of each lease are in."""
@@ -146,7 +160,8 @@ class Leases:
         ``complete``: nothing was applied since that checkpoint, so that these are all steps of each lease.
         """
         self._through = {lease: through for lease, through in applied.items() if lease >= self._floor}
-        self._met = set(self._through) if complete else set()
+        self._first = dict(self._through) if complete else {}
+        self._entered = 0
 
     def close_below(self, floor: int) -> None:
         """Close every lease below a floor, and forget it; a floor never goes down."""
@@ -155,7 +170,7 @@ class Leases:
         self._floor = floor
         self._through = {lease: through for lease, through in self._through.items() if lease >= self._floor}
         self._revoked = {lease for lease in self._revoked if lease >= self._floor}
-        self._met &= self._through.keys()
+        self._first = {lease: step for lease, step in self._first.items() if lease in self._through}
 
     def __len__(self) -> int:
         """Leases that memory is kept for."""

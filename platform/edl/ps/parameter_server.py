@@ -191,13 +191,16 @@ class ParameterServer:
                     self._contents.initialized, self._contents.version, self._leases.applied(), tuple(self._cuts.pins())
                 )
 
-    def revoke(self, incarnation: int, leases: Sequence[int], floor: int) -> Mapping[int, int]:
-        """Close leases; returns ``through`` of each."""
+    def revoke(
+        self, incarnation: int, leases: Sequence[int], floor: int
+    ) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """Close leases; returns ``through`` of each, and what :meth:`edl.ps.leases.Leases.first` says of them."""
         with self._changed:
             self._leases.check(incarnation)
+            first = self._leases.first(leases)
             through = self._leases.revoke(leases, floor)
             self._entrance.settle()
-            return through
+            return through, first
 
     def prepare(self, incarnation: int) -> None:
         """Make room for the copy of a cut, while pushes go on."""
@@ -311,7 +314,7 @@ class ParameterServer:
         began = self._clock()
         held = self._cuts.held_for(began)
         copy = self._contents.copy(cut, self._leases)
-        taken = Taken(cut, copy.version, held + self._clock() - began)
+        taken = Taken(cut, copy.version, held + self._clock() - began, self._leases.entered)
         with copy.snapshot:
             self._cuts.taken(cut, copy, pin=pin, keep=keep)
             if pin:

@@ -324,10 +324,12 @@ class RevokeRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., leases: _Optional[_Iterable[int]] = ..., floor: _Optional[int] = ...) -> None: ...
 
 class RevokeReply(_message.Message):
-    __slots__ = ("applied",)
+    __slots__ = ("applied", "first")
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
     applied: _containers.RepeatedCompositeFieldContainer[LeaseStep]
-    def __init__(self, applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
+    first: _containers.RepeatedCompositeFieldContainer[LeaseStep]
+    def __init__(self, applied: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ..., first: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("incarnation", "cut")
@@ -374,14 +376,16 @@ class SnapshotRequest(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., cut: _Optional[int] = ..., checkpoint: _Optional[str] = ..., pin: _Optional[bool] = ..., floor: _Optional[int] = ..., within: _Optional[_Iterable[_Union[LeaseStep, _Mapping]]] = ..., keep: _Optional[bool] = ...) -> None: ...
 
 class SnapshotReply(_message.Message):
-    __slots__ = ("waits", "version", "pause_seconds")
+    __slots__ = ("waits", "version", "pause_seconds", "entered")
     WAITS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENTERED_FIELD_NUMBER: _ClassVar[int]
     waits: bool
     version: int
     pause_seconds: float
-    def __init__(self, waits: _Optional[bool] = ..., version: _Optional[int] = ..., pause_seconds: _Optional[float] = ...) -> None: ...
+    entered: int
+    def __init__(self, waits: _Optional[bool] = ..., version: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., entered: _Optional[int] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("incarnation", "cut")

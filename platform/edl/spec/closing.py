@@ -23,6 +23,8 @@ def rows(summary: Summary, *, output: str | None = None) -> list[tuple[str, str]
     found = [("records", _records(summary))]
     if summary.updates_rolled_back:
         found.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
+    if summary.steps_not_applied:
+        found.append(("steps", f"{summary.steps_not_applied:,} differ between what was reported and what was applied"))
     if summary.workers_lost:
         found.append(("workers", f"{summary.workers_lost} lost"))
     if summary.parameters:

@@ -39,6 +39,16 @@ Parameters = Annotated[
     Option(Nullable(Section(ParametersStatus)), "What the parameter servers did; null where there are none to train."),
 ]
 
+StepsNotApplied = Annotated[
+    int,
+    Option(
+        _COUNT,
+        "Steps that workers reported as done and parameter servers did not apply, or the other way round; 0 unless "
+        "something other than EDL's own worker speaks to them with the job's token.",
+        "steps",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class RoleStatus(Report):
@@ -86,6 +96,7 @@ class Status(Report):
         Option(Named(_FREE), "What the cluster would not start, such as worker-7, and what it said."),
     ] = field(default_factory=dict)
     parameters: Parameters = None
+    steps_not_applied: StepsNotApplied = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class Summary(Report):
     records_rolled_back: Annotated[int, Option(_COUNT, "Records that went back to a checkpoint.", "records")] = 0
     records_skipped: Annotated[int, Option(_COUNT, "Corrupt or quarantined records, left out.", "records")] = 0
     updates_rolled_back: Annotated[int, Option(_COUNT, "Updates that were lost with a parameter server.")] = 0
+    steps_not_applied: StepsNotApplied = 0
     updates_rolled_back_of: Annotated[
         Mapping[str, int], Option(Named(_COUNT), "The same, by variable: updates of each that were lost.")
     ] = field(default_factory=dict)

@@ -29,7 +29,8 @@ class Recount:
         sources: records of each training source.
         leases: training leases that are in force or closed, by number; none from before the newest rollback's cut.
         cuts: steps in the parameters at each cut that was taken.
-        repeated, rolled_back: records. partial, updates_rolled_back: steps.
+        repeated, rolled_back: records. partial: steps.
+        updates_of: updates that each PS lacks, by its index, as the entries say.
         halves: the partial steps: some PS hold them besides what is counted, since they were leased again.
         quarantined: ranges ``(epoch, source, start, end)`` that were given up.
         phases: in order.
@@ -45,7 +46,7 @@ class Recount:
     repeated: int = 0
     partial: int = 0
     halves: list[CountedStep] = field(default_factory=list)
-    updates_rolled_back: int = 0
+    updates_of: Counter[str] = field(default_factory=Counter)
     phases: list[str] = field(default_factory=list)
 
     @property
@@ -57,6 +58,11 @@ class Recount:
     def rolled_back(self) -> int:
         """Records that went back to a checkpoint."""
         return sum(records for _, records in self.rollbacks)
+
+    @property
+    def updates_rolled_back(self) -> int:
+        """Updates that the parameters lack."""
+        return self.updates_of.total()
 
     def enter(self, entry: Mapping[str, Any]) -> None:
         """Count one entry."""
@@ -111,6 +117,7 @@ class Recount:
         if len(held) != entry["step"]:
             raise LedgerError(f"cut {entry['cut']} holds {len(held)} steps, its entry says {entry['step']}")
         self.cuts[entry["cut"]] = frozenset(held)
+        self.updates_of.update(Counter(entry.get("lacking", {})) - self.updates_of)
 
     def _saved(self, entry: Mapping[str, Any]) -> None:
         held = self.cuts[entry["cut"]]
@@ -121,7 +128,7 @@ class Recount:
         if entry["ledger"] is None:
             live = tuple(number for number, lease in sorted(self.leases.items()) if not lease.closed)
             self.parts.append(PartRollback(entry["ps"], entry["cut"], self.counted, live))
-            self.updates_rolled_back += entry["updates"]
+            self.updates_of[str(entry["ps"])] += entry["updates"]
             return
         held = self.cuts.get(entry["cut"], frozenset())
         _check_position(entry["ledger"], held)
@@ -131,6 +138,7 @@ class Recount:
         self.rollbacks.append((entry["cut"], lost))
         through = Counter(step.lease for step in held)
         self.leases = {number: lease for number, lease in self.leases.items() if number in through}
+        self.updates_of = Counter(entry["ledger"].get("lacking", {}))
         for number, lease in self.leases.items():
             lease.through, lease.closed = through[number], True
 

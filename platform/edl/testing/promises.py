@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -14,6 +14,7 @@ from edl.core.job import JobState
 from edl.core.staffing import work_waits
 from edl.core.state import DESCRIBE, EXPORT, METRICS, TRAINING
 from edl.core.tasks import Ledger
+from edl.testing.counted_steps import Steps
 from edl.testing.simulated_ps import Copy, Minibatch
 
 
@@ -91,6 +92,16 @@ def all_is_done(master: JobState) -> None:
     whole = training.done_records + aside == training.total
     if master.settings.max_steps is None and (training.remaining() or not whole):
         raise BrokenPromiseError(f"{training.done_records} of {training.total} done, {training.remaining()} left")
+
+
+def lacking_is_counted(master: JobState, index: int, applied: Collection[tuple[int, int]], done: Steps) -> None:
+    """The summary says, to the update, what a PS lacks of the steps that are done; nobody lied about any."""
+    lacking = sum((step.lease, step.step) not in applied for step in done)
+    counted = master.counters.updates_of.get(str(index), 0)
+    if counted != lacking:
+        raise BrokenPromiseError(f"ps-{index} lacks {lacking} updates, and {counted} are counted")
+    if master.counters.steps_not_applied:
+        raise BrokenPromiseError(f"{master.counters.steps_not_applied} steps are said not to be applied")
 
 
 def little_is_repeated(master: JobState, settled: Sequence[Mapping[str, Any]]) -> None:

@@ -35,11 +35,13 @@ class Copy:
 
     Attributes:
         applied: how often each minibatch is in the parameters.
+        steps: which (lease, step) are.
         through: steps of each lease.
         lacking: minibatches that went back with an earlier loss of this PS alone.
     """
 
     applied: Counter[Minibatch]
+    steps: frozenset[tuple[int, int]]
     through: dict[int, int]
     lacking: frozenset[Minibatch]
     version: int
@@ -57,6 +59,7 @@ class SimulatedPs:
     leases: Leases = field(default_factory=Leases)
     cuts: Cuts[Copy] = field(default_factory=Cuts)
     applied: Counter[Minibatch] = field(default_factory=Counter)
+    steps: set[tuple[int, int]] = field(default_factory=set)
     lacking: frozenset[Minibatch] = frozenset()
     incarnation: int = 0
     busy_until: float = 0.0
@@ -71,6 +74,7 @@ class SimulatedPs:
             return Answer.LATER
         if self.leases.admit(lease, step) is Admission.APPLIED:
             self.applied[what] += 1
+            self.steps.add((lease, step))
             self.version += 1
         return Answer.REVOKED if decided is Admission.REVOKED else Answer.IN
 
@@ -78,13 +82,14 @@ class SimulatedPs:
         """Copy the state and let all pushes in, unless they are to be kept out."""
         self.cuts.check_open(cut)
         self.leases.close_below(floor)
-        copy = Copy(Counter(self.applied), self.leases.applied(), self.lacking, self.version)
+        copy = Copy(Counter(self.applied), frozenset(self.steps), self.leases.applied(), self.lacking, self.version)
         self.cuts.taken(cut, copy, pin=pin, keep=keep)
         return copy
 
     def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch], *, complete: bool) -> None:
         """Become what a checkpoint holds; of ``everything`` that was in, the rest is lacking from now on."""
         self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
+        self.steps = set(copy.steps)
         self.lacking = frozenset(everything) - self.applied.keys()
         self.leases.restore(copy.through, complete=complete)
         self.cuts.passed(cut)

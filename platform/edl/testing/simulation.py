@@ -19,6 +19,7 @@ from edl.core.state import TRAINING, Settings
 from edl.ps.cuts import CutError
 from edl.testing import promises
 from edl.testing.clock import VirtualClock
+from edl.testing.ledger import Recount
 from edl.testing.promises import BrokenPromiseError, done_minibatches
 from edl.testing.simulated_cluster import SimulatedCluster
 from edl.testing.simulated_ps import Copy, Minibatch, SimulatedPs
@@ -76,6 +77,7 @@ class World:
         self.alone = alone
         self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets  # noqa: S311  chance, not secrets
         self.journal: list[str] = []
+        self.history: list[Mapping[str, Any]] = []
         self.base: str | None = None
         self.master: JobState | None = None
         self.shadow = JobState(settings)
@@ -122,10 +124,10 @@ class World:
         """A new process: replays, takes a number, looks at the cluster."""
         self.incarnation += 1
         master = JobState(self.settings)
-        snapshot = json.loads(self.base) if self.base is not None else None
-        master.replay(snapshot, [json.loads(line) for line in self.journal])
         self.shadow = JobState(self.settings)
-        self.shadow.replay(snapshot, [json.loads(line) for line in self.journal])
+        for state in (master, self.shadow):  # each parses anew: they share nothing
+            snapshot = json.loads(self.base) if self.base is not None else None
+            state.replay(snapshot, [json.loads(line) for line in self.journal])
         self.master = master
         self.links = {}
         for command in master.new_incarnation(self.incarnation):
@@ -238,6 +240,7 @@ class World:
                 steps = range(entry["through"], entry["through"] + entry["partial"])
                 self.twice |= {(lease.work.epoch, lease.work.source, lease.position(step)) for step in steps}
         self.journal.append(line)
+        self.history.append(json.loads(line))
         self.shadow.apply(json.loads(line))
 
     def _ask_ps(self, uid: str, command: ev.Command) -> None:
@@ -273,7 +276,8 @@ class World:
                 ps.cuts.passed(cut)
                 return ev.PsAttached(uid, ps.initialized, ps.version, tuple(ps.cuts.pins()))
             case ev.RevokeLeases(uid, leases, low):
-                return ev.Revoked(uid, ps.leases.revoke(leases, low))
+                first = ps.leases.first(leases)
+                return ev.Revoked(uid, ps.leases.revoke(leases, low), first)
             case ev.PrepareCut(cut):
                 return ev.CutPrepared(ps.uid, cut)
             case ev.HoldUpdates(cut):
@@ -308,7 +312,7 @@ class World:
         copy = ps.snapshot(command.cut, pin=command.pin, floor=command.floor, keep=command.keep)
         if command.checkpoint:
             self.copies.setdefault(command.cut, {})[ps.index] = copy
-        return ev.SnapshotTaken(ps.uid, command.cut, copy.version, 0.0)
+        return ev.SnapshotTaken(ps.uid, command.cut, copy.version, 0.0, ps.leases.entered)
 
     def _save(self, command: ev.SaveCheckpoint) -> None:
         incarnation, uids = self.incarnation, [ps.uid for ps in self.alive_servers()]
@@ -460,9 +464,13 @@ class World:
             raise BrokenPromiseError(f"the job is not done: {self.ended}, {master and master.phase}")
         promises.all_is_done(master)
         done = set(done_minibatches(master.ledgers[TRAINING]))
+        counted = Recount()
+        for entry in self.history:
+            counted.enter(entry)
         for ps in self.alive_servers():
             if ps.initialized:
                 promises.applied_once(ps.uid, ps.applied, done, lacking=ps.lacking, twice=self.twice)
+                promises.lacking_is_counted(master, ps.index, ps.steps, counted.counted)
         promises.little_is_repeated(master, self.settled)
         if self.dataset.validation:
             promises.evaluated_once(self.dataset.validation, self.evaluations[-1][1])

@@ -83,5 +83,5 @@ def alive(role: Role, index: int, uid: str = "") -> PodChanged:
     return PodChanged(PodSeen(uid or f"{role}-{index}", role, index, Phase.RUNNING, pid=100 + index))
 
 
-def killed(role: Role, index: int) -> PodChanged:
-    return PodChanged(PodSeen(f"{role}-{index}", role, index, Phase.FAILED, 137, "Killed", 100 + index))
+def killed(role: Role, index: int, uid: str = "") -> PodChanged:
+    return PodChanged(PodSeen(uid or f"{role}-{index}", role, index, Phase.FAILED, 137, "Killed", 100 + index))

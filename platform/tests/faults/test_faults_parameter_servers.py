@@ -102,7 +102,7 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
     kept, lost = Held(job, folder, 0), Held(job, folder, 1)
     assert ("items" in kept.values) == ("items" in lost.values) == embedding
     check_kept(kept, found)
-    check_lost(lost, found, found.parts[0])
+    assert check_lost(lost, found, found.parts[0]) == {summary["updates_rolled_back"]}
 
 
 @pytest.mark.parametrize("ps", [1, 2])
@@ -166,18 +166,27 @@ def check_kept(held: Held, found: Recount) -> None:
     assert any(np.array_equal(sum(chosen, whole), held.flat) for chosen in product(*halves))
 
 
-def check_lost(held: Held, found: Recount, part: PartRollback) -> None:
+def check_lost(held: Held, found: Recount, part: PartRollback) -> set[int]:
     """A restored PS lacks what was entered since its cut, and the first few steps of each worker that were not yet.
 
     What workers had pushed and not yet reported when it died is not in the journal. Their pushes are in order, so it is
     a number of steps for each worker: exactly one choice of numbers must explain every value.
+
+    Returns:
+        How many updates the values lack: of one number, unless a worker was killed between two of its sends.
     """
     entered = part.before - found.cuts[part.cut]
     missing = held.of(found.counted) - held.flat - held.of(entered)
-    choices = [list(_prefixes(held, steps)) for steps in _unreported(found, part).values()]
-    choices += [[np.zeros_like(missing), -held.of([half])] for half in found.halves]
-    if not any(np.array_equal(sum(chosen, np.zeros_like(missing)), missing) for chosen in product(*choices)):
+    choices = [list(enumerate(_prefixes(held, steps))) for steps in _unreported(found, part).values()]
+    choices += [[(0, np.zeros_like(missing)), (0, -held.of([half]))] for half in found.halves]
+    lacking = {
+        len(entered) + sum(steps for steps, _ in chosen)
+        for chosen in product(*choices)
+        if np.array_equal(sum((values for _, values in chosen), np.zeros_like(missing)), missing)
+    }
+    if not lacking:
         raise AssertionError(f"no prefix of the unreported steps explains what ps-{held.ps} lacks: {missing}")
+    return lacking
 
 
 def _unreported(found: Recount, part: PartRollback) -> dict[str, list[CountedStep]]:

@@ -39,4 +39,5 @@ def done(
     assert summary["records_repeated"] == found.repeated
     assert summary["records_rolled_back"] == found.rolled_back
     assert summary["updates_rolled_back"] == found.updates_rolled_back
+    assert summary["steps_not_applied"] == 0
     return summary, found

@@ -180,9 +180,11 @@ def test_without_a_volume_nothing_is_kept_and_a_lost_ps_takes_along_what_it_held
         around = OneMachine(job.cluster.connect(), durable=False)
         job.at_step[12] = lambda worker: job.cluster.kill(next(iter(job.servers)))
         assert job.run_master(around) == 0
-        (back,) = job.events("rolled_back")
+        back, *more = job.events("rolled_back")  # and what was in, and reported only later
         assert back["to_cut"] is None
         assert (back["records"] > 0) == (count == 1), "of several, one begins anew and the ledger stays"
+        assert all(each["records"] == 0 < each["updates"] for each in more)
+        assert sum(each["updates"] for each in (back, *more)) == job.summary()["updates_rolled_back"]
         assert (job.summary()["records_done"], job.summary()["records_lost"]) == (RECORDS, 0)
         assert job.summary()["metrics"] == {"seen": VALIDATION}
         assert job.summary()["export"] == "/somewhere/export"

@@ -66,7 +66,7 @@ def test_the_summary_has_the_documented_keys() -> None:
         "metrics",
         "export",
     }
-    added = {"logs", "records_skipped", "updates_rolled_back_of", "parameters"}
+    added = {"logs", "records_skipped", "updates_rolled_back_of", "parameters", "steps_not_applied"}
     assert set(Summary(records_total=1, records_done=1).to_json()) == documented | added
 
 

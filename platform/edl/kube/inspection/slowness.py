@@ -23,9 +23,21 @@ _CAUSES = {cause.value for cause in Cause}
 def slowed(job: JobSeen, called: str) -> Iterator[Complaint]:
     """What cost time so far; ``called`` is the job as the next command names it."""
     yield from _few_workers(job, called)
+    yield from _not_applied(job, called)
     yield from _losses(job.name, job.told.events, called)
     for message in dict.fromkeys(event.message for event in job.told.events if isinstance(event, Warned)):
         yield Complaint(job.name, message)
+
+
+def _not_applied(job: JobSeen, called: str) -> Iterator[Complaint]:
+    """Steps done and pushes applied differ: the parameters are not what the records would have made of them."""
+    steps = job.status.steps_not_applied if job.status is not None else 0
+    if steps:
+        text = f"{steps:,} steps differ between what workers reported as done and what parameter servers applied"
+        remedy = (
+            f"Something other than EDL's worker speaks to them with the job's token; `edl logs {called}` says when."
+        )
+        yield Complaint(job.name, text, remedy)
 
 
 def _few_workers(job: JobSeen, called: str) -> Iterator[Complaint]:

@@ -1,0 +1,175 @@
+"""``updates_rolled_back`` is, to the update, what the parameters lack of the steps that the ledger calls done."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from core.masters import Masters, alive, killed
+from core.test_core_simulation import DAYS, SOURCES, Fault, Run
+
+from edl.core.cluster import Role
+from edl.core.events import (
+    CheckpointSaved,
+    CutPrepared,
+    Granted,
+    LeaseWanted,
+    Progressed,
+    PsAttached,
+    PsRegistered,
+    Revoked,
+    SnapshotTaken,
+    Steps,
+    Tick,
+    UpdatesHeld,
+)
+from edl.core.state import Settings
+from edl.testing.simulation import Network, World
+
+
+def two() -> tuple[Masters, int]:
+    """Two PS, a checkpoint every 10 steps, worker-0 holds a lease of 8 steps."""
+    masters = Masters(ps=2, checkpoint_steps=10)
+    return masters, masters.train()
+
+
+def finish(masters: Masters, lease: int) -> dict[int, int]:
+    """The rest of a lease is done, and two steps of the next one, so that a cut is due; what PS have of both."""
+    masters.see(Progressed("worker-0", (Steps(lease, 8),)))
+    (granted,) = [x for x in masters.see(LeaseWanted("worker-0")) if isinstance(x, Granted)]
+    masters.see(Progressed("worker-0", (Steps(granted.lease, 2),)))
+    return {lease: 8, granted.lease: 2}
+
+
+def cut(masters: Masters, applied: dict[int, int], entered: dict[str, int]) -> None:
+    """The cut that is on its way is taken and saved."""
+    number = masters.state.cut_number
+    masters.see(*(CutPrepared(ps, number) for ps in entered), *(UpdatesHeld(ps, number, applied) for ps in entered))
+    masters.see(*(SnapshotTaken(ps, number, 0, 0.0, steps) for ps, steps in entered.items()), CheckpointSaved(number))
+
+
+def replace_ps(masters: Masters, index: int, uid: str) -> None:
+    """A PS is killed, and another one loads the newest checkpoint."""
+    masters.see(killed(Role.PS, index, masters.state.fleet.holding[index]))
+    masters.see(alive(Role.PS, index, uid), PsRegistered(uid))
+    for initialized in (False, True):
+        masters.see(PsAttached(uid, initialized, 0))
+
+
+def summary(masters: Masters) -> tuple[int, dict[str, int], int]:
+    counters = masters.state.counters
+    return counters.updates_rolled_back, counters.updates_of, counters.steps_not_applied
+
+
+def told(masters: Masters) -> int:
+    """Updates that events told of."""
+    return sum(tell.fields["updates"] for tell in masters.told if tell.event == "rolled_back")
+
+
+def test_steps_that_were_in_and_not_reported_are_counted() -> None:
+    """Three of the five steps that ps-1 had were reported when it was lost; the reports of two come later."""
+    masters, lease = two()
+    masters.see(Progressed("worker-0", (Steps(lease, 3),)))
+    replace_ps(masters, 1, "ps-1-b")
+    assert summary(masters)[0] == 3, "as far as is known"
+    cut(masters, finish(masters, lease), {"ps-0": 10, "ps-1-b": 5})
+    assert summary(masters) == (5, {"1": 5}, 0)
+    assert told(masters) == 5
+    masters.restart()
+    assert summary(masters) == (5, {"1": 5}, 0)
+
+
+def test_what_is_lost_twice_is_counted_once() -> None:
+    masters, lease = two()
+    masters.see(Progressed("worker-0", (Steps(lease, 3),)))
+    replace_ps(masters, 1, "ps-1-b")
+    masters.see(Progressed("worker-0", (Steps(lease, 4),)))
+    replace_ps(masters, 1, "ps-1-c")
+    assert summary(masters) == (4, {"1": 4}, 0)
+    cut(masters, finish(masters, lease), {"ps-0": 10, "ps-1-c": 6})
+    assert summary(masters) == (4, {"1": 4}, 0)
+    assert told(masters) == 4
+
+
+def test_what_a_checkpoint_lacks_stays_lacking_and_no_more_when_all_go_back_to_it() -> None:
+    masters, lease = two()
+    masters.see(Progressed("worker-0", (Steps(lease, 3),)))
+    replace_ps(masters, 1, "ps-1-b")
+    cut(masters, finish(masters, lease), {"ps-0": 10, "ps-1-b": 7})
+    replace_ps(masters, 0, "ps-0-z")
+    assert summary(masters)[1] == {"1": 3}, "all that is done is in the checkpoint"
+    masters.see(killed(Role.PS, 0, "ps-0-z"), killed(Role.PS, 1, "ps-1-b"))
+    assert summary(masters) == (3, {"1": 3}, 0)
+
+
+def test_steps_that_are_done_and_that_nobody_applied_are_said() -> None:
+    """1,504 steps were reported and 365 applied, and nobody said a word."""
+    masters, lease = two()
+    cut(masters, finish(masters, lease), {"ps-0": 4, "ps-1": 4})
+    assert summary(masters) == (0, {}, 6)
+    (warning,) = [tell.fields["message"] for tell in masters.told if tell.event == "warning"]
+    assert "10 steps are done" in warning
+    assert "applied 6 fewer" in warning
+    masters.restart()
+    assert summary(masters) == (0, {}, 6)
+
+
+def test_steps_that_are_applied_and_that_nobody_reported_are_said() -> None:
+    masters, lease = two()
+    cut(masters, finish(masters, lease), {"ps-0": 13, "ps-1": 13})
+    assert summary(masters) == (0, {}, 3)
+    assert "applied 3 more" in [tell.fields["message"] for tell in masters.told if tell.event == "warning"][-1]
+
+
+def test_a_step_that_one_of_two_applied_is_no_difference() -> None:
+    masters, lease = two()
+    masters.see(Progressed("worker-0", (Steps(lease, 2),)), killed(Role.WORKER, 0))
+    masters.see(Revoked("ps-0", {lease: 4}, {lease: 0}), Revoked("ps-1", {lease: 3}, {lease: 0}), Tick())
+    (returned,) = masters.entries("returned")
+    assert returned["extra"] == {"ps-0": 1}
+    assert masters.state.fleet.offsets == {"ps-0": 1}
+
+
+def test_a_checkpoint_of_an_older_edl_says_nothing_of_what_it_lacks() -> None:
+    masters, lease = two()
+    for entry in masters.journal:
+        if entry["kind"] == "saved":
+            del entry["ledger"]["lacking"]
+    masters.restart()
+    assert masters.state.checkpoint is not None
+    assert "lacking" not in masters.state.checkpoint.ledger
+    masters.see(*(alive(Role.PS, index) for index in range(2)), alive(Role.WORKER, 0))
+    masters.see(Progressed("worker-0", (Steps(lease, 3),)), killed(Role.PS, 0), killed(Role.PS, 1))
+    assert summary(masters) == (0, {}, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_it_is_exact_in_a_storm_over_parameter_servers(seed: int) -> None:
+    """Several PS and workers are killed again and again; ``World.check_end`` counts what each PS lacks."""
+    chance = Random(seed)
+    kinds = [*["ps killed"] * 4, *["worker killed"] * 2, "worker stopped", "master killed", "journal compacted"]
+    bad = [
+        Fault(chance.uniform(1, 30), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(24)
+    ]
+    job = Settings(
+        minibatch=4,
+        task_records=32,
+        epochs=3,
+        evaluation_steps=chance.choice([None, 11]),
+        checkpoint_steps=chance.choice([4, 15, 40]),
+        ps=chance.choice([2, 3]),
+        workers=4,
+    )
+    Run(job, bad, seed, network=Network(longest=chance.choice([0.05, 0.3]), repeated=0.05, lost=0.02)).to_end()
+
+
+def test_a_worker_that_reports_what_it_does_not_push_is_noticed() -> None:
+    job = Settings(minibatch=4, task_records=24, workers=2, checkpoint_steps=6)
+    world = World(job, SOURCES, seed=5)
+    world.run(3.0)
+    (ps,) = world.alive_servers()
+    ps.leases._entered -= 7
+    world.run(DAYS)
+    assert world.master is not None
+    assert world.master.counters.steps_not_applied == 7
+    assert any("applied 7 fewer" in tell.fields.get("message", "") for tell in world.told)
