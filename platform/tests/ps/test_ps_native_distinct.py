@@ -31,7 +31,7 @@ def test_the_extension_does_it_where_there_is_one() -> None:
 
 
 def test_the_extension_refuses_arrays_that_do_not_fit() -> None:
-    distinct, ids = _distinct.Distinct(), np.array([4, 4, 2])
+    distinct, ids = _distinct.Distinct(0), np.array([4, 4, 2])
     positions = np.zeros(3, np.int32)
     shifted = np.zeros(13, np.uint8)[1:].view(np.int32)
     for wrong in (
