@@ -26,6 +26,7 @@ _HANDSHAKE = 5.0  # seconds for the whole first frame
 _STOP = 5.0  # seconds that stop() waits for handlers
 _MORE_MEMORY = "give it more memory, or send less at once"
 _EXHAUSTED = 0.1  # seconds to wait when the process has no file descriptor left
+_TOLD_AGAIN = 10.0  # seconds from one warning about connections that had to go to the next
 
 
 class BulkServer:
@@ -41,7 +42,9 @@ class BulkServer:
             the answer's buffers must stay unchanged until they are sent.
         max_body: bytes of the largest body that is taken.
         idle: seconds without a byte moving after which a peer counts as gone.
-        max_connections: more are closed at once.
+        max_connections: that have proved the token; one more is closed.
+        max_unproven: that have not, for five seconds each. One more takes the place of the oldest: who has the token
+            proves it at once, and needs none of the places that others keep.
         parted: called in a connection's thread once it has ended.
     """
 
@@ -54,6 +57,7 @@ class BulkServer:
         max_body: int,
         idle: float = 600.0,
         max_connections: int = 1024,
+        max_unproven: int = 64,
         parted: Callable[[], None] = lambda: None,
     ) -> None:
         self.address = address
@@ -62,9 +66,13 @@ class BulkServer:
         self._limits = Limits(MAX_META, max_body)
         self._idle = idle
         self._max_connections = max_connections
+        self._max_unproven = max_unproven
         self._parted = parted
         self._lock = threading.Lock()
         self._open: dict[Connection, threading.Thread] = {}
+        self._unproven: dict[Connection, None] = {}  # the oldest first; those that had to go are in none of these two
+        self._proven: set[Connection] = set()
+        self._gone, self._told = 0, float("-inf")
         self._stopping = threading.Event()
         self._listener: Listener | None = None
         self._waker, self._woken = socket.socketpair()
@@ -117,10 +125,11 @@ class BulkServer:
 
     def _admit(self, sock: socket.socket, peer: str) -> None:
         with self._lock:
-            if self._stopping.is_set() or len(self._open) >= self._max_connections:
-                log.warning("%s: %s is turned away, %d connections are open", self.address, peer, len(self._open))
+            if self._stopping.is_set():
                 sock.close()
                 return
+            if len(self._unproven) >= self._max_unproven:
+                self._drop_oldest()
             try:
                 self._begin(Connection(sock, peer, _STRANGER, _HANDSHAKE))
             except (OSError, RuntimeError) as error:  # it has gone already; no thread can be started
@@ -132,6 +141,36 @@ class BulkServer:
         thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
         thread.start()
         self._open[connection] = thread
+        self._unproven[connection] = None
+
+    def _drop_oldest(self) -> None:
+        """Let the oldest connection go that has not proved the token; under the lock."""
+        oldest = next(iter(self._unproven))
+        del self._unproven[oldest]
+        oldest.wake()
+        self._gone += 1
+        now = time.monotonic()
+        if now - self._told >= _TOLD_AGAIN:
+            what = "%s: %s has not proved the token and goes for a newer connection, as %d did since it was said last"
+            log.warning(what, self.address, oldest.peer, self._gone)
+            self._gone, self._told = 0, now
+
+    def _prove(self, connection: Connection) -> None:
+        """A connection has proved the token.
+
+        Raises:
+            RetryableError: it had to go before, or as many others have.
+        """
+        with self._lock:
+            if connection not in self._unproven:
+                raise RetryableError(f"{connection.peer} proved the token too late")
+            del self._unproven[connection]
+            if len(self._proven) >= self._max_connections:
+                log.warning(
+                    "%s: %s is turned away, %d have proved the token", self.address, connection.peer, len(self._proven)
+                )
+                raise RetryableError(f"{connection.peer} is turned away")
+            self._proven.add(connection)
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -147,6 +186,8 @@ class BulkServer:
         finally:
             with self._lock:
                 del self._open[connection]
+                self._unproven.pop(connection, None)
+                self._proven.discard(connection)
             connection.close()
             self._parted()
 
@@ -155,6 +196,7 @@ class BulkServer:
         if hello.kind is not Kind.HELLO:
             raise Refused(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
         check_token(hello.meta, self._token)
+        self._prove(connection)
         connection.set_limits(self._limits)
         connection.set_timeout(self._idle)
         connection.send(Answer(Kind.WELCOME))
