@@ -143,7 +143,7 @@ def test_a_checkpoint_of_an_older_edl_says_nothing_of_what_it_lacks() -> None:
     assert summary(masters) == (0, {}, 0)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_it_is_exact_in_a_storm_over_parameter_servers(seed: int) -> None:
     """Several PS and workers are killed again and again; ``World.check_end`` counts what each PS lacks."""
     chance = Random(seed)
@@ -154,7 +154,7 @@ def test_it_is_exact_in_a_storm_over_parameter_servers(seed: int) -> None:
     job = Settings(
         minibatch=4,
         task_records=32,
-        epochs=3,
+        epochs=2,
         evaluation_steps=chance.choice([None, 11]),
         checkpoint_steps=chance.choice([4, 15, 40]),
         ps=chance.choice([2, 3]),
