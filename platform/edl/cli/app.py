@@ -17,6 +17,7 @@ import typer.main
 from typer.core import TyperCommand
 
 from edl.core.errors import EdlError
+from edl.spec.terminal import guarded
 
 COMMANDS = {
     "run": "Train a job on this machine, elastically.",
@@ -61,13 +62,14 @@ def main(args: Sequence[str] | None = None) -> None:
 
     Exit codes: 0 done, 1 job failed, 2 bad input or usage, 130 interrupted.
     """
-    try:
-        typer.main.get_command(app).main(None if args is None else list(args), prog_name="edl")
-    except EdlError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with guarded():
+        try:
+            typer.main.get_command(app).main(None if args is None else list(args), prog_name="edl")
+        except EdlError as error:
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 @app.callback()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from edl.cli.copying import data_copy
+from edl.cli.styled import console
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _make(
         layout = Layout(file_format, compression, per_file)
         if not force:
             refuse_in_use(out)
-        with Console(stderr=True).status("Loading"):
+        with console(sys.stderr).status("Loading"):
             data = load()
     except ImportError as error:
         raise BadInputError(
@@ -141,10 +142,10 @@ def _write(data: DataSet, out: Path, layout: Layout) -> None:
     from edl.data.layout import write_set
 
     records = len(data.training) + len(data.validation)
-    console = Console(stderr=True)
-    console.print(f"Writing {records:,} records to {out}/train and {out}/test", highlight=False, soft_wrap=True)
+    errors = console(sys.stderr)
+    errors.print(f"Writing {records:,} records to {out}/train and {out}/test", highlight=False, soft_wrap=True)
     columns = (TextColumn("Writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=errors, transient=True) as progress:
         task = progress.add_task("", total=records)
         written = write_set(data, out, layout, lambda count: progress.advance(task, count))
     _summarize(data, written)
@@ -155,6 +156,6 @@ def _summarize(data: DataSet, written: dict[str, list[Path]]) -> None:
     for files, records in zip(written.values(), (data.training, data.validation), strict=True):
         size = decimal(sum(file.stat().st_size for file in files))
         table.add_row(str(files[0].parent), f"{len(records):,}", str(len(files)), size)
-    console = Console()
-    console.print(f"From {data.origin}.", highlight=False)
-    console.print(table)
+    out = console()
+    out.print(f"From {data.origin}.", highlight=False)
+    out.print(table)

@@ -54,18 +54,18 @@ def _follow(api: Api, job: str, name: str, *, as_json: bool) -> None:
 
 
 def _follow_live(api: Api, job: str, name: str) -> None:
-    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     from edl.cli.cluster.polling import polled
     from edl.cli.cluster.status_view import next_step, view
+    from edl.cli.styled import console
     from edl.kube.inspection import jobs
 
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+    on = console()
+    with Live(console=on, auto_refresh=False, vertical_overflow="crop") as live:
         for seen in polled(lambda: jobs.find(api, job)):
-            lines = view(seen, time.time(), console.width)
+            lines = view(seen, time.time(), on.width)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if seen.ended:
                 break

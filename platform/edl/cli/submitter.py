@@ -21,6 +21,7 @@ from edl.kube.release.identity import Identity, identity_of
 from edl.kube.removal import StillThereError
 from edl.spec.job import JobSpec
 from edl.spec.load import load
+from edl.spec.terminal import guarded
 
 REFUSED, TRY_AGAIN, TERMINATED = 2, 75, 143
 _PASSES = (RetryableError, StillThereError)
@@ -33,11 +34,12 @@ def main(arguments: Sequence[str] | None = None, variables: Mapping[str, str] | 
         print("usage: python -m edl.cli.submitter SPEC", file=sys.stderr)
         sys.exit(REFUSED)
     signal.signal(signal.SIGTERM, _end)
-    try:
-        sys.exit(_run(Path(given[0]), os.environ if variables is None else variables))
-    except EdlError as error:
-        print(error, file=sys.stderr, flush=True)
-        sys.exit(exit_code(error))
+    with guarded():
+        try:
+            sys.exit(_run(Path(given[0]), os.environ if variables is None else variables))
+        except EdlError as error:
+            print(error, file=sys.stderr, flush=True)
+            sys.exit(exit_code(error))
 
 
 def exit_code(error: EdlError) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 
 app = typer.Typer(help="Make, build and push images of model code.", no_args_is_help=True, add_completion=False)
@@ -65,6 +65,7 @@ def build(
 @app.command()
 def push(image: ImageName) -> None:
     """Push an image to its registry, with the credentials of ``docker login``."""
+    from edl.cli.styled import console
     from edl.cli.zoo_progress import follow
     from edl.engine.build import require_name
     from edl.engine.connection import connected
@@ -72,7 +73,7 @@ def push(image: ImageName) -> None:
 
     name = require_name(image)
     with connected() as engine:
-        last = follow(pushed(engine, name), Console(stderr=True))
+        last = follow(pushed(engine, name), console(sys.stderr))
     typer.echo(f"Pushed {name}, {last.digest}." if last.digest else f"Pushed {name}.")
 
 

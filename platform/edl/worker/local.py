@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.status import Status
+from edl.spec.terminal import printable
 from edl.store.rundir import JobLock, RunDir
 from edl.worker import failures
 from edl.worker.local_report import LocalReport
@@ -63,7 +64,7 @@ def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, 
         return stopped.exit_code
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
         failure = failures.describe(error)
-        print(f"{failure.detail}{failure.message}", file=sys.stderr, flush=True)
+        print(printable(f"{failure.detail}{failure.message}"), file=sys.stderr, flush=True)
         report.ended("Failed", failure.message, failure.exit_code)
         return failure.exit_code
     report.ended("Done", training.why_over, 0, export=exported, records_skipped=training.skipped)

@@ -12,6 +12,7 @@ from typing import Any
 from edl.spec import closing
 from edl.spec.event import Event, JobEnded, RoleEnded, RoleStarted
 from edl.spec.status import Status, Summary
+from edl.spec.terminal import printable
 from edl.spec.wording import clock, sentence
 from edl.store.rundir import RunDir, append_line, write_json
 
@@ -116,4 +117,4 @@ class LocalReport:
         )
 
     def _print(self, text: str) -> None:
-        print(text, file=sys.stdout, flush=True)
+        print(printable(text), file=sys.stdout, flush=True)

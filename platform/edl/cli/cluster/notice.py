@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from edl.spec.terminal import printable, unguarded
+
 NOTICE_SECONDS = 2.0
 """A silence that is worth a word."""
 
@@ -51,4 +53,5 @@ class Notice:
                 return
             self._said = True
         clean = "\r\x1b[K" if sys.stderr.isatty() else ""
-        print(f"{clean}waiting for an answer of {host} …", file=sys.stderr, flush=True)
+        text = printable(f"waiting for an answer of {host} …")
+        print(f"{clean}{text}", file=unguarded(sys.stderr), flush=True)

@@ -6,6 +6,8 @@ import shutil
 import sys
 from typing import Self, TextIO
 
+from edl.spec.terminal import printable, unguarded
+
 
 class Ticker:
     """Says where something is; on a terminal nothing of it stays.
@@ -15,7 +17,7 @@ class Ticker:
     """
 
     def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stderr
+        self._out = unguarded(out or sys.stderr)
         self._rewrites = self._out.isatty()
         self._last = ""
 
@@ -28,7 +30,7 @@ class Ticker:
 
     def say(self, text: str, *, lasting: bool = True) -> None:
         """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
-        line = " ".join(text.split())
+        line = " ".join(printable(text).split())
         if line == self._last or not (lasting or self._rewrites):
             return
         self._last = line

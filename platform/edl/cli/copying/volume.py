@@ -140,8 +140,9 @@ def _progress(size: int) -> Iterator[_Shown]:
     if not sys.stderr.isatty():
         yield _Shown(lambda moved, name: None)
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from edl.cli.styled import console
 
     columns = (
         BarColumn(),
@@ -150,6 +151,6 @@ def _progress(size: int) -> Iterator[_Shown]:
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
         task = progress.add_task("", total=max(1, size))
         yield _Shown(lambda moved, name: progress.update(task, completed=moved, description=name))

@@ -14,6 +14,7 @@ from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.screen import screen
 from edl.cli.faces.undertaking import Undertaking
+from edl.cli.styled import console
 from edl.spec.event import Event
 
 REDRAW_SECONDS = 0.25
@@ -22,8 +23,8 @@ REDRAW_SECONDS = 0.25
 class LiveView:
     """Redraws at most a few times a second, and leaves its last picture on the screen."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+    def __init__(self, on: Console | None = None) -> None:
+        self._console = on or console()
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._plan: Undertaking | None = None
         self._notice = ""

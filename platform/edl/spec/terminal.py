@@ -1,0 +1,68 @@
+"""The border between text of strangers and a terminal: what a pod, a model or a file name says moves no cursor.
+
+``guarded`` stands between every ``print`` of a command and the terminal; what EDL itself draws (a progress bar, a line
+that is rewritten) goes to ``unguarded`` streams, with each text in it made ``printable``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
+
+_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor, screen
+    r"|\x1b[\]PX^_][^\x07\x1b\n]*(?:\x07|\x1b\\)?"  # OSC, DCS, SOS, PM, APC: titles, links, the clipboard
+    r"|\x1b[ -/]*[0-~]?"
+)
+_RETURNS = re.compile(r"\r+(?=\n)")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""All control characters but tab and newline, and those that reverse the direction of writing."""
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """``text`` without control characters and escape sequences; tabs and newlines stay.
+
+    A carriage return within a line becomes a space, half a character (a lone surrogate) U+FFFD.
+    """
+    if text.isprintable():
+        return text
+    text = _RETURNS.sub("", _SEQUENCES.sub("", text)).replace("\r", " ")
+    return _SURROGATES.sub("\ufffd", _CONTROLS.sub("", text))
+
+
+class _Guard:
+    """A text stream that makes all that is written to it printable; everything else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unguarded = stream
+
+    def write(self, text: str) -> int:
+        self.unguarded.write(printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unguarded, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """In here standard output and standard error of this process are made printable."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _Guard(unguarded(stream))) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def unguarded(stream: TextIO) -> TextIO:
+    """The stream for EDL's own control sequences; every other text in it goes through ``printable``."""
+    return stream.unguarded if isinstance(stream, _Guard) else stream

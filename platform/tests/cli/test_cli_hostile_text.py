@@ -1,0 +1,224 @@
+"""Text of pods, models and file names reaches no terminal with its control characters, whatever shows it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import pty
+import re
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.conftest import SUMMARY, Stage, command
+from cli.jobs_desk import jobs_desk
+from hypothesis import given
+from hypothesis import strategies as st
+from published_job import TOLD, put_job, put_pod
+
+from edl.cli import app
+from edl.cli.cluster.notice import Notice
+from edl.cli.cluster.ticker import Ticker
+from edl.cli.styled import console
+from edl.core.cluster import Role
+from edl.spec.event import EvaluationEnded, Warned
+from edl.spec.status import Status
+from edl.spec.terminal import guarded, printable, unguarded
+from edl.store.rundir import RunDir
+from edl.worker.local_report import LocalReport
+
+CLI = Path(app.__file__).parent
+HOSTILE = "evil\x1b]0;title\x07\x1b[2J\x1b[1;31mred\x9b1A\x1bPq\x1b\\\u202etxt\x7f\x08\rback"
+SHOWN = "evilred1Atxt back"
+BAD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
+
+
+# ------------------------------------------------------------------------------------------------ the border
+
+
+def test_sequences_go_and_words_stay() -> None:
+    assert printable(HOSTILE) == SHOWN
+    assert printable("a\tb\r\nc\n") == "a\tb\nc\n"
+    assert printable("é 漢字 █░ …") == "é 漢字 █░ …"
+    assert printable("half \ud800 a character") == "half \ufffd a character"
+
+
+@given(st.text())
+def test_what_is_printable_holds_no_control_character_and_stays_as_it_is(text: str) -> None:
+    shown = printable(text)
+    assert not BAD.search(shown)
+    shown.encode()
+    assert printable(shown) == shown
+
+
+def test_print_goes_through_the_border_and_back(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout
+    with guarded():
+        print(HOSTILE)
+        print(HOSTILE, file=sys.stderr)
+        sys.stdout.writelines([HOSTILE])
+        assert unguarded(sys.stdout) is before
+    assert sys.stdout is before
+    assert capsys.readouterr() == (f"{SHOWN}\n{SHOWN}", f"{SHOWN}\n")
+
+
+def test_a_styled_console_keeps_its_own_colours_only() -> None:
+    out = io.StringIO()
+    on = console(out)
+    on._force_terminal = True
+    on._color_system = None
+    on.print(f"[bold]{HOSTILE.replace('[', chr(92) + '[')}[/bold]")
+    assert not BAD.search(out.getvalue())
+
+
+def test_what_is_rewritten_in_place_holds_no_other_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    out.isatty = lambda: True  # type: ignore[method-assign]
+    with Ticker(out) as ticker:
+        ticker.say(HOSTILE)
+    monkeypatch.setattr(sys, "stderr", out)
+    Notice()._say(HOSTILE)
+    assert not BAD.search(out.getvalue().replace("\r\x1b[K", ""))
+
+
+# ------------------------------------------------------------------------------------------------ every renderer
+
+
+def test_nothing_writes_past_the_border() -> None:
+    """Streams below the border are for these only; each makes its text printable (the tests above and below)."""
+    below = {"styled.py", "cluster/notice.py", "cluster/ticker.py"}
+    for path in CLI.rglob("*.py"):
+        name = path.relative_to(CLI).as_posix()
+        if name.startswith("templates/"):
+            continue
+        text = path.read_text(encoding="utf-8")
+        if "unguarded(" in text or "\\x1b" in text:
+            assert name in below, name
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "Console", f"{name}:{node.lineno}: use edl.cli.styled.console"
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("__stdout__", "__stderr__"), f"{name}:{node.lineno}"
+                if node.attr == "buffer" and isinstance(node.value, ast.Attribute):
+                    assert node.value.attr not in ("stdout", "stderr"), f"{name}:{node.lineno}"
+
+
+@pytest.mark.parametrize("name", app.COMMANDS)
+def test_no_command_repeats_what_it_was_given(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given_words in (
+        [HOSTILE],
+        ["--" + HOSTILE],
+        [HOSTILE, HOSTILE, HOSTILE],
+        ["ls", HOSTILE],
+        ["--namespace", HOSTILE],
+    ):
+        with pytest.raises(SystemExit):
+            app.main([name, *given_words])
+        out, errors = capsys.readouterr()
+        assert not BAD.search(out + errors), (given_words, out + errors)
+
+
+def hostile_run(stage: Stage) -> None:
+    """What every part of a run can say in somebody else's words."""
+    stage.script(
+        ["status", {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3,
+                    "metrics": {HOSTILE: 0.5}, "refusals": {"worker-1": HOSTILE},
+                    "workers": [{"index": 0, "pid": 7, "state": HOSTILE, "node": HOSTILE, "reason": HOSTILE}]}],
+        ["event", {"event": "warning", "message": HOSTILE}],
+        ["event", {"event": "evaluation_ended", "step": 3, "metrics": {HOSTILE: 0.5}}],
+        ["event", {"event": "records_returned", "epoch": 0, "source": HOSTILE, "start": 0, "end": 4,
+                   "worker": HOSTILE, "reason": HOSTILE}],
+        ["event", {"event": "role_ended", "role": "worker", "index": 0, "pid": 7, "reason": HOSTILE, "exit_code": 1}],
+        ["event", {"event": "exported", "path": HOSTILE}],
+        ["text", ["failure.txt", HOSTILE]],
+        ["text", ["failure.json", json.dumps({"kind": "input", "reason": HOSTILE, "detail": HOSTILE})]],
+        ["event", {"event": "job_ended", "phase": "Failed", "reason": HOSTILE,
+                   "summary": {**SUMMARY, "metrics": {HOSTILE: 0.5}, "export": HOSTILE}}],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["lines", "json"])
+def test_edl_run_in_a_pipe(stage: Stage, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    hostile_run(stage)
+    assert stage.edl("run", "job.yaml", *options) == 2
+    out, errors = capsys.readouterr()
+    assert not BAD.search(out + errors)
+    assert SHOWN in errors
+    assert SHOWN in out or "\\u001b" in out
+
+
+def on_a_terminal(line: list[str]) -> str:
+    """What a command writes to a terminal, without the sequences that Rich draws with."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm", COLUMNS="200", NO_COLOR="1")
+        os.execv(line[0], line)
+    shown = bytearray()
+    with suppress(OSError):
+        while data := os.read(terminal, 65536):
+            shown.extend(data)
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    return re.sub(r"\x1b\[\??[0-9;]*[AKhlm]|\x1b\[2K|\r", "", shown.decode())
+
+
+def test_edl_run_on_a_terminal(stage: Stage) -> None:
+    hostile_run(stage)
+    drawn = on_a_terminal(command("run", "job.yaml"))
+    assert SHOWN in drawn
+    assert "title" not in drawn
+    assert not BAD.search(drawn)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    """A cluster whose job, pods and events say hostile things."""
+    desk = jobs_desk(monkeypatch, capsys, with_job=False)
+    assert TOLD.status is not None
+    workers = tuple(replace(each, reason=HOSTILE, node=HOSTILE) for each in TOLD.status.workers)
+    refusals = {"worker-9": HOSTILE}
+    status = replace(TOLD.status, reason=HOSTILE, workers=workers, metrics={HOSTILE: 0.5}, refusals=refusals)
+    put_job(
+        desk.cluster, told=replace(TOLD, status=status, events=(*TOLD.events, Warned(TOLD.events[-1].time, HOSTILE)))
+    )
+    put_pod(desk.cluster, Role.MASTER)
+    desk.cluster.logged = {"edl-mnist-master-abcde": [HOSTILE]}
+    return desk
+
+
+@pytest.mark.parametrize(
+    "words", [["status", "mnist"], ["list"], ["events", "mnist"], ["logs", "mnist"], ["why", "mnist"], ["top", "mnist"]]
+)
+def test_commands_about_a_job_on_a_cluster(desk: Desk, words: list[str]) -> None:
+    desk.edl(*words)
+    assert desk.out
+    assert not BAD.search(desk.out)
+    if words[0] in ("status", "events", "logs"):
+        assert SHOWN in desk.out
+
+
+def test_strategy_local_in_this_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(tmp_path)
+    status = Status("digits", "r1", str(tmp_path), "Training", 1.0, metrics={HOSTILE: 0.5})
+    report = LocalReport(run, status, as_json=False)
+    report.event(Warned(1.0, HOSTILE))
+    report.event(EvaluationEnded(1.0, 3, {HOSTILE: 0.5}))
+    report.ended("Failed", HOSTILE, 1, export=HOSTILE)
+    out = capsys.readouterr().out
+    assert SHOWN in out
+    assert not BAD.search(out)
+
+
+def make(folder: Path) -> RunDir:
+    (folder / "logs").mkdir()
+    return RunDir(folder)
