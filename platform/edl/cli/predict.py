@@ -12,7 +12,7 @@ import typer
 from edl.cli.local.checks import check
 from edl.cli.local.plan import Order, Plan
 from edl.cli.local.resumption import PREDICT_FILE
-from edl.cli.local.start import folder_of, supervised
+from edl.cli.local.start import folder_of, require_storage, supervised
 from edl.cli.local.trained import weights_of
 from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
 from edl.core.errors import BadInputError
@@ -50,6 +50,7 @@ def predict(
     folder = folder_of(spec)
     if not folder.is_dir():
         weights_of(folder, source)  # refuses what needs a run, before the lock, for which the folder is made
+    require_storage(folder)
     with JobLock(folder) as lock:
         weights = weights_of(folder, source)
         for line in weights.left_out():

@@ -11,7 +11,7 @@ import typer
 from edl.cli.local import resumption
 from edl.cli.local.checks import check
 from edl.cli.local.plan import Order, Plan
-from edl.cli.local.start import folder_of, in_this_terminal, supervised
+from edl.cli.local.start import folder_of, in_this_terminal, require_storage, supervised
 from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
@@ -56,6 +56,7 @@ def run(
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     if resume is not None:
         resumption.find(folder, _run_id(resume))  # before the lock, for which the folder is made
+    require_storage(folder)
     with JobLock(folder) as lock:
         directory, changes, restart = _run_directory(folder, resume, spec, from_checkpoint=from_checkpoint)
         lock.describe(directory.run_id)

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edl.core.errors import BadInputError
+from edl.data.conversion_hints import hint_for_encoding
 from edl.data.files import unreadable
+from edl.data.reader import NOT_UTF8
 
 _INDEX_EVERY = 256
 _BOM = b"\xef\xbb\xbf"
@@ -134,7 +136,9 @@ class CsvFile:
             raise BadInputError(
                 f"the first row must name the columns: {fault}",
                 where=str(self.path),
-                hint="set data.reader.header to false if the file begins with data",
+                hint=hint_for_encoding(str(self.path))
+                if fault == NOT_UTF8
+                else "set data.reader.header to false if the file begins with data",
             )
         return row.cells
 
@@ -158,7 +162,7 @@ class RowStream(Iterator[Row]):
             except csv.Error as error:
                 fault = str(error)
             if self._undecodable:
-                fault = "not UTF-8"
+                fault = NOT_UTF8
             if cells or fault:
                 return Row(offset, cells, fault)
 

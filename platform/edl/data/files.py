@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from edl.core.errors import BadInputError, EdlError, RetryableError
+from edl.data.conversion_hints import hint_for_file, hint_for_images, holds_images
 
 PathOrPaths: TypeAlias = str | Path | Sequence[str | Path]
 
@@ -62,6 +63,8 @@ def _directory_files(directory: Path) -> list[Path]:
     if not files:
         folders = [entry.name for entry in entries if entry.is_dir()]
         hint = f"name one of its directories: {', '.join(folders[:5])}" if folders else "`edl data` can write examples"
+        if any(holds_images(entry.iterdir()) for entry in entries if entry.is_dir()):
+            hint = hint_for_images(directory)
         raise BadInputError("the directory has no data files", where=str(directory), hint=hint)
     return files
 
@@ -117,5 +120,7 @@ def _format_of(file: Path) -> str | None:
     raise BadInputError(
         "unknown data format: neither the name nor the first bytes tell",
         where=str(file),
-        hint="name the format with data.reader.format (recordio or csv), or move the file elsewhere",
+        hint=hint_for_file(file)
+        or "name the format with data.reader.format (recordio or csv), move the file elsewhere, or read it yourself "
+        "with a custom_data_reader in the model module: docs/bring-your-own-data.md",
     )

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from edl.core.errors import BadInputError
+from edl.data.conversion_hints import hint_for_encoding
 
+NOT_UTF8 = "not UTF-8"
+"""Why a row of a table cannot be read that is in another encoding."""
 Record: TypeAlias = bytes | list[str]
 """One record: ``bytes`` from RecordIO (usually a serialized ``tf.train.Example``), a list of cells from CSV."""
 
@@ -89,7 +92,8 @@ class CorruptRecordError(BadInputError):
         super().__init__(
             f"{which} cannot be read: {corrupt.reason}",
             where=f"{corrupt.source}, {place} {corrupt.offset}",
-            hint="restore the file, or allow data.max_corrupt_records of at least "
+            hint=(f"{hint_for_encoding(corrupt.source)}\nelse " if corrupt.reason == NOT_UTF8 else "")
+            + "restore the file, or allow data.max_corrupt_records of at least "
             f"{others + len(damaged)}{found} to skip and count them",
         )
         self.corrupt = corrupt

@@ -54,4 +54,4 @@ def _output(c: Coordination, module: ModelModule, run: PredictRun) -> Output:
     if module.prediction_outputs_processor is None:
         return Files(run.output, [source.name for source in c.reader("prediction").sources()])
     with user_code(module.zoo, "PredictionOutputsProcessor()"):
-        return Processed(module.prediction_outputs_processor(), c.identity.index)
+        return Processed(module.prediction_outputs_processor(), c.identity.index, module.zoo)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edl.core.errors import BadInputError
 from edl.store.durable import removed_on_error, translated
 from edl.worker.gate import Gate
 from edl.worker.leases import Leased, Leases
@@ -25,6 +26,7 @@ from edl.worker.progress import Progress
 from edl.worker.records import of_records
 from edl.worker.slab import Floats
 from edl.worker.stream import RecordStream
+from edl.worker.user_code import defined_in, user_code
 
 Array = npt.NDArray[np.generic]
 
@@ -146,18 +148,39 @@ class Files:
 
 
 class Processed:
-    """Hands every minibatch to the user's processor."""
+    """Hands every minibatch to the user's processor.
 
-    def __init__(self, processor: Processor, worker: int) -> None:
+    Args:
+        processor: the user's.
+        worker: index of this worker.
+        zoo: the model zoo; frames of files below it are the user's in tracebacks.
+
+    Raises:
+        BadInputError: it has no ``process``.
+    """
+
+    def __init__(self, processor: Processor, worker: int, zoo: Path) -> None:
+        if not callable(getattr(processor, "process", None)):
+            raise BadInputError(
+                "PredictionOutputsProcessor has no method process",
+                where=defined_in(type(processor)),
+                hint="define process(self, predictions, worker_id)",
+            )
         self._processor = processor
         self._worker = worker
+        self._zoo = zoo
 
     def begin(self, task: Leased) -> None:
         """Nothing to do."""
 
     def add(self, predictions: Any) -> bool:
-        """Call the user's code; what it has taken is done."""
-        self._processor.process(predictions, self._worker)
+        """Call the user's code; what it has taken is done.
+
+        Raises:
+            ModuleError: it raised: the job ends, for the same call would raise in every worker.
+        """
+        with user_code(self._zoo, "PredictionOutputsProcessor.process()"):
+            self._processor.process(predictions, self._worker)
         return True
 
     def end(self, task: Leased) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from edl.core.errors import BadInputError
 from edl.data.opening import open_reader
-from edl.data.reader import Reader
+from edl.data.reader import CorruptRange, OnCorrupt, Reader, Source
 from edl.spec.job import Data
 from edl.spec.zoo import ANYTHING, locate, names
-from edl.worker.user_code import user_code
+from edl.worker.user_code import defined_in, user_code
 
 SETS = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
 """Name of the data set under ``data`` by kind of task."""
@@ -46,33 +48,95 @@ def open_set(data: Data, name: str, custom: Callable[..., Any] | None, zoo: Path
 
 
 class GuardedReader:
-    """A user's reader; what it raises is reported as the user's."""
+    """A user's reader: what it raises, and what it returns that is no answer, is reported as the user's at once.
+
+    Raises:
+        BadInputError: it is no reader.
+    """
 
     def __init__(self, reader: Any, zoo: Path) -> None:
+        self._reader, self._zoo = reader, zoo
+        self._where = defined_in(type(reader)) if reader is not None else None
         missing = [name for name in ("metadata", "sources", "read") if not hasattr(reader, name)]
         if missing:
-            raise BadInputError(
-                f"custom_data_reader() returned {type(reader).__name__}, which has no {', '.join(missing)}",
-                hint="a reader has metadata, sources() and read(source, start, end, on_corrupt=None)",
+            raise self._wrong(
+                f"custom_data_reader() returned {_kind(reader)}, which has no {', '.join(missing)}",
+                "a reader has metadata, sources() and read(source, start, end, on_corrupt=None)",
             )
-        self._reader = reader
-        self._zoo = zoo
 
     @property
     def metadata(self) -> Any:
         """What ``feed`` is told."""
-        return self._reader.metadata
+        with user_code(self._zoo, "metadata of the custom reader"):
+            return self._reader.metadata
 
-    def sources(self) -> Any:
-        """Name and record count of every source."""
+    def sources(self) -> Sequence[Source]:
+        """Name and record count of every source.
+
+        Raises:
+            BadInputError: it returned anything else.
+        """
         with user_code(self._zoo, "sources() of the custom reader"):
-            return self._reader.sources()
+            found = self._reader.sources()
+            # A generator is run to its end here: what it raises is the user's, too.
+            listed = list(found) if isinstance(found, Iterable) and not isinstance(found, str | bytes) else None
+        if listed is None:
+            raise self._wrong(f"sources() of the custom reader returned {_kind(found)}, not a list", _SOURCES)
+        for at, source in enumerate(listed):
+            name, records = getattr(source, "name", None), getattr(source, "records", None)
+            if not (isinstance(name, str) and isinstance(records, Integral)) or isinstance(records, bool):
+                said = f"{source!r:.80} of type {type(source).__name__}"
+                raise self._wrong(f"source {at} of the custom reader is {said}, not an edl.data.Source", _SOURCES)
+            if records < 0:
+                raise self._wrong(f"source {name!r} of the custom reader has {records} records", _SOURCES)
+        names = Counter(source.name for source in listed)
+        if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
+            raise self._wrong(f"the custom reader has {names[twice]} sources called {twice!r}", "name each source once")
+        return [Source(source.name, int(source.records)) for source in listed]
 
-    def read(self, source: str, start: int, end: int, on_corrupt: Any = None) -> Any:
-        """Records of one source. ``on_corrupt`` is passed on only when the job allows corrupt records."""
-        extra = {} if on_corrupt is None else {"on_corrupt": on_corrupt}
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
+        """Records of one source. ``on_corrupt`` is passed on only when the job allows corrupt records.
+
+        Raises:
+            BadInputError: it returned anything but the records ``[start, end)``, less those that it reported.
+        """
+        left_out = 0
+
+        def skip(corrupt: CorruptRange) -> None:
+            nonlocal left_out
+            assert on_corrupt is not None
+            left_out += corrupt.records
+            on_corrupt(corrupt)
+
+        extra = {} if on_corrupt is None else {"on_corrupt": skip}
         with user_code(self._zoo, "read() of the custom reader"):
-            return self._reader.read(source, start, end, **extra)
+            found: Any = self._reader.read(source, start, end, **extra)
+        called = f"read({source!r}, {start}, {end}) of the custom reader returned"
+        if isinstance(found, str | bytes | Mapping) or not (
+            hasattr(found, "__len__") and hasattr(found, "__getitem__")
+        ):
+            raise self._wrong(f"{called} {_kind(found)}, not a list of records", _RECORDS)
+        wanted = end - start - left_out
+        if len(found) != wanted:
+            raise self._wrong(f"{called} {len(found)} records, not {wanted}", _RECORDS)
+        if wanted and (found[0] is None or isinstance(found[0], Mapping)):
+            raise self._wrong(f"{called} a record that is {_kind(found[0])}", _RECORDS)
+        records: Sequence[Any] = found
+        return records
+
+    def _wrong(self, message: str, hint: str) -> BadInputError:
+        return BadInputError(message, where=self._where, hint=hint)
+
+
+_SOURCES = "return a list of edl.data.Source(name, records): each name once, records from 0"
+_RECORDS = (
+    "return a list of as many records as were asked for, each bytes (edl.data.serialize_example makes them of values "
+    "by name), a list of strings, or an array; those that cannot be read are reported to on_corrupt instead"
+)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool) -> bytes:

@@ -17,6 +17,7 @@ REQUIRED_KEYS = {
     "samples_per_second", "seconds", "workers_lost", "metrics", "export",
 }  # fmt: skip
 HEAVY = ("tensorflow", "keras", "numpy", "grpc", "google.protobuf", "kubernetes", "jsonschema", "rich")
+EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the model raised", "summary": SUMMARY}
 
 
@@ -187,3 +188,16 @@ def test_a_command_without_a_job_file_asks_for_one(
 ) -> None:
     assert stage.edl(command_name) == 2
     assert "Missing argument 'JOB.yaml'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [["run", "job.yaml"], ["predict", "job.yaml", "--output", "out"]])
+@pytest.mark.parametrize("place", ["/proc/nope", "train.csv"])
+def test_a_storage_path_that_no_folder_can_be_at_is_bad_input(
+    stage: Stage, capsys: pytest.CaptureFixture[str], place: str, verb: list[str]
+) -> None:
+    (stage.folder / "model.keras").write_bytes(EMPTY_ZIP)
+    weights = ["--from", "model.keras"] if verb[0] == "predict" else []
+    assert stage.edl(*verb, *weights, "--set", f"storage.path={place}") == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("storage.path: the run directory ")
+    assert "name a folder in which you may write" in errors

@@ -13,6 +13,7 @@ from worker.loop_stage import LEASE, LinearNetwork, Stage, record, task
 from edl.core.errors import BadInputError, StorageError
 from edl.worker.leases import Leased
 from edl.worker.prediction import Files, Output, Predictor, Processed, named_outputs
+from edl.worker.user_code import ModuleError
 from edl.worker.weights import PredictRun, StoredWeights
 
 
@@ -91,10 +92,27 @@ class Recording:
 def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(stage: Stage) -> None:
     processor = Recording()
     for leased in stage.take(task(1, 0, 10, "prediction")):
-        predictor(stage, Processed(processor, 3)).run(leased)
+        predictor(stage, Processed(processor, 3, Path(__file__).parent)).run(leased)
     assert processor.calls == [(4, 3), (4, 3), (2, 3)]
     told = [r.leases[0].through for r in stage.master.requests("Progress")]
     assert told == [1, 2, 3]
+
+
+class Raising:
+    def process(self, predictions: Any, worker_id: int) -> None:
+        raise KeyError("table")
+
+
+def test_a_processor_that_raises_is_the_users_error() -> None:
+    with pytest.raises(ModuleError) as error:
+        Processed(Raising(), 0, Path(__file__).parent).add(np.zeros(3))
+    assert "PredictionOutputsProcessor.process() raised KeyError: 'table'" in str(error.value)
+    assert 'raise KeyError("table")' in error.value.detail
+
+
+def test_a_processor_without_process_is_named() -> None:
+    with pytest.raises(BadInputError, match="has no method process"):
+        Processed(object(), 0, Path(__file__).parent)  # type: ignore[arg-type]
 
 
 def test_equal_file_names_in_different_folders_do_not_meet(tmp_path: Path) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import edl.data
+from edl.core.errors import BadInputError
 from edl.core.shards import Source
 from edl.spec.job import Data
-from edl.worker.readers import describe
+from edl.worker.readers import GuardedReader, describe
 
+ZOO = Path(__file__).parent
 DATA = Data(training=("a",), validation=("b",), prediction=("c",))
 
 
@@ -30,3 +35,82 @@ def test_only_the_sets_that_a_run_uses_are_opened_and_described(predict: bool, u
     found = json.loads(describe(DATA, open_named, predict=predict))
     assert found == {name: [[f"{name}-0", 5], [f"{name}-1", 7]] for name in used}
     assert names == used
+
+
+# ------------------------------------------------------------------------------------------------ what a user returns
+
+
+class Rows:
+    """A reader as the documentation says; tests break one part of it."""
+
+    metadata = None
+
+    def sources(self) -> Any:
+        return [edl.data.Source("a", 10)]
+
+    def read(self, source: str, start: int, end: int, on_corrupt: Any = None) -> Any:
+        return [b"row"] * (end - start)
+
+
+def guarded(**parts: Any) -> GuardedReader:
+    return GuardedReader(type("Mine", (Rows,), {name: staticmethod(part) for name, part in parts.items()})(), ZOO)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ([("a", 10)], "source 0 of the custom reader is ('a', 10) of type tuple, not an edl.data.Source"),
+        ([edl.data.Source("a", 1), None], "source 1 of the custom reader is None of type NoneType"),
+        ([edl.data.Source("a", "10")], "source 0 of the custom reader is Source"),  # type: ignore[arg-type]
+        ([edl.data.Source("a", -1)], "source 'a' of the custom reader has -1 records"),
+        ([edl.data.Source("a", 1), edl.data.Source("a", 2)], "the custom reader has 2 sources called 'a'"),
+        (None, "sources() of the custom reader returned None, not a list"),
+        ("a", "sources() of the custom reader returned a str, not a list"),
+        (10, "sources() of the custom reader returned a int, not a list"),
+    ],
+)
+def test_sources_that_are_none_are_the_users_error(returned: Any, said: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        guarded(sources=lambda: returned).sources()
+    assert said in error.value.message
+    assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "returned None, not a list of records"),
+        (b"rowrow", "returned a bytes, not a list of records"),
+        ((row for row in [b"row"] * 4), "returned a generator, not a list of records"),
+        ([b"row"] * 3, "returned 3 records, not 4"),
+        ([b"row"] * 5, "returned 5 records, not 4"),
+        ([{"x": 1}] * 4, "returned a record that is a dict"),
+        ([None] * 4, "returned a record that is None"),
+    ],
+)
+def test_records_that_are_none_are_the_users_error(returned: Any, said: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        guarded(read=lambda source, start, end: returned).read("a", 2, 6)
+    assert f"read('a', 2, 6) of the custom reader {said}" in error.value.message
+    assert error.value.hint
+
+
+def test_records_that_are_reported_as_corrupt_may_be_missing() -> None:
+    def read(source: str, start: int, end: int, on_corrupt: Any) -> Any:
+        on_corrupt(edl.data.CorruptRange(source, start, start + 1, None, 0, "broken"))
+        return [b"row"] * (end - start - 1)
+
+    reported: list[edl.data.CorruptRange] = []
+    assert len(guarded(read=read).read("a", 0, 4, reported.append)) == 3
+    assert [(each.start, each.end) for each in reported] == [(0, 1)]
+
+
+@pytest.mark.parametrize("returned", [[b"row"] * 4, ([["x", "y"]] * 4), np.zeros((4, 2)), (1, 2, 3, 4)])
+def test_lists_tuples_and_arrays_are_records(returned: Any) -> None:
+    assert guarded(read=lambda source, start, end: returned).read("a", 0, 4) is returned
+
+
+@pytest.mark.parametrize("made", [None, 5, object()])
+def test_what_is_no_reader_is_named(made: Any) -> None:
+    with pytest.raises(BadInputError, match="which has no metadata, sources, read"):
+        GuardedReader(made, ZOO)

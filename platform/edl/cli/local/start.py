@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from edl.cli.faces.pipe import Piped
 from edl.cli.local.follow import Follower
 from edl.cli.local.plan import Plan
 from edl.cli.local.resumption import reopen
-from edl.core.errors import StorageError
+from edl.core.errors import BadInputError, StorageError
 from edl.local.launch import start_supervisor
 from edl.spec.event import RunStarted
 from edl.spec.job import JobSpec
@@ -25,6 +26,8 @@ from edl.store.rundir import append_line, job_dir, make, tail, write_spec
 SUPERVISOR: tuple[str, ...] = ("-P", "-m", "edl.local")
 """What Python runs as the supervisor; tests put one of fake roles here."""
 
+_NO_PLACE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EROFS, errno.ENAMETOOLONG)
+
 _SERVED = ("EDL_MASTER_ADDRESS",)
 """Variables of a worker that has a master."""
 
@@ -33,6 +36,25 @@ def folder_of(spec: JobSpec) -> Path:
     """The folder of the job's runs; ``spec`` with the paths of this machine."""
     assert spec.storage.path is not None  # resolve_local gave it one
     return job_dir(Path(spec.storage.path), spec.name)
+
+
+def require_storage(folder: Path) -> None:
+    """Make the folder of the job's runs.
+
+    Raises:
+        BadInputError: ``storage.path`` names a place where no folder can be.
+        StorageError: it could be there, but not now: the disk is full, say.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno not in _NO_PLACE:
+            raise StorageError(f"cannot be made: {error.strerror}", where=str(folder)) from error
+        raise BadInputError(
+            f"the run directory {folder} cannot be made: {error.strerror}",
+            where="storage.path",
+            hint="name a folder in which you may write; without the field runs are kept in ./.edl",
+        ) from error
 
 
 def supervised(plan: Plan, *, as_json: bool) -> int:
