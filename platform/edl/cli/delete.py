@@ -1,4 +1,4 @@
-"""``edl delete``: remove a job from a cluster."""
+"""``edl delete``: remove jobs from a cluster."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edl.cli.cluster.completion import complete_jobs
 from edl.cli.cluster.leftovers import remove
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, YesOption, agreed, api_of
+from edl.cli.cluster.options import ContextOption, NamespaceOption, YesOption, agreed, api_of
+from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
+    from edl.kube.api import Api
     from edl.kube.removal import Remains
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -18,37 +21,80 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def delete(
-    job: JobArgument,
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JOB]...", help="The jobs' names.", show_default=False, autocompletion=complete_jobs),
+    ] = None,
+    phases: Annotated[
+        list[str] | None,
+        typer.Option("--phase", metavar="PHASE", help="All jobs in this phase, as edl list has it; repeatable."),
+    ] = None,
     yes: YesOption = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until nothing of the job is left.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until nothing of the jobs is left.")] = True,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long to stay; the cluster goes on after it.")
+        float, typer.Option(metavar="SECONDS", min=1, help="How long to stay for each; the cluster goes on after it.")
     ] = 300.0,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Remove a job from a cluster: its pods and all else with its label. What is on volumes stays.
+    """Remove jobs from a cluster: their pods and all else with their label. What is on volumes stays.
 
-    Pods that a dead node holds are removed too. Exit codes: 0 gone, 1 something is left or you declined, 2 no such job.
+    Pods that a dead node holds are removed too. Exit codes: 0 gone, or no job in that phase; 1 something is left or you
+    declined; 2 no such job.
     """
-    from edl.kube.inspection import jobs
-    from edl.kube.removal import Removal, remains, token_is_left
+    from edl.kube.removal import Removal, remains
 
-    api = api_of(context, namespace, job)
-    there = remains(api, job)
-    if not there and not token_is_left(api, job):
-        jobs.find(api, job)  # says which there are
-    typer.echo("\n".join(outline(job, there)))
+    if bool(jobs) == bool(phases):
+        raise BadInputError("Name the jobs to remove, or their phase", hint="Such as: edl delete --phase Done")
+    api = api_of(context, namespace, jobs[0] if jobs else None)
+    chosen = list(dict.fromkeys(jobs)) if jobs else in_phases(api, phases or [])
+    if not chosen:
+        return
+    if jobs:
+        _require(api, chosen)
+    for job in chosen:
+        typer.echo("\n".join(outline(job, remains(api, job))))
     if not agreed("Delete all of it?", yes=yes, command="edl delete"):
         typer.echo("Nothing was deleted.")
         raise typer.Exit(1)
+    if not wait or len(chosen) > 1:  # all of them go at the same time, and each is waited for afterwards
+        for job in chosen:
+            Removal(api, job).round()
     if not wait:
-        Removal(api, job).round()
         typer.echo("Being deleted. Whether it is gone: edl list")
         return
-    began = time.monotonic()
-    remove(api, job, timeout)
-    typer.echo(f"Job {job} is gone, after {time.monotonic() - began:.0f} s.")
+    for job in chosen:
+        began = time.monotonic()
+        remove(api, job, timeout)
+        typer.echo(f"Job {job} is gone, after {time.monotonic() - began:.0f} s.")
+
+
+def _require(api: Api, chosen: list[str]) -> None:
+    """Nothing is deleted where one of the names is wrong."""
+    from edl.kube.inspection import jobs
+    from edl.kube.removal import remains, token_is_left
+
+    for job in chosen:
+        if not remains(api, job) and not token_is_left(api, job):
+            jobs.find(api, job)  # says which there are
+
+
+def in_phases(api: Api, phases: list[str]) -> list[str]:
+    """Names of the namespace's jobs in one of the phases; says so when there are none.
+
+    Raises:
+        BadInputError: there is no such phase.
+    """
+    from edl.kube.inspection import jobs
+
+    known = {phase.lower(): phase for phase in jobs.PHASES}
+    if unknown := [phase for phase in phases if phase.lower() not in known]:
+        raise BadInputError(f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(jobs.PHASES)}.")
+    wanted = {known[phase.lower()] for phase in phases}
+    found = [job.name for job in jobs.listed(api) if job.phase in wanted]
+    if not found:
+        typer.echo(f"No job in namespace {api.namespace} is {' or '.join(sorted(wanted))}.")
+    return found
 
 
 def outline(job: str, there: Remains) -> list[str]:

@@ -118,3 +118,55 @@ def test_a_missing_right_is_named(desk: Desk) -> None:
     desk.cluster.deny("delete", JOBS)
     assert desk.edl("delete", "mnist", "--yes") == 2
     assert 'cannot delete resource "jobs" in API group "batch" in the namespace "team"' in desk.err
+
+
+def another(desk: Desk, name: str, ended: str = "") -> None:
+    """One more job, that of the desk under another name; ended as Kubernetes says it."""
+    (job, *_) = desk.cluster.of(JOBS)
+    labels = names.labels(name, Role.MASTER)
+    status = {"conditions": [{"type": ended, "status": "True"}]} if ended else {}
+    desk.cluster.put({**job, "metadata": {"name": names.master(name), "labels": labels}, "status": status})
+
+
+def left(desk: Desk) -> list[str]:
+    return sorted(job["metadata"]["labels"][names.JOB] for job in desk.cluster.of(JOBS))
+
+
+def test_several_jobs_are_removed_at_once(desk: Desk) -> None:
+    for name in ("a", "b", "c"):
+        another(desk, name)
+    assert desk.edl("delete", "a", "b", "a", "--yes") == 0
+    assert left(desk) == ["c", "mnist"]
+    assert desk.out.count("is gone, after") == 2
+
+
+def test_one_wrong_name_of_several_deletes_nothing(desk: Desk) -> None:
+    another(desk, "a")
+    assert desk.edl("delete", "a", "nosuch", "--yes") == 2
+    assert "nosuch" in desk.err
+    assert left(desk) == ["a", "mnist"]
+
+
+def test_all_jobs_of_a_phase_are_removed(desk: Desk) -> None:
+    for name, ended in (("d1", "Complete"), ("d2", "Complete"), ("f", "Failed"), ("a", "")):
+        another(desk, name, ended)
+    assert desk.edl("delete", "--phase", "done", "--yes") == 0
+    assert left(desk) == ["a", "f", "mnist"]
+    assert desk.edl("delete", "--phase", "Done", "--phase", "Failed", "--yes") == 0
+    assert left(desk) == ["a", "mnist"]
+    assert desk.edl("delete", "--phase", "Done", "--yes") == 0
+    assert desk.out == "No job in namespace team is Done.\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "Name the jobs to remove, or their phase"),
+        (("mnist", "--phase", "Done"), "Name the jobs to remove, or their phase"),
+        (("--phase", "Doen"), "there is no phase Doen"),
+    ],
+)
+def test_what_is_meant_must_be_clear(desk: Desk, options: tuple[str, ...], told: str) -> None:
+    assert desk.edl("delete", *options, "--yes") == 2
+    assert told in desk.err
+    assert left(desk) == ["mnist"]

@@ -95,10 +95,20 @@ def test_a_started_job_ends_with_what_to_do_next(desk: Desk) -> None:
 def test_a_job_for_which_no_node_is_meant_is_told_so_once(desk: Desk) -> None:
     assert desk.submit("--dry-run=server", "--set", "pod.node_selector.disk=none") == 0
     assert (
-        "  free now  nothing on 2 nodes\n"
-        "  warning: the master, all 2 parameter servers and all 4 workers wait for a node\n"
-        "    that takes such pods (taints, node selector, affinity)\n"
-    ) in desk.out
+        "free now nothing on 2 nodes warning: the master, all 2 parameter servers and all 4 workers can never start on "
+        "today's nodes: none takes such pods (taints, node selector, affinity) The cluster would accept"
+    ) in " ".join(desk.out.split())
+
+
+def test_a_job_that_can_never_start_on_todays_nodes_is_warned_of(desk: Desk) -> None:
+    assert desk.submit("--dry-run=server", "--set", "workers.resources.cpu=64") == 0
+    text = " ".join(desk.out.split())
+    assert (
+        "warning: all 4 workers can never start on today's nodes: each asks for 64 CPU, no node has more than" in text
+    )
+    assert "workers wait" not in text
+    assert desk.submit("--dry-run=server", "--set", "workers.resources.gpu=1") == 0
+    assert "each asks for 1 nvidia.com/gpu, no node has more than 0 nvidia.com/gpu" in " ".join(desk.out.split())
 
 
 def test_pods_that_would_give_way_are_named(desk: Desk) -> None:

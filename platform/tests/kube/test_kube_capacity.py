@@ -227,3 +227,27 @@ def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
 def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], workers: int) -> None:
     (found,) = forecast(crowds()[1:], None, Quotas([quota({"pods": "0"}, {}, **scope)])).fits
     assert found.allowed == workers
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (pod(cpu="2"), ""),
+        (pod(cpu="8"), "each asks for 8 CPU, no node has more than 4 CPU"),
+        (pod(memory="9Gi"), "each asks for 9 GiB, no node has more than 8 GiB"),
+        (pod(more={"nvidia.com/gpu": "1"}), "each asks for 1 nvidia.com/gpu, no node has more than 0 nvidia.com/gpu"),
+        (pod(nodeSelector={"disk": "ssd"}), "none takes such pods (taints, node selector, affinity)"),
+    ],
+)
+def test_what_can_never_start_on_todays_nodes_says_why(wanted: Manifest, told: str) -> None:
+    """However full they are now, and whatever passes: one is cordoned, one is not ready."""
+    passing = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
+    nodes = [node("a", cpu="2", memory="8Gi"), node("b", memory="1Gi", unschedulable=True, taints=passing)]
+    room = Room([*nodes, node("c", cpu="1", ready="False")], [pod(cpu="2", on="a")])
+    assert room.hopeless(wanted) == told
+
+
+def test_pods_that_wait_for_others_to_end_are_not_hopeless() -> None:
+    fit = forecast([Crowd(Role.WORKER, 3, pod())], Room([node("a", cpu="1")], []), Quotas([])).fits[0]
+    assert (fit.placed, fit.never) == (1, "")
+    assert forecast([Crowd(Role.WORKER, 3, pod(cpu="9"))], None, Quotas([])).fits[0].never is None

@@ -29,9 +29,10 @@ def table(forecast: Forecast, least_workers: int) -> list[str]:
 
 
 def waits(forecast: Forecast) -> Iterator[str]:
-    """What will not start at once, by reason, and who gives way; a sentence each."""
+    """What can never start on today's nodes, what will not start at once, by reason, who gives way; a sentence each."""
+    yield from _never(forecast)
     by_reason: dict[str, list[tuple[str, int]]] = {}
-    for role, found in groupby(forecast.fits, key=lambda fit: fit.crowd.role):
+    for role, found in groupby((fit for fit in forecast.fits if not fit.never), key=lambda fit: fit.crowd.role):
         fits = list(found)
         count = sum(fit.crowd.count for fit in fits)
         if late := count - sum(fit.at_once for fit in fits):
@@ -45,6 +46,16 @@ def waits(forecast: Forecast) -> Iterator[str]:
         yield f"{pods} of lower priority would give way: {', '.join(victims[:_VICTIMS_SHOWN])}{more}"
 
 
+def _never(forecast: Forecast) -> Iterator[str]:
+    by_reason: dict[str, list[Fit]] = {}
+    for fit in forecast.fits:
+        if fit.never:
+            by_reason.setdefault(fit.never, []).append(fit)
+    for reason, fits in by_reason.items():
+        who = _listed([_so_many(fit.crowd.role, fit.crowd.count, fit.crowd.count) for fit in fits])
+        yield f"{who} can never start on today's nodes: {reason}"
+
+
 def fit_json(fit: Fit) -> dict[str, Any]:
     """One kind of pods, for programs."""
     return {
@@ -55,6 +66,7 @@ def fit_json(fit: Fit) -> dict[str, Any]:
         "allowed_by_quota": fit.allowed,
         "at_once": fit.placed,
         "gives_way": list(fit.victims),
+        "can_never_start": fit.never,
     }
 
 

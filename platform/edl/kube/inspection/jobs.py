@@ -20,8 +20,11 @@ from edl.kube.moments import created, moment
 from edl.spec.problem import SpecError
 from edl.spec.publication import Publication
 from edl.spec.status import ENDED, Status
+from edl.spec.status import PHASES as MASTERS_PHASES
 
 MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
+PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
+"""All that a job can be, its master's own words and those of Kubernetes."""
 AWAY = ("pending", "leaving")
 """States of a worker that does not run, or not for long."""
 _NONE_THERE = "-n names another namespace; `edl list -A` shows the jobs of all."

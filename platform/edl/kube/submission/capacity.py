@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from edl.kube.kinds import Manifest
-from edl.kube.quantity import Resources, lacks, largest, less, resources, total
+from edl.kube.quantity import Resources, lacks, largest, less, resources, said, total
 from edl.kube.submission.placing import admits, usable
 
 PODS = "pods"
@@ -64,15 +64,19 @@ class Room:
     """
 
     def __init__(self, nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> None:
-        self.nodes_total = 0
+        self._all = list(nodes)
         self._nodes: dict[str, _Node] = {}
-        for manifest in nodes:
-            self.nodes_total += 1
+        for manifest in self._all:
             if usable(manifest):
                 node = _Node(manifest, resources(manifest["status"].get("allocatable")))
                 self._nodes[node.name] = node
         for pod in pods:
             self._occupy(pod)
+
+    @property
+    def nodes_total(self) -> int:
+        """All nodes."""
+        return len(self._all)
 
     @property
     def nodes_usable(self) -> int:
@@ -102,6 +106,22 @@ class Room:
         closest = min((lacks(node.free, wanted) for node in nodes), key=len, default=[])
         return Place(None, lacking=tuple(closest))
 
+    def hopeless(self, pod: Manifest) -> str:
+        """Why ``pod`` can never start on the nodes that there are today, were they all empty; empty if it can.
+
+        Nodes that are not ready or cordoned count: they come back. An autoscaler may bring others, hence *today's*.
+        """
+        wanted = requests_of(pod)
+        fits = [resources(node["status"].get("allocatable")) for node in self._all if admits(_settled(node), pod)]
+        if not fits:
+            return "none takes such pods (taints, node selector, affinity)"
+        closest = min((lacks(whole, wanted) for whole in fits), key=len)
+        most = largest(fits)
+        missing = [
+            f"each asks for {said(name, wanted[name])}, no node has more than {_most(name, most)}" for name in closest
+        ]
+        return "; ".join(missing)
+
     def _take(self, node: _Node, wanted: Resources, priority: int, victims: Sequence[Tenant]) -> Place:
         for victim in victims:
             node.tenants.remove(victim)
@@ -117,6 +137,17 @@ class Room:
         name = f"{meta.get('namespace', '')}/{meta['name']}"
         node.tenants.append(Tenant(name, node.name, wanted, int(pod["spec"].get("priority") or 0)))
         node.free = less(node.free, wanted)
+
+
+def _settled(node: Manifest) -> Manifest:
+    """A node without the taints that Kubernetes sets for what passes: not ready, cordoned, short of memory."""
+    spec = node.get("spec") or {}
+    taints = [taint for taint in spec.get("taints") or () if not taint["key"].startswith("node.kubernetes.io/")]
+    return {**node, "spec": {**spec, "taints": taints}}
+
+
+def _most(name: str, most: Resources) -> str:
+    return said(name, most.get(name, Fraction()))
 
 
 def requests_of(pod: Manifest) -> dict[str, Fraction]:

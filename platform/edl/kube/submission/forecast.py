@@ -37,6 +37,7 @@ class Fit:
         victims: pods of lower priority that would give way.
         lacking: what the nodes have too little of, for the first that waits.
         refusal: which quota refuses the first that is not let in.
+        never: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not known.
     """
 
     crowd: Crowd
@@ -46,6 +47,7 @@ class Fit:
     victims: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
     refusal: Refusal | None = None
+    never: str | None = None
 
     @property
     def at_once(self) -> int:
@@ -87,6 +89,7 @@ def forecast(crowds: Sequence[Crowd], room: Room | None, quotas: Quotas) -> Fore
 
 
 def _fit(crowd: Crowd, room: Room | None, quotas: Quotas) -> Fit:
+    never = None if room is None else room.hopeless(crowd.pod)
     allowed, placed = 0, 0
     victims: tuple[str, ...] = ()
     lacking: tuple[str, ...] = ()
@@ -103,7 +106,7 @@ def _fit(crowd: Crowd, room: Room | None, quotas: Quotas) -> Fit:
         waiting, lacking = place.node is None, place.lacking
         placed, victims = placed + (not waiting), victims + place.victims
     each = {name: amount for name, amount in requests_of(crowd.pod).items() if name != _UNSHOWN}
-    return Fit(crowd, each, allowed, None if room is None else placed, _named(victims), lacking, refusal)
+    return Fit(crowd, each, allowed, None if room is None else placed, _named(victims), lacking, refusal, never)
 
 
 def _named(victims: Iterable[str]) -> tuple[str, ...]:
