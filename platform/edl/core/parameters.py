@@ -25,22 +25,16 @@ ATTACH_PATIENCE = 70.0
 
 
 def registered(state: State, uid: str, now: float) -> None:
-    """A PS says where it listens: make it listen to this incarnation of the master, once the cluster has shown it."""
+    """A PS that the cluster has shown says where it listens: make it listen to this incarnation of the master.
+
+    A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
+    """
     pod = state.fleet.pods.get(uid)
-    if pod is None:
-        state.registered.add(uid)
-    elif pod.uid in state.fleet.handed_over:
-        return  # it ends; only a successor gets what it had
-    elif pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_PATIENCE):
+    if pod is None or pod.uid in state.fleet.handed_over:
+        return  # nobody, or one that ends: only a successor gets what it had
+    if pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_PATIENCE):
         pod.loading = False
         _attach(state, pod, None, now)
-
-
-def shown(state: State, pod: Pod, now: float) -> None:
-    """The cluster says that a PS runs; it may have registered before."""
-    if pod.uid in state.registered:
-        state.registered.discard(pod.uid)
-        registered(state, pod.uid, now)
 
 
 def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:

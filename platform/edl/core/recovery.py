@@ -28,8 +28,6 @@ def pod_changed(state: State, what: PodSeen, now: float) -> None:
             _started(state, pod)
         if pod.state is PodState.LEAVING and before is not PodState.LEAVING:
             _leaving(state, pod)
-        if pod.role is Role.PS:
-            parameters.shown(state, pod, now)
     elif before not in TERMINAL and state.synced:
         _ended(state, pod, now)
     # Before everything was seen, an end may be one that the master before this one has entered: see ``synced``.

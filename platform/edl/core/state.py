@@ -85,7 +85,6 @@ class State:
         leaving_ps: uids of PS that were told to go and wait until they may end.
         not_kept: of them, those that may end though a checkpoint lacks what they hold, and why.
         pins: the cuts that each PS keeps, by uid.
-        registered: uids of PS that said where they listen before the cluster showed them.
         more_missing: more pods are to be asked for than one event asks for.
         emptied: PS and workers were replaced because the journal knew nothing of what they had done.
         next_look: until then ``deadline`` need not look at every holder.
@@ -124,7 +123,6 @@ class State:
     leaving_ps: set[str] = field(default_factory=set)
     not_kept: dict[str, str] = field(default_factory=dict)
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
-    registered: set[str] = field(default_factory=set)
     emptied: bool = False
     holders: dict[str, Holder] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)

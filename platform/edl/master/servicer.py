@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import grpc
+from functools import partial
 
 from edl.core.cluster import Role
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, RetryableError
 from edl.core.events import (
     Acknowledged,
+    Answer,
     Event,
     Granted,
+    LeaseWanted,
     MayEnd,
     ModelDeclared,
     Progressed,
@@ -29,6 +30,7 @@ from edl.master.roster import Roster
 from edl.master.shell import Shell
 from edl.rpc import edl_pb2 as pb
 from edl.rpc import edl_pb2_grpc
+from edl.rpc.control_server import Call
 from edl.rpc.refusal import Refused
 
 LONGEST_WAIT = 5.0
@@ -46,7 +48,8 @@ def _unheard(uid: str, index: int, figures: pb.PsFigures) -> None:
 class Servicer(edl_pb2_grpc.MasterServicer):
     """Answers workers and parameter servers.
 
-    A message that cannot be meant is refused (``Refused``, kind ``bad``); a master that ends says so
+    What comes by the thousand is answered on the server's event loop: a thread for each would cost more than the
+    answer. A message that cannot be meant is refused (``Refused``, kind ``bad``); a master that ends says so
     (``MasterEndsError``), and the message is for the next one.
     """
 
@@ -56,7 +59,7 @@ class Servicer(edl_pb2_grpc.MasterServicer):
 
     # ------------------------------------------------------------------ methods of the service
 
-    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
+    def Register(self, request: pb.RegisterRequest, context: Call) -> pb.RegisterReply:  # noqa: N802
         """Say who is there; tells where the parameter servers are."""
         uid, may_end = uid_of(request.member), False
         if request.member.role == Role.PS:
@@ -67,10 +70,13 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             placement = self._roster.placement()
         return pb.RegisterReply(incarnation=self._incarnation, placement=placement, may_end=may_end)
 
-    def Lease(self, request: pb.LeaseRequest, context: grpc.ServicerContext) -> pb.LeaseReply:  # noqa: N802
+    async def Lease(self, request: pb.LeaseRequest, context: Call) -> pb.LeaseReply:  # noqa: N802
         """Ask for work."""
         seconds = min(request.wait_seconds, LONGEST_WAIT) if request.wait_seconds > 0 else 0.0
-        answer = self._shell.lease(uid_of(request.member), seconds, frozenset(request.held))
+        uid, held = uid_of(request.member), frozenset(request.held)
+        answer = await self._shell.ask(LeaseWanted(uid, held))
+        if isinstance(answer, WaitForWork) and seconds:
+            answer = await context.on_thread(partial(self._shell.lease, uid, seconds, held))
         reply = pb.LeaseReply(incarnation=self._incarnation, placement_version=self._placement_version())
         match answer:
             case Granted():
@@ -81,25 +87,25 @@ class Servicer(edl_pb2_grpc.MasterServicer):
                 reply.stop.reason = reason
         return reply
 
-    def Progress(self, request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:  # noqa: N802
+    async def Progress(self, request: pb.ProgressRequest, context: Call) -> pb.ProgressReply:  # noqa: N802
         """Say how far leases are; also the heartbeat."""
-        answer = self._ask(Progressed(uid_of(request.member), steps_of(request.leases)))
+        answer = _acknowledged(await self._shell.ask(Progressed(uid_of(request.member), steps_of(request.leases))))
         return pb.ProgressReply(
             incarnation=self._incarnation,
             placement_version=self._placement_version(),
             lost=answer.lost,
         )
 
-    def Report(self, request: pb.ReportRequest, context: grpc.ServicerContext) -> pb.ReportReply:  # noqa: N802
+    async def Report(self, request: pb.ReportRequest, context: Call) -> pb.ReportReply:  # noqa: N802
         """Say that a task is done."""
         last = steps_of([request.last])[0] if request.HasField("last") else None
         uid, result = uid_of(request.member), result_of(request.result)
-        answer = self._ask(TaskReported(uid, request.lease, last, result))
+        answer = _acknowledged(await self._shell.ask(TaskReported(uid, request.lease, last, result)))
         lost = request.lease in answer.lost
         reason = "the lease is not yours (any more)" if lost else ""
         return pb.ReportReply(accepted=not lost, reason=reason, incarnation=self._incarnation)
 
-    def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.FailReply:  # noqa: N802
+    def Fail(self, request: pb.FailRequest, context: Call) -> pb.FailReply:  # noqa: N802
         """Say why a worker cannot go on."""
         if request.kind not in FAILURES:
             raise Refused(f"a failure is of kind {', '.join(FAILURES)}, not {request.kind!r}", kind="bad")
@@ -107,7 +113,7 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         answer = self._ask(WorkerFailed(uid, request.kind, request.message, request.detail, request.lease))
         return pb.FailReply(fatal=answer.fatal)
 
-    def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:  # noqa: N802
+    def Leave(self, request: pb.LeaveRequest, context: Call) -> pb.LeaveReply:  # noqa: N802
         """Give everything back before going."""
         self._ask(WorkerLeft(uid_of(request.member), request.reason, steps_of(request.leases)))
         return pb.LeaveReply()
@@ -119,8 +125,13 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         uid, index = request.member.uid, request.member.index
         with self._shell.lock:
             pod = self._shell.state.fleet.pods.get(uid)
-            live, attached = pod is None or pod.live, pod is not None and pod.attached
-        if not live:
+            attached = pod is not None and pod.attached
+        if pod is None:
+            # Nothing is kept of it: whoever has the token can say that it is a PS, and the watch may be a moment late.
+            raise RetryableError("the cluster has not shown this pod yet")
+        if (pod.role, pod.index) != (Role.PS, index):
+            raise Refused(f"the cluster says that this pod is {pod.role}-{pod.index}, not ps-{index}", kind="bad")
+        if not pod.live:
             raise Refused("the cluster says that this pod has ended", kind="bad")
         if request.HasField("figures"):
             self._heard(uid, index, request.figures)
@@ -140,12 +151,15 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         return answer.value
 
     def _ask(self, event: Event) -> Acknowledged:
-        answer = self._shell.handle(event)
-        assert isinstance(answer, Acknowledged)
-        if answer.refusal:
-            raise Refused(answer.refusal, kind="bad")
-        return answer
+        return _acknowledged(self._shell.handle(event))
 
     def _placement_version(self) -> int:
         with self._shell.lock:
             return self._roster.version()
+
+
+def _acknowledged(answer: Answer | None) -> Acknowledged:
+    assert isinstance(answer, Acknowledged)
+    if answer.refusal:
+        raise Refused(answer.refusal, kind="bad")
+    return answer

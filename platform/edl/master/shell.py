@@ -9,11 +9,12 @@ one begins with what the journal says.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from edl.core.errors import EdlError, RefusedError, RetryableError
@@ -134,11 +135,26 @@ class Shell:
             FrozenError: nothing may be decided now; raised for requests, while facts wait until it may be.
         """
         if isinstance(event, _REQUESTS):
-            if not self.time.runs():
-                raise FrozenError("this master waits for its Lease")
+            self._check_right()
         else:
             self.await_right()
         return self._decide(lambda: self.state.handle(event, self.time.now()), event)
+
+    async def ask(self, event: Event) -> Answer:
+        """``handle`` of a request on an event loop, which serves others while the disk works; raises the same."""
+        self._check_right()
+        answer, lsn = self._decide_now(lambda: self.state.handle(event, self.time.now()), event)
+        assert answer is not None, event
+        loop = asyncio.get_running_loop()
+        synced: asyncio.Future[None] = loop.create_future()
+        if lsn and self.journal.call_when(lsn, lambda: loop.call_soon_threadsafe(_set, synced)):
+            await synced
+        self._wait_durable(lsn)
+        return answer
+
+    def _check_right(self) -> None:
+        if not self.time.runs():
+            raise FrozenError("this master waits for its Lease")
 
     def await_right(self) -> None:
         """Return when this master may decide.
@@ -162,20 +178,33 @@ class Shell:
         self._decide(lambda: self.state.give_up(reason, kind))
 
     def _decide(self, decide: Callable[[], list[Command]], event: Event | None = None) -> Answer | None:
-        try:
-            with self.lock:
-                self._check()
-                answer, changed = self._enter(decide())
-                self._rouse(event, changed)
-                lsn = self._lsn
-            if answer is not None and lsn:
+        answer, lsn = self._decide_now(decide, event)
+        if answer is not None:
+            self._wait_durable(lsn)
+        return answer
+
+    def _decide_now(self, decide: Callable[[], list[Command]], event: Event | None = None) -> tuple[Answer | None, int]:
+        """Decide; the answer, and what must be durable before it leaves."""
+        with self._ends_by_failures(), self.lock:
+            self._check()
+            answer, changed = self._enter(decide())
+            self._rouse(event, changed)
+            return answer, self._lsn
+
+    def _wait_durable(self, lsn: int) -> None:
+        with self._ends_by_failures():
+            if lsn:
                 self.journal.wait(lsn)
+
+    @contextmanager
+    def _ends_by_failures(self) -> Iterator[None]:
+        try:
+            yield
         except MasterEndsError:
             raise
         except Exception as error:
             self.fail(error)
             raise MasterEndsError(f"this master ends: {error}") from error
-        return answer
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -305,3 +334,8 @@ class Shell:
 
     def _is_over(self) -> bool:
         return self.ended is not None or self.failure is not None
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():  # else its call has ended meanwhile
+        future.set_result(None)

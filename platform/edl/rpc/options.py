@@ -22,8 +22,12 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.enable_http_proxy", 0),
 )
 
+MAX_STREAMS = 100
+"""Calls on one connection at a time; further ones wait in their client. A role has a handful."""
+
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZES,
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.so_reuseport", 0),  # two servers must not share a port by accident
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE // 2),  # else clients' keepalives look like abuse
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE // 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edl.core.errors import EdlError, RetryableError
@@ -10,10 +11,10 @@ from edl.core.errors import EdlError, RetryableError
 
 @dataclass(frozen=True)
 class _Waiter:
-    """A thread that waits for ``lsn``. A bare lock wakes just this thread, without a shared one to pass on."""
+    """Somebody who waits for ``lsn``; ``release`` is called once, when it is reached or never will be."""
 
     lsn: int
-    gate: threading.Lock
+    release: Callable[[], object]
 
 
 class CommitPoint:
@@ -37,7 +38,7 @@ class CommitPoint:
             done = [waiter for waiter in self._waiters if waiter.lsn <= self._lsn]
             self._waiters = [waiter for waiter in self._waiters if waiter.lsn > self._lsn]
         for waiter in done:
-            waiter.gate.release()
+            waiter.release()
 
     def fail(self, error: EdlError) -> None:
         """Nothing more will become durable: every thread that waits, now or later, gets ``error``."""
@@ -45,7 +46,7 @@ class CommitPoint:
             self._failure = error
             waiters, self._waiters = self._waiters, []
         for waiter in waiters:
-            waiter.gate.release()
+            waiter.release()
 
     def wait(self, lsn: int, timeout: float | None) -> None:
         """Block until ``lsn`` is reached.
@@ -56,17 +57,21 @@ class CommitPoint:
         """
         if lsn <= self._lsn:
             return
-        waiter = self._register(lsn)
-        if waiter is not None and not waiter.gate.acquire(timeout=-1 if timeout is None else timeout):
+        gate = threading.Lock()  # a bare lock wakes just this thread, without a shared one to pass on
+        gate.acquire()
+        if self.call_when(lsn, gate.release) and not gate.acquire(timeout=-1 if timeout is None else timeout):
             raise RetryableError(f"the journal was not synced within {timeout} s")
         if lsn > self._lsn and self._failure is not None:
             raise self._failure
 
-    def _register(self, lsn: int) -> _Waiter | None:
+    def call_when(self, lsn: int, release: Callable[[], object]) -> bool:
+        """Call ``release`` once, on the writer's thread, when ``lsn`` is reached or never will be; it must not block.
+
+        Returns:
+            Whether it will be called: not if ``lsn`` is reached already, or never will be.
+        """
         with self._mutex:
             if lsn <= self._lsn or self._failure is not None:
-                return None
-            waiter = _Waiter(lsn, threading.Lock())
-            waiter.gate.acquire()
-            self._waiters.append(waiter)
-        return waiter
+                return False
+            self._waiters.append(_Waiter(lsn, release))
+        return True

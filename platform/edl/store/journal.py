@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -150,6 +150,14 @@ class Journal:
         if lsn >= self._next:
             raise ValueError(f"lsn {lsn} was never given out; the last one is {self._next - 1}")
         self._committed.wait(lsn, timeout)
+
+    def call_when(self, lsn: int, call: Callable[[], object]) -> bool:
+        """Call once, on the writer's thread, when everything up to ``lsn`` is durable or never will be.
+
+        Returns:
+            Whether it will be called; if not, ``wait`` returns or raises at once.
+        """
+        return self._committed.call_when(lsn, call)
 
     def close(self) -> None:
         """Write what is queued, then release the lock. Does not raise: ``failure`` says whether all was written."""

@@ -71,6 +71,9 @@ class StubJournal:
                 raise self._failure
             assert done
 
+    def call_when(self, lsn: int, call: Callable[[], object]) -> bool:
+        return False
+
     def sync(self) -> None:
         with self._changed:
             self._durable = self._lsn

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from master.stage import FIRST_CUT, Parts
 
 from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.errors import RetryableError
 from edl.core.events import (
     AttachPs,
     CheckpointSaved,
@@ -69,8 +71,8 @@ class Stage:
         )
 
     def train(self) -> Stage:
-        self.register_ps("ps-0")
         self.parts.populate(workers=2)
+        self.register_ps("ps-0")
         for event in (
             Tick(),
             *FIRST_CUT,
@@ -89,15 +91,20 @@ class Stage:
         return self.service.Register(pb.RegisterRequest(member=WORKER), CONTEXT).placement
 
     def lease(self, wait: float = 0.0) -> pb.LeaseReply:
-        return self.service.Lease(pb.LeaseRequest(member=WORKER, wait_seconds=wait), CONTEXT)
+        return asyncio.run(self.service.Lease(pb.LeaseRequest(member=WORKER, wait_seconds=wait), CONTEXT))
 
     def report(self, lease: int, result: bytes = b"", **last: Any) -> pb.ReportReply:
         steps = pb.LeaseProgress(lease=lease, **last) if last else None
-        return self.service.Report(pb.ReportRequest(member=WORKER, lease=lease, last=steps, result=result), CONTEXT)
+        request = pb.ReportRequest(member=WORKER, lease=lease, last=steps, result=result)
+        return asyncio.run(self.service.Report(request, CONTEXT))
+
+    def progress(self, leases: Iterable[pb.LeaseProgress]) -> pb.ProgressReply:
+        return asyncio.run(self.service.Progress(pb.ProgressRequest(member=WORKER, leases=leases), CONTEXT))
 
 
 def test_what_a_parameter_server_says_of_itself_is_passed_on_with_its_name() -> None:
     stage = Stage().train()
+    stage.shell.handle(PodChanged(PodSeen("ps-1", Role.PS, 1, Phase.RUNNING)))
     assert stage.told == [], "one of before says nothing"
     figures = pb.PsFigures(entered=7)
     member = pb.Member(role="ps", index=0, uid="ps-0")
@@ -163,7 +170,7 @@ def test_progress_is_entered_and_lost_leases_come_back() -> None:
     stage = Stage().train()
     lease = stage.lease().task.lease
     leases = [pb.LeaseProgress(lease=lease, through=1, loss_sum=3.0, loss_steps=2), pb.LeaseProgress(lease=77)]
-    reply = stage.service.Progress(pb.ProgressRequest(member=WORKER, leases=leases), CONTEXT)
+    reply = stage.progress(leases)
     assert (list(reply.lost), reply.incarnation) == ([77], INCARNATION)
     assert stage.parts.journal.entries[-1] == {"kind": "progress", "lease": lease, "through": 1, "loss": 1.5}
 
@@ -212,14 +219,13 @@ def test_a_failure_of_the_users_code_ends_the_job() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda s: s.service.Lease(pb.LeaseRequest(), CONTEXT),
+        lambda s: asyncio.run(s.service.Lease(pb.LeaseRequest(), CONTEXT)),
         lambda s: s.service.Register(pb.RegisterRequest(), CONTEXT),
         lambda s: s.report(1, through=-1),
         lambda s: s.report(1, result=b"{"),
         lambda s: s.report(1, result=b"[" * 100_000),
         lambda s: s.report(1, result=b"\xff"),
         lambda s: s.service.Fail(pb.FailRequest(member=WORKER, kind="tired"), CONTEXT),
-        lambda s: s.register_ps("ps-9", address="nowhere"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_the_master_goes_on(call: Any) -> None:
@@ -240,7 +246,7 @@ def test_no_number_of_a_worker_ends_the_master(lease: int, through: int, loss: f
         steps = pb.LeaseProgress(
             lease=number, through=through, loss_sum=loss, loss_steps=through, skipped_records=skipped
         )
-        stage.service.Progress(pb.ProgressRequest(member=WORKER, leases=[steps]), CONTEXT)
+        stage.progress([steps])
     json.dumps(stage.parts.journal.entries, allow_nan=False)
     stage.shell.close()
 
@@ -268,6 +274,38 @@ def test_a_ps_that_registers_is_attached_once() -> None:
     stage.shell.handle(StopWanted("enough"))
     stage.shell.run(lambda: False)  # by now, all commands were carried out
     assert [c.uid for c in stage.parts.ps.done if isinstance(c, AttachPs)] == ["ps-0"]
+
+
+def test_a_ps_that_the_cluster_has_not_shown_is_told_to_try_again_and_leaves_nothing_behind() -> None:
+    stage = Stage()
+    for uid in (f"ps-0-{n}" for n in range(700)):
+        with pytest.raises(RetryableError, match="has not shown this pod yet"):
+            stage.register_ps(uid)
+        figures = pb.RegisterRequest(member=pb.Member(role="ps", uid=uid), figures=pb.PsFigures(), leaving=True)
+        with pytest.raises(RetryableError, match="has not shown this pod yet"):
+            stage.service.Register(figures, CONTEXT)
+    assert not stage.servers.links, "no way to it is opened"
+    assert not stage.told
+    stage.shell.handle(PodChanged(PodSeen("ps-0-true", Role.PS, 0, Phase.RUNNING)))
+    stage.register_ps("ps-0-true")
+    assert list(stage.servers.links) == ["ps-0-true"]
+    stage.parts.ps.until(lambda command: isinstance(command, AttachPs))
+
+
+def test_a_ps_does_not_take_the_name_of_another_pod() -> None:
+    stage = Stage().train()
+    for uid, index in (("worker-0", 0), ("ps-0", 1)):
+        with pytest.raises(Refused, match="the cluster says that this pod is"):
+            stage.register_ps(uid, index)
+
+
+def test_a_ps_without_an_address_is_refused() -> None:
+    stage = Stage()
+    stage.shell.handle(PodChanged(PodSeen("ps-0", Role.PS, 0, Phase.RUNNING)))
+    with pytest.raises(Refused) as refused:
+        stage.register_ps("ps-0", address="nowhere")
+    assert refused.value.kind == "bad"
+    assert stage.shell.failure is None
 
 
 def test_a_ps_whose_pod_has_ended_is_refused() -> None:

@@ -305,12 +305,11 @@ def test_stop_wakes_those_that_wait(start: Start, opened: Opened) -> None:
 
 
 def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened: Opened) -> None:
-    waiting, stopped = threading.Event(), threading.Event()
+    waiting, cut_off = threading.Event(), threading.Event()
 
-    def wait(_: object, context: grpc.ServicerContext) -> pb.ProgressReply:
-        context.add_callback(stopped.set)
+    def wait(*_: object) -> pb.ProgressReply:
         waiting.set()
-        stopped.wait(30)
+        assert cut_off.wait(30), "the caller still waits"
         return pb.ProgressReply()
 
     server = start(Scripted(wait))
@@ -321,6 +320,7 @@ def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened:
             channel.call(Master.Progress, ASK, deadline=30.0)
         except (RetryableError, RefusedError) as error:
             errors.append(error)
+            cut_off.set()
 
     asker = threading.Thread(target=ask)
     asker.start()
