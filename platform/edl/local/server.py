@@ -20,6 +20,9 @@ HELLO_SECONDS = 5.0
 LONGEST_BACKLOG = 8 * 1024 * 1024
 """Bytes that may wait for a slow reader before its connection is closed; it connects again and lists."""
 
+LARGEST_INDEX = 2**31 - 1
+LONGEST_GRACE_SECONDS = 86_400.0
+
 
 class Pods(Protocol):
     """Does what is asked for."""
@@ -102,7 +105,7 @@ class Server:
             case {"op": "start", "role": str(role), "index": int(index)}:
                 connection.send({"uid": self._pods.start(_startable(role), _index(index))})
             case {"op": "delete", "uid": str(uid), "grace": int() | float() as grace}:
-                self._pods.delete(uid, max(0.0, float(grace)))
+                self._pods.delete(uid, _grace(grace))
                 connection.send({})
             case {"op": "watch"}:
                 connection.watching = True
@@ -205,6 +208,12 @@ def _startable(name: str) -> Role:
 
 
 def _index(index: int) -> int:
-    if index < 0:
-        raise BadInputError(f"A pod's index is a number from 0, not {index}")
+    if not 0 <= index <= LARGEST_INDEX:
+        raise BadInputError(f"A pod's index is a number from 0 to {LARGEST_INDEX}, not {index}")
     return index
+
+
+def _grace(seconds: float) -> float:
+    if seconds > LONGEST_GRACE_SECONDS:
+        raise BadInputError(f"A pod's grace is at most {LONGEST_GRACE_SECONDS:g} s, not {seconds:g}")
+    return max(0.0, float(seconds))

@@ -17,6 +17,7 @@ from typing import Any
 
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import BadInputError, EdlError, RefusedError, RetryableError
+from edl.core.untrusted import decode_json
 
 VERSION = 1
 LONGEST_LINE = 64 * 1024
@@ -47,8 +48,8 @@ class Lines:
 
 def _decode(line: bytes) -> Message:
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        message = decode_json(line)
+    except ValueError as error:
         raise RefusedError(f"A message is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise RefusedError("A message is not a JSON object")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edl.core.events import Granted, Steps
+from edl.core.untrusted import decode_json
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
 
@@ -51,19 +52,9 @@ def result_of(data: bytes) -> Any:
     if not data:
         return None
     try:
-        return _finite(json.loads(data))
-    except (ValueError, RecursionError) as error:
+        return decode_json(data, not_finite=True)
+    except ValueError as error:
         raise Refused(f"a task's result is not JSON: {error}", kind="bad") from error
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_finite(x) for x in value]
-    if isinstance(value, dict):
-        return {name: _finite(x) for name, x in value.items()}
-    return value
 
 
 def task_of(granted: Granted) -> pb.Task:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from google.protobuf.message import DecodeError
 
 from edl.core.errors import BadInputError
 from edl.ps import requests
@@ -18,6 +17,7 @@ from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.rounds import Share
 from edl.rpc import edl_pb2 as pb
+from edl.rpc.border import parse
 from edl.rpc.bulk import Answer, Frame, Kind
 from edl.rpc.refusal import Refused
 
@@ -60,8 +60,6 @@ class BulkPlane:
             return handler(frame)
         except BadInputError as error:
             raise Refused(f"{frame.kind.name}: {error.message}", kind="bad", hint=error.hint) from error
-        except DecodeError as error:
-            raise Refused(f"{frame.kind.name}: {error}", kind="bad") from error
         except MemoryError as error:
             raise no_memory(f"a {frame.kind.name} of {len(frame.meta) + frame.body.nbytes} bytes") from error
 
@@ -71,7 +69,7 @@ class BulkPlane:
             self._server.parted(self._caller.worker, threading.get_ident())
 
     def _push(self, frame: Frame) -> Answer:
-        head = pb.Push.FromString(frame.meta)
+        head = parse(pb.Push, frame.meta)
         declared = self._server.declaration()
         gradients = requests.gradients(declared, head, frame.body)
         slab = self._reply.floats(declared.size) if head.pull else None
@@ -83,7 +81,7 @@ class BulkPlane:
         return Answer(Kind.PUSHED, meta.SerializeToString(), () if slab is None else _views(slab))
 
     def _pull(self, frame: Frame) -> Answer:
-        head = pb.Pull.FromString(frame.meta)
+        head = parse(pb.Pull, frame.meta)
         if head.pin:
             cut = self._server.pinned(head.pin)
             return Answer(Kind.PULLED, pb.Pulled(version=cut.version).SerializeToString(), _views(cut.snapshot.dense))
@@ -93,7 +91,7 @@ class BulkPlane:
         return Answer(Kind.PULLED, pb.Pulled(version=version).SerializeToString(), _views(slab))
 
     def _pull_rows(self, frame: Frame) -> Answer:
-        head = pb.PullRows.FromString(frame.meta)
+        head = parse(pb.PullRows, frame.meta)
         pinned = self._server.pinned(head.pin).snapshot if head.pin else None
         declared = pinned.declaration if pinned else self._server.declaration()
         ids = requests.row_ids(declared, head.tables, frame.body)
@@ -104,7 +102,7 @@ class BulkPlane:
         return Answer(Kind.ROWS, frame.meta, _views(*rows))
 
     def _scan_rows(self, frame: Frame) -> Answer:
-        head = pb.ScanRows.FromString(frame.meta)
+        head = parse(pb.ScanRows, frame.meta)
         if head.cursor < 0 or head.limit < 1:
             raise Refused(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
         pinned = self._server.pinned(head.pin).snapshot if head.pin else None
@@ -117,7 +115,7 @@ class BulkPlane:
         return Answer(Kind.SCANNED, meta.SerializeToString(), _views(rows.ids, rows.values))
 
     def _declare(self, frame: Frame) -> Answer:
-        declared, dense = requests.declaration(pb.Declare.FromString(frame.meta), frame.body)
+        declared, dense = requests.declaration(parse(pb.Declare, frame.meta), frame.body)
         version, first = self._server.declare(declared, dense)
         return Answer(Kind.DECLARED, pb.Declared(version=version, first=first).SerializeToString())
 

@@ -5,7 +5,6 @@ Whether gradients are finite is not checked here: the worker knows the records t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edl.core.untrusted import decode_json
 from edl.ps.arrays import Floats, Ids
 from edl.ps.conversation import Origin
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
@@ -92,8 +92,8 @@ def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats
 def _object(text: str, what: str) -> dict[str, Any]:
     """The JSON object that a text is."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # not JSON; a number of more digits, or deeper, than Python reads
+        value = decode_json(text)
+    except ValueError as error:
         raise Refused(f"{what} is not JSON: {error}", kind="bad") from error
     if not isinstance(value, dict):
         raise Refused(f"{what} is {value!r:.40}, not a JSON object", kind="bad")

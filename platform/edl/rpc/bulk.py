@@ -10,10 +10,9 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from google.protobuf.message import DecodeError
-
 from edl.core.errors import EdlError, RetryableError
 from edl.rpc.address import UnixAddress, parse
+from edl.rpc.border import parse as parse_message
 from edl.rpc.bulk_server import BulkServer
 from edl.rpc.connection import Connection, set_kernel_timeout
 from edl.rpc.edl_pb2 import Refusal
@@ -138,8 +137,8 @@ class BulkClient:
 
     def _refusal(self, frame: Frame) -> BulkRefused:
         try:
-            refusal = Refusal.FromString(frame.meta)
-        except DecodeError as error:
+            refusal = parse_message(Refusal, frame.meta)
+        except Refused as error:
             return BulkRefused(f"The peer refuses without a readable reason: {error}", kind="bad", where=self.address)
         return BulkRefused(refusal.reason, kind=refusal.kind, where=self.address, hint=refusal.hint or None)
 

@@ -14,6 +14,7 @@ import grpc
 
 from edl.core.errors import EdlError, RetryableError
 from edl.rpc.address import parse
+from edl.rpc.border import parse as parse_message
 from edl.rpc.control_server import ControlServer, serve
 from edl.rpc.methods import Method, Reply, Request
 from edl.rpc.options import CLIENT_OPTIONS
@@ -92,6 +93,8 @@ class Channel:
         line = self._line
         try:
             return line.invoke(method, request, deadline, self._metadata)
+        except Refused as error:
+            raise Refused(f"{method.name}: {error.message}", kind=error.kind, where=self.address) from error
         except grpc.RpcError as error:
             status = error.code()
             if status in _SUSPECT:
@@ -136,13 +139,13 @@ class _Line:
         with self._lock:
             self._calls += 1
         try:
-            reply: Reply = self._callable(method)(request, timeout=deadline, metadata=metadata)
-            return reply
+            reply: bytes = self._callable(method)(request, timeout=deadline, metadata=metadata)
         finally:
             with self._lock:
                 self._calls -= 1
                 if not self.usable and not self._calls:
                     self._channel.close()
+        return parse_message(method.reply, reply)
 
     def retire(self) -> None:
         with self._lock:
@@ -158,7 +161,7 @@ class _Line:
         function = self._callables.get(method.path)
         if function is None:
             function = self._callables[method.path] = self._channel.unary_unary(
-                method.path, method.request.SerializeToString, method.reply.FromString
+                method.path, method.request.SerializeToString
             )
         return function
 

@@ -22,9 +22,11 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 
 from edl.core.errors import RefusedError, RetryableError
 from edl.rpc.address import TcpAddress, UnixAddress, parse
+from edl.rpc.border import check
 from edl.rpc.listening import refuse_live_socket
 from edl.rpc.options import SERVER_OPTIONS
 from edl.rpc.proof import TOKEN_KEY, VERSION_KEY, check_token, check_version
@@ -220,10 +222,17 @@ class Guard(grpc.GenericRpcHandler):
         assert handle is not None
         assert decode is not None
 
+        def read(data: bytes) -> Any:
+            try:
+                message = decode(data)
+            except DecodeError as error:
+                raise Refused(f"the call's message cannot be read: {error}", kind="bad") from error
+            return check(message) if isinstance(message, Message) else message
+
         async def work(data: bytes, call: Call) -> Any:
             if iscoroutinefunction(handle):
-                return await handle(decode(data), call)  # type: ignore[arg-type]  # see Call
-            return await call.on_thread(lambda: handle(decode(data), call))  # type: ignore[arg-type]
+                return await handle(read(data), call)  # type: ignore[arg-type]  # see Call
+            return await call.on_thread(lambda: handle(read(data), call))  # type: ignore[arg-type]
 
         async def respond(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             data = await _message(messages, context)

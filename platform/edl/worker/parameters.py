@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from edl.rpc import edl_pb2 as pb
+from edl.rpc.border import parse
 from edl.rpc.bulk import BulkClient, Kind
 from edl.worker import aligned, routing
 from edl.worker.exchange import Directory, Exchange, Request
@@ -140,7 +141,7 @@ class Parameters:
         )
         for part, frame in answers.items():
             self._layout.take(slab, part, frame.body)
-        return {part: pb.Pulled.FromString(frame.meta).version for part, frame in answers.items()}
+        return {part: parse(pb.Pulled, frame.meta).version for part, frame in answers.items()}
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
@@ -186,7 +187,7 @@ class Parameters:
             while cursor != -1:
                 meta = pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit).SerializeToString()
                 frame = self._exchange({part: Request(Kind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
-                head = pb.ScannedRows.FromString(frame.meta)
+                head = parse(pb.ScannedRows, frame.meta)
                 cursor, split = head.cursor, head.count * 8
                 if head.count:
                     ids = np.frombuffer(frame.body[:split], np.int64).copy()

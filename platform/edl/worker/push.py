@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from edl.rpc import edl_pb2 as pb
+from edl.rpc.border import parse
 from edl.rpc.bulk import Kind
 from edl.worker import routing
 from edl.worker.exchange import Directory, Exchange, Request
@@ -105,7 +106,7 @@ class Pushes:
             requests = {part: self._request(push, part, routes.get(part, {}), slab, shares) for part in turn}
             for part, frame in self._exchange(requests).items():
                 complete = complete and slab is not None and self._layout.take(slab, part, frame.body)
-                replies[part] = pb.Pushed.FromString(frame.meta)
+                replies[part] = parse(pb.Pushed, frame.meta)
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
                 break
         return _result(replies, complete=complete and len(replies) == len(self._layout.parts))

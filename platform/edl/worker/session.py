@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from edl.core.errors import JobFailedError, RetryableError
+from edl.core.untrusted import writable_text
 from edl.rpc import edl_pb2 as pb
 from edl.worker.placement import Placement
 
@@ -131,7 +132,8 @@ class Session:
 
     def fail(self, kind: str, message: str, detail: str, lease: int) -> bool:
         """Tell why this worker cannot go on; True if it should end."""
-        request = pb.FailRequest(member=self._member, kind=kind, message=message, detail=detail, lease=lease)
+        told, shown = writable_text(message), writable_text(detail)  # of the user's code: it may hold anything
+        request = pb.FailRequest(member=self._member, kind=kind, message=told, detail=shown, lease=lease)
         reply: pb.FailReply = self._ask("Fail", lambda: request)
         return reply.fatal
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from edl.core.board import Desired
 from edl.core.errors import BadInputError
 from edl.core.settings import MOST_WORKERS
+from edl.core.untrusted import decode_json
 from edl.kube import names
 from edl.kube.api import Api
 from edl.kube.errors import ConflictError
@@ -27,9 +28,9 @@ def desired_of(job: Manifest) -> Desired:
 def read(text: str) -> Desired:
     """The wish that an annotation holds; anybody may write one. One that is wrong changes no number of workers."""
     try:
-        value = json.loads(text or "{}")
-    except ValueError:
-        return _unreadable(text, "it is not JSON")
+        value = decode_json(text or "{}")
+    except ValueError as error:
+        return _unreadable(text, f"it is not JSON: {error}")
     if not isinstance(value, dict):
         return _unreadable(text, "it is not a JSON object")
     wrong = next((why for name, what in value.items() if (why := _wrong(name, what))), "")

@@ -1,0 +1,72 @@
+"""JSON from outside: decoded strictly, once, where it enters.
+
+Python's decoder lets through what fails later, in the middle of a decision: lone surrogates, which no file can be
+written with; whole numbers of hundreds of digits, which no float can hold; NaN, which no other JSON reader knows; and
+nesting that other functions cannot follow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 64
+"""Levels of lists and objects within each other."""
+MAX_INTEGER = 2**63 - 1
+"""The largest whole number, and the negative of the smallest."""
+
+
+def decode_json(data: bytes | str, *, not_finite: bool = False) -> Any:
+    """Return the value of a JSON text in UTF-8.
+
+    Args:
+        data: the text.
+        not_finite: take numbers that are not finite, as None; otherwise they are refused.
+
+    Raises:
+        ValueError: it is not JSON, or has text that is no text, or a number or nesting out of bounds; says which.
+    """
+    try:
+        value = json.loads(data.decode("utf-8") if isinstance(data, bytes) else data)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    return _checked(value, MAX_DEPTH, not_finite)
+
+
+def check_text(text: str) -> str:
+    """Return a text that can be written to any file and sent to anybody.
+
+    Raises:
+        ValueError: it has half of a surrogate pair.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a text has half of a surrogate pair at {error.start}") from None
+    return text
+
+
+def writable_text(text: str) -> str:
+    """Return a text that every message and file can hold: what is half of a surrogate pair becomes its number."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _checked(value: Any, depth: int, not_finite: bool) -> Any:
+    if isinstance(value, str):
+        return check_text(value)
+    if isinstance(value, int):
+        if abs(value) > MAX_INTEGER:
+            raise ValueError(f"a whole number has {len(str(abs(value)))} digits: more than 64 bits hold")
+        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        if not_finite:
+            return None
+        raise ValueError(f"a number is not finite: {value}")
+    if isinstance(value, list | dict):
+        if not depth:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, list):
+            return [_checked(x, depth - 1, not_finite) for x in value]
+        return {check_text(name): _checked(x, depth - 1, not_finite) for name, x in value.items()}
+    return value

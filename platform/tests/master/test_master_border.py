@@ -1,0 +1,94 @@
+"""Every field of every message to the master, over the wire: none ends it, and none is answered by a failure inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from master.stage import TOKEN
+from master.test_master_servicer import WORKER, Stage
+from rpc.horrors import messages_with
+
+from edl.core.errors import EdlError
+from edl.master.servicer import Servicer
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.channels import Channel, connect, serve
+from edl.rpc.edl_pb2_grpc import add_MasterServicer_to_server
+from edl.rpc.methods import Master
+from edl.rpc.refusal import Refused, kind_of
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage().train()
+
+
+@pytest.fixture
+def channel(stage: Stage, tmp_path: Path) -> Iterator[Channel]:
+    with ExitStack() as stack:
+        register = partial(add_MasterServicer_to_server, stage.service)
+        server = serve(register, f"unix:{tmp_path}/m", TOKEN, 4, before_stop=stage.shell.stop_waiting)
+        stack.callback(server.stop)
+        yield stack.enter_context(connect(server.address, TOKEN))
+
+
+PS = pb.Member(role="ps", index=0, uid="ps-0")
+BASES: dict[str, tuple[pb.RegisterRequest | Any, ...]] = {
+    "Register": (pb.RegisterRequest(member=WORKER), pb.RegisterRequest(member=PS)),
+    "Lease": (pb.LeaseRequest(member=WORKER),),
+    "Progress": (pb.ProgressRequest(member=WORKER),),
+    "Report": (pb.ReportRequest(member=WORKER, last=pb.LeaseProgress(through=2)),),
+    "Fail": (pb.FailRequest(member=WORKER, kind="crash"),),
+    "Leave": (pb.LeaveRequest(member=pb.Member(role="worker", index=1, uid="worker-1")),),
+}
+METHODS = [getattr(Master, name) for name in vars(Master) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: Channel, method: Any) -> None:
+    assert set(BASES) == {each.name for each in METHODS}, "a new method is walked as well"
+    own = stage.lease().task.lease
+    for base in BASES[method.name]:
+        if hasattr(base, "lease") and method.name == "Report":
+            base.lease = base.last.lease = own
+        for path, _, value, request in messages_with(method.request, base):
+            if path == "wait_seconds" and value == 1e308:
+                continue  # it is answered after LONGEST_WAIT
+            refused = _refused(lambda request=request: channel.call(method, request, deadline=10.0))
+            assert refused in (None, "bad", "retryable"), f"{path} = {value!r:.60}"
+            assert stage.shell.failure is None, f"{path} = {value!r:.60}"
+    for entry in stage.parts.journal.entries:
+        repr(entry).encode()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        rb'{"accuracy": {"additive": true, "states": ["\ud800"]}}',
+        rb'{"\ud800": {"additive": true, "states": [1]}}',
+        b'{"a": {"additive": true, "states": [' + b"9" * 400 + b"]}}",
+        b'{"a": {"additive": true, "states": ' + b"[" * 500 + b"]" * 500 + b"}}",
+        rb'["\ud800"]',
+    ],
+)
+def test_a_result_that_no_journal_can_hold_is_refused(stage: Stage, result: bytes) -> None:
+    with pytest.raises(Refused, match="not JSON"):
+        stage.report(stage.lease().task.lease, result=result)
+    assert stage.shell.failure is None
+
+
+def test_servicers_are_walked_whole() -> None:
+    assert {each.name for each in METHODS} <= set(vars(Servicer))
+
+
+def _refused(call: Callable[[], object]) -> str | None:
+    """The kind of the refusal; None where there is an answer."""
+    try:
+        call()
+    except EdlError as error:
+        return kind_of(error) if isinstance(error, Refused) else "retryable"
+    return None

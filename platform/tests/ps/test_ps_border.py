@@ -1,0 +1,53 @@
+"""Every field of every message to a parameter server, over the wire: none ends it, none fails inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from rpc.horrors import messages_with
+
+from edl.core.errors import EdlError
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import Kind
+from edl.rpc.refusal import Refused, kind_of
+
+LEASE = 1 << 32
+_VALUES = {"w": np.zeros(3, np.float32)}
+_GRADIENT = np.ones(3, np.float32)
+HEADS: dict[Kind, Any] = {
+    Kind.PULL: pb.Pull(),
+    Kind.PULL_ROWS: pb.PullRows(),
+    Kind.PUSH: pb.Push(incarnation=1, lease=LEASE, step=0, learning_rate=1.0, weight=1.0),
+    Kind.SCAN_ROWS: pb.ScanRows(table="emb", limit=5),
+    Kind.DECLARE: pb.Declare(),
+}
+_PERMITTED = frozenset({"bad", "model", "pin", "cut", "revoked", "incarnation", "uninitialized", "full", "busy"})
+
+
+@pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.name)
+def test_no_field_of_a_head_ends_a_parameter_server(start: Callable[..., Any], kind: Kind) -> None:
+    ps = start()
+    ps.attach()
+    worker = ps.worker()
+    worker.declare(_VALUES)
+    body = [_GRADIENT.data] if kind is Kind.PUSH else []
+    for number, (path, _, value, head) in enumerate(messages_with(type(HEADS[kind]), HEADS[kind])):
+        if kind is Kind.PUSH and path != "step":
+            head.step = number
+        refused = _refused(lambda head=head: worker.client.request(kind, head.SerializeToString(), body))
+        assert refused in (None, *_PERMITTED), f"{path} = {value!r:.60}"
+    version, values = worker.pull()
+    assert len(values) == 3
+    assert version >= 0
+
+
+def _refused(call: Callable[[], object]) -> str | None:
+    """The kind of the refusal; None where there is an answer."""
+    try:
+        call()
+    except EdlError as error:
+        return kind_of(error) if isinstance(error, Refused) else "retryable"
+    return None

@@ -1,0 +1,67 @@
+"""Every field of every message with what it may not hold; fields are found by descriptor, new ones too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from rpc.horrors import MESSAGES, horrors, messages_with
+
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.border import check, parse
+from edl.rpc.refusal import Refused
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.DESCRIPTOR.name)
+def test_a_message_passes_whole_or_is_refused_with_the_field_named(message: type[Message]) -> None:
+    assert parse(message, b"") == message()
+    for path, field, value, whole in messages_with(message):
+        passed, refused = _parsed(message, whole.SerializeToString())
+        if refused is None:
+            assert passed == whole or math.isnan(value)
+            assert not _always_wrong(field, value), f"{path} = {value!r}"
+        else:
+            assert refused.kind == "bad"
+            assert field.name in refused.message, path
+
+
+def _parsed(message: type[Message], data: bytes) -> tuple[Message | None, Refused | None]:
+    try:
+        return parse(message, data), None
+    except Refused as refused:
+        return None, refused
+
+
+def _always_wrong(field: FieldDescriptor, value: Any) -> bool:
+    """What no field may hold, but those that say so."""
+    if isinstance(value, float):
+        return not math.isfinite(value) and field.name != "loss_sum"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value == -(2**63) and field.name != "seed"
+    return False
+
+
+def test_text_that_is_no_utf8_is_refused() -> None:
+    member = pb.Member(uid="x" * 3).SerializeToString().replace(b"xxx", b"\xed\xa0\x80")
+    with pytest.raises(Refused, match="this is no Member"):
+        parse(pb.Member, member)
+
+
+def test_every_kind_of_field_has_a_rule_and_horrors() -> None:
+    fields = [field for message in MESSAGES for field in message.DESCRIPTOR.fields if field.message_type is None]
+    assert len(fields) > 100
+    assert all(list(horrors(field)) for field in fields)
+
+
+def test_a_field_far_inside_is_named() -> None:
+    request = pb.RegisterRequest(figures=pb.PsFigures(tables=[pb.TableUse(), pb.TableUse(rows=-1)]))
+    with pytest.raises(Refused, match=r"RegisterRequest\.figures\.tables\[1\]\.rows: -1 is not from 0"):
+        check(request)
+
+
+def test_more_tables_than_are_told_of_are_refused() -> None:
+    with pytest.raises(Refused, match="257 elements"):
+        check(pb.PsFigures(tables=[pb.TableUse()] * 257))
