@@ -94,15 +94,15 @@ class Fleet:
 
     # ------------------------------------------------------------------ what the cluster says
 
-    def see(self, what: PodSeen) -> tuple[Pod, State]:
-        """Enter what the cluster says; returns the pod and the state it was in before."""
+    def see(self, what: PodSeen, *, over: bool = False) -> tuple[Pod, State]:
+        """Enter what the cluster says; returns the pod and the state it was in before. ``over``: the job has ended."""
         pod = self.pods.get(what.uid)
         if pod is None:
             pod = self.pods[what.uid] = Pod(what.uid, what.role, what.index, State.ASKED)
             if what.role is Role.WORKER:
                 self.next_worker = max(self.next_worker, what.index + 1)
         before = pod.state
-        pod.see(what)
+        pod.see(what, over=over)
         self.roles[pod.role].enter(pod)
         if self.asked.appeared((what.role, what.index)):  # the cluster takes pods of its role again
             self.backoff[what.role] = Backoff()
@@ -171,11 +171,16 @@ class Fleet:
 
     # ------------------------------------------------------------------ ends and work
 
-    def ended(self, pod: Pod, now: float) -> tuple[bool, str]:
-        """A pod ended while it was needed: whether the job goes on, and why."""
-        if pod.state is State.CRASHED:
+    def ended(self, pod: Pod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
+        """A pod ended while it was needed: whether the job goes on, and why.
+
+        ``crashed``: it counts as a crash; by default if it ended with an error.
+        """
+        if crashed is None:
+            crashed = pod.state is State.CRASHED
+        if crashed:
             self.crashes[pod.role] = self.crashes.get(pod.role, 0) + 1
-        decision = relaunch(pod.state, self.crashes.get(pod.role, 0))
+        decision = relaunch(pod.state, self.crashes.get(pod.role, 0), crashed=crashed)
         if decision.value.delay is None:
             return False, decision.reason
         self.not_before[pod.role] = now + decision.value.delay

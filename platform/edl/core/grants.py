@@ -138,6 +138,7 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
     }
     state.record(entry)
     state.holders[worker].hold(number, now)
+    state.fleet.pods[worker].leased = True
     if again:
         state.tell("records_leased", source=work.source, start=work.start, end=work.end, worker=worker, task=kind)
     return _granted(state, kind, ledger.leases[number])
@@ -210,6 +211,9 @@ def _told(steps: Steps) -> dict[str, Any]:
 
 def _worked(state: State, worker: str, lease: int, made: int, now: float) -> None:
     holder = state.holders.get(worker)
+    pod = state.fleet.pods.get(worker)
+    if pod is not None and pod.building:  # its declaration may have gone to the master before this one
+        state.fleet.has_built(worker)
     if made > 0 and holder is not None:
         state.patience.stepped((now - holder.stepped.get(lease, now)) / made, now)
         holder.stepped[lease] = now

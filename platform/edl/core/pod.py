@@ -25,6 +25,8 @@ class Pod:
         loading: a PS that was told to load a checkpoint.
         stale: what it was asked no longer holds: its answer is not taken, and it is asked again.
         left: a worker that said goodbye.
+        leased: a worker that got work, or may have: it ran before this master did.
+        told: somebody told it to go, as the cluster said before it ended.
         dismissed: when this master last told it to go; it is not wanted any more.
         dismissal: why.
     """
@@ -49,6 +51,8 @@ class Pod:
     loading: bool = False
     stale: bool = False
     left: bool = False
+    leased: bool = False
+    told: bool = False
     dismissed: float | None = None
     dismissal: str = ""
 
@@ -63,14 +67,26 @@ class Pod:
         return self.live and self.state is not State.LEAVING and self.dismissed is None
 
     @property
+    def wanted_to_go(self) -> bool:
+        """Whether it was told to go, or has said goodbye."""
+        return self.told or self.left or self.dismissed is not None
+
+    @property
     def waiting(self) -> bool:
         """Whether it stays and has not found a place to run yet."""
         return self.staying and not self.ran
 
-    def see(self, what: PodSeen) -> None:
-        """Enter what the cluster says. What it said of the cause holds until the end."""
+    def see(self, what: PodSeen, *, over: bool = False) -> None:
+        """Enter what the cluster says. What it said of the cause holds until the end.
+
+        Args:
+            what: it says.
+            over: the job has ended: every pod goes.
+        """
         self.cause = what.cause or self.cause
-        self.state = transition(self.state, seen(replace(what, cause=self.cause)))
+        told = over or self.role is not Role.WORKER or self.wanted_to_go
+        self.state = transition(self.state, seen(replace(what, cause=self.cause), told=told))
+        self.told = self.told or self.state is State.LEAVING
         self.ran = self.ran or what.phase is Phase.RUNNING or what.exit_code is not None
         self.pid, self.node = what.pid or self.pid, what.node or self.node
         self.reason, self.exit_code, self.message = what.reason or self.reason, what.exit_code, what.message

@@ -1,8 +1,9 @@
 """The life of a pod, and whether one that ended is started again.
 
 Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. Losing a pod to somebody else is not a
-failure: only one that ends by itself with an error counts as crashed, and one that ran out of memory has its own rule
-(module ``memory``).
+failure: one that ends by itself with an error counts as crashed, one that ran out of memory has its own rule (module
+``memory``), and a worker that a signal ended, or that exited before anybody told it to, is laid to what it was doing
+(``blame``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class State(StrEnum):
     RUNNING = "running"
     LEAVING = "leaving"
     SUCCEEDED = "succeeded"
+    EXITED = "exited early"
     PREEMPTED = "preempted"
     EVICTED = "evicted"
     OUT_OF_MEMORY = "out of memory"
@@ -41,8 +43,9 @@ class Seen(StrEnum):
     RUNNING = "running"
     LEAVING = "told to go"
     EXIT_0 = "exit 0"
+    EXIT_EARLY = "exit 0 before it was told to go"
     EXIT_SIGTERM = "exit after SIGTERM"
-    EXIT_SIGKILL = "SIGKILL from outside"
+    EXIT_SIGKILL = "SIGKILL"
     EXIT_ERROR = "exit with an error"
     GONE = "gone"
     PREEMPTED = "end by preemption"
@@ -54,6 +57,7 @@ class Seen(StrEnum):
 
 _ENDS: Mapping[Seen, State] = {
     Seen.EXIT_0: State.SUCCEEDED,
+    Seen.EXIT_EARLY: State.EXITED,
     Seen.EXIT_SIGTERM: State.PREEMPTED,
     Seen.EXIT_SIGKILL: State.KILLED,
     Seen.EXIT_ERROR: State.CRASHED,
@@ -85,13 +89,18 @@ _CAUSES: Mapping[Cause, Seen] = {
 }
 
 
-def seen(pod: PodSeen) -> Seen:
-    """Classify what a cluster said. A cause explains an end better than an exit code, unless that is 0."""
+def seen(pod: PodSeen, *, told: bool = True) -> Seen:
+    """Classify what a cluster said. A cause explains an end better than an exit code, unless that is 0.
+
+    Args:
+        pod: what it said.
+        told: the pod was told to go, or has said goodbye: an exit code of 0 is what was expected of it.
+    """
     if not pod.ended:
         running = Seen.RUNNING if pod.phase is Phase.RUNNING else Seen.PENDING
         return Seen.LEAVING if pod.leaving else running
     if pod.exit_code == 0:
-        return Seen.EXIT_0
+        return Seen.EXIT_0 if told or pod.cause is not Cause.NONE else Seen.EXIT_EARLY
     if pod.cause in _CAUSES:
         return _CAUSES[pod.cause]
     if pod.exit_code is None:
@@ -102,6 +111,35 @@ def seen(pod: PodSeen) -> Seen:
 def transition(state: State, what: Seen) -> State:
     """The table, applied."""
     return TRANSITIONS[state][what]
+
+
+class Blame(StrEnum):
+    """What an end that nobody else wanted is laid to."""
+
+    NOTHING = "nothing"
+    MINIBATCH = "the minibatch at work"
+    ROLE = "the role"
+
+
+_UNEXPLAINED = frozenset({State.KILLED, State.EXITED})
+
+
+def blame(ended: State, *, wanted: bool, working: bool, in_minibatch: bool) -> Blame:
+    """What the end of a worker is laid to when it left without a word: a model can exit 0 or exhaust the memory.
+
+    The kernel kills with SIGKILL when the memory of a machine runs out, which looks as if a person had done it. So one
+    end proves nothing. Three in the same minibatch of training do, and so do six (``MOST_CRASHES``) with next to no
+    work between of workers that trained on no minibatch yet: kills from outside hit different ones.
+
+    Args:
+        ended: how it ended.
+        wanted: the cluster says why, the worker was told to go, or it said goodbye.
+        working: it had work, or had never been given any: it was starting.
+        in_minibatch: it had built its model, and was in a minibatch of training.
+    """
+    if wanted or ended not in _UNEXPLAINED or not working:
+        return Blame.NOTHING
+    return Blame.MINIBATCH if in_minibatch else Blame.ROLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,19 +159,21 @@ _LOST: Mapping[State, str] = {
     State.EVICTED: "its node had to let it go",
     State.NODE_LOST: "its node is gone",
     State.DELETED: "somebody deleted it",
-    State.KILLED: "somebody killed it",
+    State.KILLED: "a signal ended it",
+    State.EXITED: "it ended by itself, without an error",
     State.OUT_OF_MEMORY: "what replaces it gets more memory",
 }
 
 
-def relaunch(ended: State, crashes: int) -> Decision[Relaunch]:
+def relaunch(ended: State, crashes: int, *, crashed: bool | None = None) -> Decision[Relaunch]:
     """Whether a worker or PS that ended while it was needed is replaced.
 
     Args:
         ended: how it ended. Whether the job can live with a lack of memory is decided before (module ``memory``).
         crashes: of pods of its role, this one included, that no work has made good for.
+        crashed: whether this one counts as a crash; by default one that ended with an error.
     """
-    if ended is not State.CRASHED:
+    if not (ended is State.CRASHED if crashed is None else crashed):
         return Decision(Relaunch(0.0), f"{ended}: {_LOST[ended]}; replaced at once, this is not a failure of the job")
     if crashes >= MOST_CRASHES:
         return Decision(Relaunch(None), f"crashed {crashes} times with next to no work done between")

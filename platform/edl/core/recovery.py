@@ -8,8 +8,9 @@ from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
 from edl.core.fleet import Pod
 from edl.core.grants import advance_lease
 from edl.core.hearing import heard
+from edl.core.kinds import TRAINING
 from edl.core.leases import Holder
-from edl.core.pods import TERMINAL
+from edl.core.pods import TERMINAL, Blame, blame
 from edl.core.pods import State as PodState
 from edl.core.reclaim import ask, take_back
 from edl.core.state import State
@@ -22,7 +23,7 @@ def pod_changed(state: State, what: PodSeen, now: float) -> None:
     """The cluster says something about a pod."""
     known = state.fleet.pods.get(what.uid)
     had_run = known is not None and known.ran
-    pod, before = state.fleet.see(what)
+    pod, before = state.fleet.see(what, over=state.ended)
     if pod.live:
         if pod.ran and not had_run:
             _started(state, pod)
@@ -35,6 +36,7 @@ def pod_changed(state: State, what: PodSeen, now: float) -> None:
 
 def _started(state: State, pod: Pod) -> None:
     known = pod.uid in state.fleet.workers or pod.uid in state.fleet.holding.values()
+    pod.leased = known
     if not known:
         state.tell("role_started", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid)
         if pod.role is Role.WORKER:
@@ -71,19 +73,44 @@ def _ended(state: State, pod: Pod, now: float) -> None:
     if state.ended:
         return
     dismissed = pod.dismissed is not None or pod.uid in state.fleet.dismissed
+    laid_to = _blame(state, pod)
+    if laid_to is not Blame.NOTHING:
+        state.failure = _last_words(pod)
     if pod.role is Role.WORKER:
-        _worker_lost(state, pod, reason, now)
+        _worker_lost(state, pod, reason, now, in_crashing=laid_to is Blame.MINIBATCH)
     else:
         parameters.lost(state, pod, reason, now)
     if not dismissed:
-        _go_on(state, pod, now)
+        _go_on(state, pod, now, crashed=pod.state is PodState.CRASHED or laid_to is Blame.ROLE)
 
 
-def _go_on(state: State, pod: Pod, now: float) -> None:
+def _blame(state: State, pod: Pod) -> Blame:
+    """What the end of a worker is laid to, if nobody else wanted it. Call it while its leases are still its own."""
+    if pod.role is not Role.WORKER:
+        return Blame.NOTHING
+    held = state.leases_of(pod.uid)
+    return blame(
+        pod.state,
+        wanted=bool(pod.cause) or pod.wanted_to_go or pod.uid in state.fleet.dismissed,
+        working=bool(held) or not pod.leased,
+        in_minibatch=bool(held) and held[0][0] == TRAINING and not pod.building,
+    )
+
+
+def _last_words(pod: Pod) -> tuple[str, str]:
+    """What stands for the words of a worker that left without any."""
+    if pod.state is PodState.KILLED:
+        how = "was killed by a signal (SIGKILL), as the kernel does when the memory runs out"
+    else:
+        how = "ended by itself with exit code 0, before its work was done: does the model's code end the process?"
+    return f"worker-{pod.index} {how}", ""
+
+
+def _go_on(state: State, pod: Pod, now: float, *, crashed: bool) -> None:
     """Whether what ended is replaced, or the job ends with it."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
-    on, why = state.fleet.ended(pod, now)
+    on, why = state.fleet.ended(pod, now, crashed=crashed)
     if not on:
         message, detail = state.failure or (f"the last {pod.role}'s log says why", "")
         state.end("Failed", f"{pod.role}s {why}: {message}", detail, "crash")
@@ -102,10 +129,11 @@ def _raise_memory(state: State, pod: Pod) -> None:
         state.tell("warning", message=decided.reason)
 
 
-def _worker_lost(state: State, pod: Pod, reason: str, now: float) -> None:
+def _worker_lost(state: State, pod: Pod, reason: str, now: float, *, in_crashing: bool = False) -> None:
+    """A worker has ended; ``in_crashing``: without a word, in a minibatch that may have made it end."""
     if not pod.ran:
         return
-    crashed = pod.state is PodState.CRASHED and pod.uid not in state.fleet.dismissed
+    crashed = in_crashing or (pod.state is PodState.CRASHED and pod.uid not in state.fleet.dismissed)
     state.record({"kind": "worker", "index": pod.index, "uid": pod.uid, "lost": 1})
     take_back(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
@@ -143,6 +171,7 @@ def _gone(state: State, uid: str, index: int, now: float) -> None:
     if pod is None:
         # Events name it by its index, which is looked up here.
         pod = state.fleet.pods[uid] = Pod(uid, Role.WORKER, index, PodState.DELETED, reason=_GONE, ran=True)
+    pod.leased = True
     if uid in state.fleet.dismissed:
         _worker_lost(state, pod, "its run was ended", now)
     else:

@@ -84,7 +84,7 @@ class Stage:
         for name in servers:
             yield ev.PsRegistered(name)
             yield ev.PsAttached(name, False, 0)
-        yield ev.ModelDeclared("worker-0")
+        yield from (ev.ModelDeclared(f"worker-{i}") for i in range(self.settings.workers))
         yield from (ev.CutPrepared(name, 1) for name in servers)
         yield from (ev.UpdatesHeld(name, 1, {}) for name in servers)
         yield from (ev.SnapshotTaken(name, 1, 0, 0.0) for name in servers)

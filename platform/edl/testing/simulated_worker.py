@@ -168,6 +168,8 @@ class SimulatedWorker:
             self.later(self.pace, lambda: self._other_step(held))
         elif held.through == held.lease.steps:
             self._report(held, None)
+        elif minibatch_of(held.lease, held.through) in self.world.lethal:
+            self.later(self.pace, lambda: self.world.end(self.uid, self.world.rng.choice((0, 137))))
         elif minibatch_of(held.lease, held.through) in self.world.poison:
             failed = WorkerFailed(self.uid, "crash", "bad record", lease=held.granted.lease)
             self.say(failed, lambda _: self.world.end(self.uid, 1))

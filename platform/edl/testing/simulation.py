@@ -53,6 +53,7 @@ class World:
         seed: of everything that is left to chance.
         pace: seconds a step.
         poison: minibatches that make workers crash.
+        lethal: minibatches that make workers end without a word: by a signal, or with exit code 0.
         forgets: whether the cluster forgets pods that ended while no master was there.
         capacity: workers that have room in the cluster; None: no limit.
         alone: seconds that a PS that was told to go bears without a master.
@@ -68,11 +69,13 @@ class World:
         network: Network = Network(),
         pace: float = 0.05,
         poison: frozenset[Minibatch] = frozenset(),
+        lethal: frozenset[Minibatch] = frozenset(),
         forgets: bool = False,
         capacity: int | None = None,
         alone: float = 1.0,
     ) -> None:
-        self.settings, self.network, self.pace, self.poison = settings, network, pace, poison
+        self.settings, self.network, self.pace = settings, network, pace
+        self.poison, self.lethal = poison, lethal
         self.dataset = ev.DatasetDescribed(training, validation)
         self.alone = alone
         self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets  # noqa: S311  chance, not secrets

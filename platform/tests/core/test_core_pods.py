@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.cluster import Cause, Phase, PodSeen, Role
-from edl.core.pods import MOST_CRASHES, TERMINAL, TRANSITIONS, Seen, State, relaunch, seen, transition
+from edl.core.pods import MOST_CRASHES, TERMINAL, TRANSITIONS, Blame, Seen, State, blame, relaunch, seen, transition
 
 
 def test_the_table_has_an_answer_to_everything() -> None:
@@ -94,3 +94,26 @@ def test_crashes_wait_longer_each_time_and_end_the_job_at_last() -> None:
     delays = [decision.value.delay for decision in decisions]
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, None, None]
     assert "6 times with next to no work done between" in decisions[5].reason
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_a_worker_that_exits_before_it_was_told_to_is_told_apart(cause: Cause) -> None:
+    ended = PodSeen("u", Role.WORKER, 0, Phase.SUCCEEDED, 0, cause=cause)
+    assert seen(ended, told=False) is (Seen.EXIT_0 if cause else Seen.EXIT_EARLY)
+    assert seen(ended, told=True) is Seen.EXIT_0
+
+
+@given(st.sampled_from(State), st.booleans(), st.booleans(), st.booleans())
+def test_what_somebody_wanted_is_laid_to_nothing(ended: State, wanted: bool, working: bool, in_minibatch: bool) -> None:
+    found = blame(ended, wanted=wanted, working=working, in_minibatch=in_minibatch)
+    if wanted or not working or ended not in (State.KILLED, State.EXITED):
+        assert found is Blame.NOTHING
+    else:
+        assert found is (Blame.MINIBATCH if in_minibatch else Blame.ROLE)
+
+
+@pytest.mark.parametrize("ended", [State.KILLED, State.EXITED])
+def test_an_end_without_a_word_that_is_laid_to_the_role_waits_as_a_crash_does(ended: State) -> None:
+    for crashes in range(1, MOST_CRASHES + 1):
+        found = relaunch(ended, crashes, crashed=True)
+        assert found.value == relaunch(State.CRASHED, crashes).value

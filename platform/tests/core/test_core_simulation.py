@@ -224,6 +224,18 @@ def test_a_minibatch_that_makes_workers_crash_is_put_aside() -> None:
     assert training.done_records == training.total - 4
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_minibatch_that_kills_its_workers_is_put_aside(seed: int) -> None:
+    """They leave without a word: by a signal, or with exit code 0."""
+    job = Settings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
+    world = World(job, SOURCES, seed=seed, lethal=frozenset({(0, "a", 40)}))
+    world.run(DAYS)
+    world.check_end()
+    assert world.master is not None
+    training = world.master.ledgers["training"]
+    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("a", 40, 44)]
+
+
 def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() -> None:
     world = World(Settings(minibatch=4, task_records=24, workers=2), SOURCES, seed=3, poison=frozenset({(0, "a", 40)}))
     world.run(DAYS)
