@@ -269,7 +269,15 @@ class WishUnreadable:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """Time has passed.
+
+    Attributes:
+        late: seconds by which this comes later than it was due: the master itself was held up, and heard nobody.
+        speaking: workers whose messages are in the master's hands, waiting for its disk: they cannot say more.
+    """
+
+    late: float = 0.0
+    speaking: frozenset[str] = frozenset()
 
 
 Event = (

@@ -12,7 +12,8 @@ def heard(state: State, worker: str, now: float) -> None:
         return
     holder = state.holders.get(worker)
     if holder is None:
-        state.holders[worker] = Holder(now)
+        pod = state.fleet.pods.get(worker)
+        state.holders[worker] = Holder(now, starting=pod is not None and pod.building)
         return
     if holder.stepped:
         state.patience.heard(now - holder.heard, now)

@@ -122,7 +122,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
     events.WishUnreadable: lambda state, event, now: state.tell("warning", message=event.message),
     events.StopWanted: final_checkpoint.stop,
-    events.Tick: lambda state, event, now: reclaim.expire(state, now),
+    events.Tick: lambda state, event, now: reclaim.passed(state, event, now),
 }
 
 _AFTERWARDS: Mapping[type, Callable[[State, Any], Command]] = {

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SILENCE_FLOOR, SILENCE_CEILING = 4.0, 60.0
+STARTING_SILENCE = 30.0
+"""Seconds that a worker may be silent before its first step: while a library of TensorFlow's size is loaded, no other
+thread of the process runs, and on a busy machine that takes many times what it takes on an idle one."""
 STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
 _FADE = 0.98
@@ -58,12 +61,25 @@ class Holder:
     Attributes:
         mentioned: when the worker last spoke of each lease; it speaks of all that it knows.
         through: steps of leases of which only the whole counts.
+        starting: it began under this master, and has made no step yet.
     """
 
     heard: float
     stepped: dict[int, float] = field(default_factory=dict)
     mentioned: dict[int, float] = field(default_factory=dict)
     through: dict[int, int] = field(default_factory=dict)
+    starting: bool = False
+
+    def excuse(self, seconds: float, now: float) -> None:
+        """So much of its silence was not its own."""
+        self.heard = min(now, self.heard + seconds)
+        for moments in (self.stepped, self.mentioned):
+            for lease, moment in moments.items():
+                moments[lease] = min(now, moment + seconds)
+
+    def silence(self, patience: Patience) -> float:
+        """Seconds without a word after which its leases are taken back."""
+        return max(patience.silence, STARTING_SILENCE) if self.starting else patience.silence
 
     def hold(self, lease: int, now: float) -> None:
         """It has this lease from now on."""
@@ -79,13 +95,13 @@ class Holder:
 
     def unknown(self, patience: Patience) -> list[int]:
         """Leases that the worker does not speak of though it speaks: it never heard of them."""
-        latest = self.heard - patience.silence
+        latest = self.heard - self.silence(patience)
         return [number for number, at in self.mentioned.items() if at <= latest]
 
     def expired(self, now: float, patience: Patience) -> dict[int, str]:
         """Leases to be taken back, each with the reason. Only the oldest can be stuck: the rest wait for it."""
         silent = now - self.heard
-        if silent >= patience.silence:
+        if silent >= self.silence(patience):
             return dict.fromkeys(self.stepped, f"no word from the worker for {silent:.1f} s")
         if self.stepped:
             current = min(self.stepped)
@@ -97,4 +113,4 @@ class Holder:
     def deadline(self, patience: Patience) -> float:
         """The earliest time at which ``expired`` can say something."""
         first = self.stepped[min(self.stepped)] + patience.stuck
-        return min(self.heard + patience.silence, first)
+        return min(self.heard + self.silence(patience), first)

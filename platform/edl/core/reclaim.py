@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edl.core import final_checkpoint, snapshots
 from edl.core.cluster import Role
-from edl.core.events import Revoked, RevokeLeases
+from edl.core.events import Revoked, RevokeLeases, Tick
 from edl.core.kinds import TRAINING
 from edl.core.leases import Holder
 from edl.core.revocations import Revocation, Settlement, settle
@@ -14,6 +14,16 @@ from edl.core.state import State
 from edl.core.tasks import Work
 
 CRASHES_OF_A_RANGE = 3
+
+
+def passed(state: State, event: Tick, now: float) -> None:
+    """Time has passed. What it took the master to listen, or to answer, is not the silence of a worker."""
+    if event.late > 0:
+        for holder in state.holders.values():
+            holder.excuse(event.late, now)
+    for worker in event.speaking & state.holders.keys():
+        state.holders[worker].excuse(now - state.holders[worker].heard, now)
+    expire(state, now)
 
 
 def expire(state: State, now: float) -> None:

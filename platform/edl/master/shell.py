@@ -13,6 +13,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
@@ -62,6 +63,8 @@ _REQUESTS = (LeaseWanted, Progressed, TaskReported, WorkerLeft, WorkerFailed, Mo
 """Events behind which somebody waits for an answer; while nothing may be decided they are refused for now, and all
 other events, which are facts, wait."""
 _FROZEN_SECONDS = 0.2
+_HELD_UP_SECONDS = 0.25
+"""A look at the time that comes so much later than it was due tells that this process was held up."""
 
 
 class MasterEndsError(RetryableError):
@@ -121,6 +124,7 @@ class Shell:
         self._alarm = threading.Condition(self.lock)
         self._generation = 0
         self._stopping = False
+        self._speaking: Counter[str] = Counter()
         self._lsn = 0
         self._outbox = Outbox(journal.wait, self._do)
         threads.start("outbox", self._outbox.run, self.fail)
@@ -140,17 +144,31 @@ class Shell:
             self.await_right()
         return self._decide(lambda: self.state.handle(event, self.time.now()), event)
 
-    async def ask(self, event: Event) -> Answer:
+    async def ask(self, event: LeaseWanted | Progressed | TaskReported) -> Answer:
         """``handle`` of a request on an event loop, which serves others while the disk works; raises the same."""
         self._check_right()
-        answer, lsn = self._decide_now(lambda: self.state.handle(event, self.time.now()), event)
-        assert answer is not None, event
-        loop = asyncio.get_running_loop()
-        synced: asyncio.Future[None] = loop.create_future()
-        if lsn and self.journal.call_when(lsn, lambda: loop.call_soon_threadsafe(_set, synced)):
-            await synced
-        self._wait_durable(lsn)
+        with self._in_hand(event.worker):
+            answer, lsn = self._decide_now(lambda: self.state.handle(event, self.time.now()), event)
+            assert answer is not None, event
+            loop = asyncio.get_running_loop()
+            synced: asyncio.Future[None] = loop.create_future()
+            if lsn and self.journal.call_when(lsn, lambda: loop.call_soon_threadsafe(_set, synced)):
+                await synced
+            self._wait_durable(lsn)
         return answer
+
+    @contextmanager
+    def _in_hand(self, worker: str) -> Iterator[None]:
+        """While a message of a worker is here, its worker is not silent: it waits for this master's disk."""
+        with self.lock:
+            self._speaking[worker] += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._speaking[worker] -= 1
+                if not self._speaking[worker]:
+                    del self._speaking[worker]
 
     def _check_right(self) -> None:
         if not self.time.runs():
@@ -317,20 +335,26 @@ class Shell:
             stopped: looked at every ``longest`` seconds, or more often.
             longest: seconds that pass without a look.
         """
+        due = self.time.now()
         while not (self._is_over() or stopped()):
             if self.time.over():
                 self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
             elif not self.time.runs():
                 self.pause(_FROZEN_SECONDS)
                 continue
+            late = max(0.0, self.time.now() - due)  # since the last look; a master that is stopped hears nobody
             with self.lock:
                 now = self.time.now()
                 wait = min(max(self.state.deadline(now) - now, 0.001), longest)
+                due = now + wait
                 if not self._is_over():
                     self._alarm.wait(wait)
+                late += max(0.0, self.time.now() - due)
+                due = max(due, self.time.now())
+                speaking = frozenset(self._speaking)
             if not self._is_over():
                 with suppress(MasterEndsError):  # ``failure`` says why
-                    self.handle(Tick())
+                    self.handle(Tick(late if late >= _HELD_UP_SECONDS else 0.0, speaking))
 
     def _is_over(self) -> bool:
         return self.ended is not None or self.failure is not None

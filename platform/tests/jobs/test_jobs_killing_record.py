@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from jobs.places import write_examples
 
 from edl.testing.jobs import edl
 
@@ -47,8 +48,9 @@ def eval_metrics_fn():
 
 def feed(dataset, mode, metadata):
     def parsed(record):
-        fields = tf.io.decode_csv(record, [[0.0], [0.0]])
-        return fields[:1], fields[1:]
+        kinds = {"x": tf.io.FixedLenFeature([1], tf.float32), "y": tf.io.FixedLenFeature([1], tf.float32)}
+        found = tf.io.parse_single_example(record, kinds)
+        return found["x"], found["y"]
 
     return dataset.map(parsed)
 """
@@ -64,13 +66,13 @@ def feed(dataset, mode, metadata):
 def test_a_record_that_ends_its_workers_is_put_aside(tmp_path: Path, ends: str) -> None:
     (tmp_path / "zoo").mkdir()
     (tmp_path / "zoo" / "deadly.py").write_text(MODULE.replace("ENDS", ends))
-    rows = [f"{i},{-1 if i == BAD else 2 * i + 1}" for i in range(RECORDS)]
-    (tmp_path / "rows.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    rows = ({"x": [i / RECORDS], "y": [-1.0 if i == BAD else 1.0]} for i in range(RECORDS))
+    write_examples(tmp_path / "rows.recordio", rows)
     spec = {
         "apiVersion": "edl.dev/v1",
         "name": "deadly",
         "model": {"zoo": "zoo", "definition": "deadly.model"},
-        "data": {"training": ["rows.csv"]},
+        "data": {"training": ["rows.recordio"]},
         "train": {
             "epochs": 1,
             "minibatch_size": MINIBATCH,
