@@ -17,10 +17,9 @@ class CustomModel(keras.Model):
         self.filters = filters
         self.rate = dropout
         self.reshape = keras.layers.Reshape([28, 28, 1])
-        self.convolution = keras.layers.Conv2D(
-            filters, 3, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-4)
-        )
-        self.normalization = keras.layers.BatchNormalization()
+        self.convolution = keras.layers.Conv2D(filters, 3, kernel_regularizer=keras.regularizers.L2(1e-4))
+        self.normalization = keras.layers.BatchNormalization(momentum=0.9)
+        self.activation = keras.layers.ReLU()
         self.pooling = keras.layers.MaxPooling2D()
         self.flatten = keras.layers.Flatten()
         self.dropout = keras.layers.Dropout(dropout)
@@ -28,7 +27,7 @@ class CustomModel(keras.Model):
 
     def call(self, image, training=False):
         x = self.convolution(self.reshape(image))
-        x = self.pooling(self.normalization(x, training=training))
+        x = self.pooling(self.activation(self.normalization(x, training=training)))
         return self.classes(self.dropout(self.flatten(x), training=training))
 
     def get_config(self):
