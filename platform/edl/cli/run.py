@@ -51,7 +51,7 @@ def run(
     Exit codes: 0 done, 1 the job failed, 2 bad input or a fault in the model's code, 130 interrupted, 141 nobody reads.
     """
     spec = read(job, settings or [], workers, ps)
-    counts = check(spec, predict=False)
+    counts = check(spec, predict=False, resumed=resume is not None)
     folder = folder_of(spec)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     if resume is not None:

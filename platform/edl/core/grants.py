@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edl.core import reclaim
@@ -23,6 +24,7 @@ from edl.core.hearing import heard
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
 from edl.core.pods import STEPS_PER_CRASH
 from edl.core.results import refusal
+from edl.core.shards import minibatch_too_large
 from edl.core.state import State
 from edl.core.tasks import Lease, Work
 
@@ -248,6 +250,23 @@ def reported(state: State, event: TaskReported, now: float) -> None:
     state.do(Acknowledged())
 
 
+def enter_dataset(state: State, parts: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+    """Enter what the data set was described as; end a job that could not fill a single minibatch with an epoch of it.
+
+    Such a job would make one small step an epoch, export an untrained model and call that done. What an older master
+    entered already stays as it is.
+
+    Args:
+        parts: sources by ``training``, ``validation`` and ``prediction``: [name, records] each.
+    """
+    records = sum(int(row[1]) for row in parts.get("training") or ())
+    why = None if state.settings.predict else minibatch_too_large(state.settings.minibatch, records)
+    if why is not None:
+        state.end("Failed", why, kind="input")
+        return
+    state.record({"kind": "dataset", **parts})
+
+
 def _limit_corrupt(state: State) -> None:
     """No worker alone may have met more corrupt records than the job allows, and yet all together have."""
     for one_pass, found in state.counters.corrupt.items():
@@ -265,7 +284,7 @@ def _result(state: State, kind: str, event: TaskReported) -> None:
     """One entry a result: a master that dies between two would leave half of it behind."""
     state.fleet.worked(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
-        state.record({"kind": "dataset", **event.result})
+        enter_dataset(state, event.result)
     elif kind == METRICS and state.round is not None:
         at = state.round
         state.record({"kind": "evaluated", "metrics": event.result, "step": at.step, "pin": at.pin, "final": at.final})

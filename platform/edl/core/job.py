@@ -94,7 +94,7 @@ class JobState(State):
 def _dataset(state: State, event: events.DatasetDescribed, now: float) -> None:
     parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
     if not state.described:
-        state.record({"kind": "dataset", **{name: [list(row) for row in rows] for name, rows in parts.items()}})
+        grants.enter_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()})
 
 
 _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {

@@ -105,3 +105,13 @@ def plan(sources: Sequence[Source], size: int, seed: int | None, epoch: int) -> 
     """All shards of one epoch, lazily, in the epoch's order; every record is covered exactly once."""
     whole = Plan(tuple(sources), size, seed)
     return (whole.shard(epoch, index) for index in range(whole.count))
+
+
+def minibatch_too_large(minibatch: int, records: int) -> str | None:
+    """Why a job must not begin whose minibatch has more records than an epoch; None if it has not."""
+    if records >= minibatch:
+        return None
+    return (
+        f"train.minibatch_size is {minibatch:,}, and data.training has {records:,} records: no minibatch would "
+        "be full, and an epoch a single step; lower train.minibatch_size, or name more data"
+    )

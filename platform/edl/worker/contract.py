@@ -37,6 +37,7 @@ _ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "callbacks": (),
     "weighted_metrics_fn": (),
 }
+_METRICS = "eval_metrics_fn"
 _OPTIONAL = frozenset({"callbacks", "weighted_metrics_fn"})
 _SAID_OF_PREDICTIONS = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
 _SAID_OF_LABELS = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
@@ -89,8 +90,12 @@ class ModelModule:
     weighted_metrics_fn: Callable[[], Any] | None = None
 
 
-def load(choice: ModelChoice) -> ModelModule:
+def load(choice: ModelChoice, *, evaluates: bool = True) -> ModelModule:
     """Import the user's module and check that it keeps the contract.
+
+    Args:
+        choice: of the job.
+        evaluates: whether the job does: one that does not needs no ``eval_metrics_fn``.
 
     Raises:
         BadInputError: module or function not there, a function is missing or takes other arguments.
@@ -101,7 +106,9 @@ def load(choice: ModelChoice) -> ModelModule:
     found = locate(zoo, choice.definition)
     with user_code(zoo, f"import of {found.name}"):
         module = import_module(zoo, found)
-    functions = {name: _function(module, found.path, name) for name in _ARGUMENTS}
+    functions = {name: _function(module, found.path, name) for name in _ARGUMENTS if evaluates or name != _METRICS}
+    if not evaluates:
+        functions[_METRICS] = dict  # the loss is all there is
     return ModelModule(
         zoo=zoo,
         model=_model_maker(zoo, module, found, choice.params),

@@ -83,7 +83,7 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest
     from edl.worker.sample import first_features
 
     set_threads(workers=1)
-    module: ModelModule = contract.load(spec.model)
+    module: ModelModule = contract.load(spec.model, evaluates=bool(spec.data.validation))
 
     @cache
     def reader(name: str) -> Any:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.core import shards
+from edl.core.errors import BadInputError
 from edl.core.final_checkpoint import STOPPED
 from edl.data.reader import Reader
 from edl.spec.event import CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
@@ -132,10 +133,13 @@ class LocalTraining:
 
         Raises:
             StoppedError: the user stops the run; if it keeps checkpoints, after one of all steps so far.
+            BadInputError: an epoch has fewer records than a minibatch.
         """
         sources = [shards.Source(s.name, s.records) for s in self._readers("training").sources()]
-        epochs = self._spec.train.epochs
-        total = self._all = epochs * sum(source.records for source in sources)
+        epochs, records = self._spec.train.epochs, sum(source.records for source in sources)
+        if not self._step and (why := shards.minibatch_too_large(self._spec.train.minibatch_size, records)):
+            raise BadInputError(why)
+        total = self._all = epochs * records
         if (limit := self._spec.train.max_steps) is not None:
             total = min(total, limit * self._spec.train.minibatch_size)
         total = max(total, self._done)  # a run that goes on with fewer steps or epochs may have done more

@@ -19,7 +19,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edl.core.errors import BadInputError
 from edl.core.partition import owner_of_name, placement
+from edl.core.shards import minibatch_too_large
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.worker import failures
@@ -67,7 +69,7 @@ class _Check:
 
         self._spec = spec
         self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
-        self.module = contract.load(spec.model)
+        self.module = contract.load(spec.model, evaluates=bool(spec.data.training and spec.data.validation))
 
         @cache
         def feeder(kind: str) -> tuple[Any, Feeder]:
@@ -83,6 +85,10 @@ class _Check:
             EdlError: a run would end with this error.
         """
         data = self._spec.data
+        if data.training:
+            records = sum(source.records for source in self._feeder("training")[0].sources())
+            if why := minibatch_too_large(self._spec.train.minibatch_size, records):
+                raise BadInputError(why)
         trains = self._first("training") if data.training else None
         predicts = self._first("prediction") if data.prediction else None
         found = trains or predicts

@@ -8,7 +8,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from cli.conftest import SUMMARY, Stage, command
+from cli.conftest import MODULE, SUMMARY, Stage, command
 
 from edl.store.rundir import JobLock
 
@@ -125,6 +125,11 @@ def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.Cap
         (["job.yaml", "--set", "model.definition=smal.model"], "did you mean small?"),
         (["job.yaml", "--set", "model.definition=small.modle"], "did you mean model?"),
         (["job.yaml", "--set", "model.definition=partial.model"], "does not define 'loss', 'feed'"),
+        (["job.yaml", "--set", "model.definition=unmeasured.model"], "does not define 'eval_metrics_fn'"),
+        (
+            ["job.yaml", "--set", "train.minibatch_size=11"],
+            "train.minibatch_size is 11, and data.training has 10 records: no minibatch would be full",
+        ),
         (["job.yaml", "--set", "strategy.name=Local", "--workers", "2"], "--workers has no meaning"),
         (["job.yaml", "--workers", "0"], "--workers"),
         (["job.yaml", "--workers", "500000"], "--workers 500000: workers.max: found 500000, must be a whole number"),
@@ -143,9 +148,28 @@ def test_bad_input_ends_before_there_is_a_run(
     (stage.folder / "empty.csv").write_text("x,y\n")
     partial = "def model(): ...\ndef optimizer(): ...\ndef eval_metrics_fn(): ...\ndef fed(d, m): ...\n"
     (stage.folder / "model_zoo" / "partial.py").write_text(partial)
+    unmeasured = MODULE.replace("def eval_metrics_fn(): ...\n", "")
+    (stage.folder / "model_zoo" / "unmeasured.py").write_text(unmeasured)
     assert stage.edl("run", *args) == 2
     assert said in capsys.readouterr().err
     assert not (stage.folder / ".edl").exists()
+
+
+def test_a_job_that_evaluates_nothing_needs_no_metrics(stage: Stage) -> None:
+    module = stage.folder / "model_zoo" / "small.py"
+    module.write_text(MODULE.replace("def eval_metrics_fn(): ...\n", ""))
+    assert stage.edl("run", "job.yaml") == 2
+    assert stage.edl("run", "job.yaml", "--set", "data.validation=null") == 0
+
+
+def test_a_run_that_goes_on_keeps_the_minibatches_that_it_began_with(stage: Stage) -> None:
+    assert stage.edl("run", "job.yaml") == 0
+    (stage.folder / "train.csv").write_text("x,y\n1,2\n")
+    assert stage.edl("run", "job.yaml") == 2, "an epoch no longer fills a minibatch"
+    run = stage.run_dir()
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(status | {"phase": "Interrupted"}))
+    assert stage.edl("run", "job.yaml", "--resume") == 0
 
 
 def test_a_module_with_its_own_reader_is_not_counted_here(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:

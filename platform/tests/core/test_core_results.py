@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.core.evaluation import Round, add
-from edl.core.events import Acknowledged, DatasetDescribed, Steps, WorkerFailed
+from edl.core.events import Acknowledged, DatasetDescribed, EndJob, Steps, WorkerFailed
 from edl.core.results import refusal
 from edl.core.state import unit
 from edl.core.tasks import Lease, Work
@@ -88,6 +88,32 @@ def test_a_job_that_trains_leases_no_records_to_predict() -> None:
     masters = Masters()
     masters.see(DatasetDescribed(training=(("a", 640),), prediction=(("b", 64),)))
     assert set(masters.state.ledgers) == {"training"}
+
+
+@pytest.mark.parametrize("sources", [(("a", 7),), (("a", 3), ("b", 4)), ()])
+def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sources: Any) -> None:
+    """It would make one small step an epoch, and export an untrained model with exit code 0."""
+    masters = Masters()
+    (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
+    assert (end.phase, end.kind) == ("Failed", "input")
+    assert end.reason.startswith(
+        f"train.minibatch_size is 8, and data.training has {sum(n for _, n in sources)} records"
+    )
+    assert not [entry for entry in masters.journal if entry["kind"] == "dataset"]
+
+
+def test_it_may_be_full_with_records_of_several_sources_and_as_many_as_an_epoch_has() -> None:
+    for sources in ((("a", 8),), (("a", 4), ("b", 4))):
+        masters = Masters()
+        assert not [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
+
+
+def test_a_run_that_an_older_master_began_so_goes_on() -> None:
+    masters = Masters()
+    masters.journal.append({"kind": "dataset", "training": [["a", 7]], "validation": [], "prediction": []})
+    masters.restart()
+    assert masters.state.described
+    assert not masters.state.ended
 
 
 def test_every_worker_that_finds_the_same_bad_input_ends() -> None:

@@ -52,6 +52,7 @@ def feed(dataset, mode, metadata):
 class Local:
     def __init__(self, folder: Path, model: str = MODEL, bad_rows: tuple[int, ...] = ()) -> None:
         self.folder = folder
+        self.validation: str | None = str(folder / "data.csv")
         (folder / "zoo").mkdir(exist_ok=True)
         (folder / "zoo" / "small.py").write_text(model)
         x = np.random.default_rng(0).normal(size=(50, 2))
@@ -71,7 +72,7 @@ class Local:
             "apiVersion": "edl.dev/v1",
             "name": "job",
             "model": {"zoo": str(self.folder / "zoo"), "definition": "small.custom_model"},
-            "data": {"training": csv, "validation": csv, "reader": {"header": False}},
+            "data": {"training": csv, "validation": self.validation, "reader": {"header": False}},
             "train": {"minibatch_size": 4, "minibatches_per_task": 3, "epochs": 2, "evaluation_steps": 10, **train},
             "checkpoint": {"every_steps": 7, "keep": 2},
             "export": export,
@@ -117,6 +118,25 @@ def test_a_run_trains_evaluates_keeps_checkpoints_and_exports(
     assert [e.step for e in events(run) if e.kind == "checkpoint_saved"] == [7, 14, 21, 26]
     assert json.loads(run.status.read_text())["phase"] == "Done"
     assert Path(summary["export"], "model.keras").exists()
+
+
+def test_a_minibatch_above_the_records_of_an_epoch_is_refused(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, code = local().run(minibatch_size=51)
+    assert code == 2
+    assert "train.minibatch_size is 51, and data.training has 50 records" in capsys.readouterr().err
+    assert not newest(run.checkpoints)
+
+
+def test_a_job_that_evaluates_nothing_needs_no_metrics(local: Callable[..., Local]) -> None:
+    silent = MODEL.replace("def eval_metrics_fn", "def not_needed")
+    job = local(silent)
+    _, code = job.run()
+    assert code == 2, "it evaluates"
+    job.validation = None
+    _, code = job.run(evaluation_steps=None)
+    assert code == 0
 
 
 def test_the_process_is_the_runs_only_worker(local: Callable[..., Local]) -> None:

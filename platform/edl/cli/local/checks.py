@@ -8,35 +8,43 @@ from pathlib import Path
 
 from edl.cli.local.plan import Counts
 from edl.core.errors import BadInputError, EdlError
+from edl.core.shards import minibatch_too_large
 from edl.spec.job import JobSpec
 from edl.spec.problem import nearest
 from edl.spec.zoo import ANYTHING, locate, names
 
-FUNCTIONS = ("loss", "optimizer", "eval_metrics_fn", "feed")
+FUNCTIONS = ("loss", "optimizer", "feed")
 """What a model module defines beside the model, whatever is done with it."""
+_METRICS = "eval_metrics_fn"
+"""What it defines for a job that evaluates."""
 _OWN_READER = "custom_data_reader"
 
 
-def check(spec: JobSpec, *, predict: bool) -> Counts:
+def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
     """The job's record counts, after its model module and its data were found.
 
     Args:
         spec: with the paths of this machine.
         predict: whether ``data.prediction`` is needed, else ``data.training``.
+        resumed: a run goes on, whose minibatches were decided when it began.
 
     Raises:
-        BadInputError: a module, function, file or record is missing; names what is there. Or native code is.
+        BadInputError: a module, function, file or record is missing; names what is there. Or native code is. Or an
+            epoch has fewer records than a minibatch.
     """
     for problem in _not_built(spec):
         raise problem
-    defined = _defined(spec)
+    defined = _defined(spec, evaluates=bool(spec.data.validation) and not predict)
     if _OWN_READER in defined:
         return Counts(training=None, validation=None, prediction=None)
     data = spec.data
     if predict:
         return Counts(prediction=_counted("data.prediction", data.prediction, spec))
+    training = _counted("data.training", data.training, spec)
+    if not resumed and (why := minibatch_too_large(spec.train.minibatch_size, sum(training))):
+        raise BadInputError(why)
     return Counts(
-        training=_counted("data.training", data.training, spec),
+        training=training,
         validation=_counted("data.validation", data.validation, spec) if data.validation else (),
     )
 
@@ -51,7 +59,7 @@ def missing(spec: JobSpec) -> list[tuple[str, BadInputError]]:
     defined: Sequence[str] = ()
     if _here(spec.model.zoo, spec):
         try:
-            defined = _defined(spec)
+            defined = _defined(spec, evaluates=bool(spec.data.validation))
         except BadInputError as error:
             found.append(("model.definition", error))
     if _OWN_READER in defined:
@@ -88,10 +96,11 @@ def _absent(field: str, path: str) -> list[tuple[str, BadInputError]]:
     return []
 
 
-def _defined(spec: JobSpec) -> Sequence[str]:
+def _defined(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = locate(Path(spec.model.zoo), spec.model.definition)
     defined = names(module.path)
-    missing = [name for name in FUNCTIONS if name not in defined]
+    needed = [*FUNCTIONS, _METRICS] if evaluates else FUNCTIONS
+    missing = [name for name in needed if name not in defined]
     if missing and ANYTHING not in defined:
         public = [name for name in defined if not name.startswith("_")]
         close = nearest(missing[0], [name for name in public if name not in FUNCTIONS])
