@@ -14,6 +14,7 @@ from edl.rpc.identity import Identity
 from edl.worker.departure import Departure
 from edl.worker.gate import LeavingError
 from edl.worker.tensorflow_import import import_tensorflow
+from edl.worker.turns import Turn, wait_for_turn
 
 if TYPE_CHECKING:
     from edl.worker.contract import ModelModule
@@ -32,6 +33,8 @@ def run(identity: Identity, departure: Departure) -> int:
         EdlError: the job cannot be read, or the master is lost.
     """
     starting = _beside(partial(_coordination, identity, departure))
+    # The cores of a pod are its own
+    turn = wait_for_turn(identity.runtime_dir, _cores()) if identity.host is None else Turn(None)
     import_tensorflow()
     coordination = starting.result()
     workers = coordination.spec.workers
@@ -40,7 +43,7 @@ def run(identity: Identity, departure: Departure) -> int:
     else:  # the node's other cores are other pods'
         set_threads(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
-        return _work(coordination)
+        return _work(coordination, turn)
     except LeavingError:
         return departure.wait()
 
@@ -80,15 +83,19 @@ def set_threads(*, workers: int, cores: int | None = None) -> None:
     """
     import tensorflow as tf
 
-    if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cores or _cores()
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // max(1, workers)))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
         tf.config.threading.set_inter_op_parallelism_threads(_INTER_OP_THREADS)
 
 
-def _work(coordination: Coordination) -> int:
+def _cores() -> int:
+    """Cores of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _work(coordination: Coordination, turn: Turn) -> int:
     from edl.worker import contract
     from edl.worker.loop import Loop
 
@@ -96,7 +103,7 @@ def _work(coordination: Coordination) -> int:
     handlers: Handlers = {}
     loop = Loop(c.session, c.leases, c.progress, c.gate, handlers)
     try:
-        module = contract.load(c.spec.model)
+        module = contract.load(c.spec.model, evaluates=_evaluates(c))
         c.module.set_result(module)
         handlers["describe"] = partial(_describe, c)
         end = _prepare(c, module, handlers)
@@ -104,9 +111,16 @@ def _work(coordination: Coordination) -> int:
         raise
     except Exception as error:  # noqa: BLE001  everything is told to the master
         return loop.fail(error) or 1
+    turn.end()
     code = loop.run()
     end()
     return code
+
+
+def _evaluates(c: Coordination) -> bool:
+    from edl.worker.weights import PredictRun
+
+    return bool(c.spec.data.validation) and PredictRun.of(c.identity.run_dir) is None
 
 
 def _prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callable[[], None]:
