@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.local.runs_here import LocalOption
 from edl.spec.wording import sentence
 
 if TYPE_CHECKING:
@@ -49,24 +50,31 @@ class Told:
 def events(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
-    """Show what happened to a job: the newest events of its master, and Kubernetes' events of its objects."""
-    from edl.cli.cluster.polling import polled
-    from edl.kube.inspection import jobs
+    """Show what happened to a job: the newest events of its master, and Kubernetes' events of its objects.
 
-    api, shown = api_of(context, namespace, job), set[str]()
-    for seen in polled(lambda: jobs.find(api, job), _FOLLOW_SECONDS):
-        for each in merged(seen, _happened(api, job)):
+    Of a run of this machine (JOB or JOB/RUN) all events are shown. A job of the cluster comes first; --local means
+    runs of this machine, -n and --context a cluster.
+    """
+    from edl.cli.cluster.polling import polled
+    from edl.cli.local.runs_here import look_of
+
+    look, shown = look_of(job, local=local, context=context, namespace=namespace), set[str]()
+    for seen in polled(look, _FOLLOW_SECONDS):
+        happened = () if seen.here else _happened(api_of(context, namespace, job), job)
+        for each in merged(seen, happened):
             if each.key not in shown:
                 shown.add(each.key)
                 print(json.dumps(each.value) if as_json else each.line(), flush=True)
         if not follow or seen.ended:
             break
     if not shown and not as_json:
-        print("Nothing is known to have happened yet; Kubernetes forgets its events after an hour.")
+        forgotten = "" if seen.here else "; Kubernetes forgets its events after an hour"
+        print(f"Nothing is known to have happened yet{forgotten}.")
 
 
 def merged(seen: JobSeen, happenings: Iterable[Happening]) -> list[Told]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from edl.cli.cluster.columns import age, aligned
 from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
+from edl.cli.local.runs_here import LocalOption
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -24,25 +26,49 @@ _RIGHT = ("PROGRESS", "WORKERS", "SAMPLES/S", "AGE")
 @app.command("list")
 def list_jobs(
     everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Jobs of all namespaces.")] = False,
+    local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the jobs of a namespace: phase, progress, workers at work of those wanted, pace and age."""
+    """List the jobs of a namespace and the runs of this machine: phase, progress, workers of those wanted, pace, age.
+
+    Runs of this machine are those below ./.edl; with -n, -A or --context only jobs of the cluster are listed, with
+    --local, or without a kubeconfig, only runs of this machine.
+    """
+    from edl.cli.local.runs_here import has_cluster, runs_here
+
+    of_cluster = everywhere or context is not None or namespace is not None
+    if local and of_cluster:
+        raise BadInputError("--local is about this machine, and -n, -A and --context are about a cluster")
+    now, here = time.time(), [] if of_cluster else runs_here()
+    if local or (here and not of_cluster and not has_cluster()):
+        _print_here(here, now, as_json=as_json)
+        return
     from edl.kube.inspection import jobs
 
-    api, now = api_of(context, namespace), time.time()
+    api = api_of(context, namespace)
     found = jobs.listed(api, everywhere=everywhere)
     if not found and not everywhere:
         _require_namespace(api)
     if as_json:
-        print(json.dumps([told(job) for job in found]))
+        print(json.dumps([told(job) for job in [*found, *here]]))
         return
-    for line in table(found, now, everywhere=everywhere):
+    for line in table([*found, *here], now, everywhere=everywhere):
         print(line)
     if not found:
         where = "the cluster" if everywhere else f"namespace {api.namespace}"
         print(f"There are no jobs in {where}. Submit one with: edl submit {called('JOB.yaml', context, namespace)}")
+
+
+def _print_here(here: Sequence[JobSeen], now: float, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([told(run) for run in here]))
+        return
+    for line in table(here, now, everywhere=False):
+        print(line)
+    if not here:
+        print("There are no runs of this machine below ./.edl. Start one with: edl run JOB.yaml")
 
 
 def _require_namespace(api: Api) -> None:
@@ -59,27 +85,41 @@ def _require_namespace(api: Api) -> None:
         return
 
 
-def table(found: list[JobSeen], now: float, *, everywhere: bool) -> list[str]:
-    """The jobs as lines, with a head; empty for none."""
+def table(found: Sequence[JobSeen], now: float, *, everywhere: bool) -> list[str]:
+    """The jobs as lines, with a head; empty for none. Runs of this machine are marked as such."""
     if not found:
         return []
     head = ["JOB", "PHASE", "PROGRESS", "WORKERS", "SAMPLES/S", "AGE"]
     rows = [_row(job, now) for job in found]
     if everywhere:
         head, rows = ["NAMESPACE", *head], [[job.namespace, *row] for job, row in zip(found, rows, strict=True)]
+    elif any(job.here for job in found):
+        head = ["WHERE", *head]
+        rows = [["this machine" if job.here else "cluster", *row] for job, row in zip(found, rows, strict=True)]
     return aligned([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT])
 
 
 def _row(job: JobSeen, now: float) -> list[str]:
     status = job.status
     if status is None:
-        return [job.name, job.phase, "-", "-", "-", age(now - job.created)]
+        return [_name(job), job.phase, "-", "-", "-", age(now - job.created)]
     share = f"{100 * status.records_done // status.records_total} %" if status.records_total else "-"
     if job.ended:
-        return [job.name, job.phase, share, "-", "-", age(now - job.created)]
+        return [_name(job), job.phase, share, "-", "-", age(now - job.created)]
     starved = " starved" if status.starved else ""
     workers = f"{job.running}/{status.workers_wanted}"
-    return [job.name, job.phase + starved, share, workers, f"{status.samples_per_second:,.0f}", age(now - job.created)]
+    return [
+        _name(job),
+        job.phase + starved,
+        share,
+        workers,
+        f"{status.samples_per_second:,.0f}",
+        age(now - job.created),
+    ]
+
+
+def _name(job: JobSeen) -> str:
+    return f"{job.name}/{job.uid}" if job.here else job.name
 
 
 def told(job: JobSeen) -> dict[str, Any]:
@@ -87,6 +127,7 @@ def told(job: JobSeen) -> dict[str, Any]:
     return {
         "job": job.name,
         "namespace": job.namespace,
+        "local": job.here,
         "uid": job.uid,
         "phase": job.phase,
         "created": job.created,

@@ -13,6 +13,7 @@ import typer
 
 from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.local.runs_here import LocalOption
 from edl.core.errors import BadInputError, EdlError
 
 if TYPE_CHECKING:
@@ -39,17 +40,27 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what they print.")] = False,
     tail: Annotated[int | None, typer.Option("--tail", metavar="N", min=0, help="Only the last N lines.")] = None,
     stored: Annotated[bool, typer.Option("--stored", help="From the volume, also of pods that are there.")] = False,
+    local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
     """Show what the master or other pods of a job printed; several pods at once with their names in front.
 
-    Of pods that are gone, the run keeps the logs on its volume: they are read through a short-lived pod.
+    Of pods that are gone, the run keeps the logs on its volume: they are read through a short-lived pod. Those of a run
+    of this machine (JOB or JOB/RUN) are files. A job of the cluster comes first; --local means runs of this machine.
     """
+    from edl.cli.local.runs_here import chosen_here
     from edl.core.cluster import Role
     from edl.kube.inspection import jobs
     from edl.kube.inspection.printed import Chosen, chosen_pods
 
+    here = chosen_here(job, local=local, context=context, namespace=namespace)
+    if here is not None:
+        from edl.cli.local.logs_here import lines_of_run
+
+        for name, line in lines_of_run(here, role, index, follow=follow, tail=tail):
+            _print(line, name)
+        return
     api = api_of(context, namespace, job)
     seen, chosen = jobs.find(api, job), Chosen(Role(role), index)
     pods = [] if stored else chosen_pods(jobs.pods_of(api, job, chosen.role), chosen)

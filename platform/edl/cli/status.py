@@ -6,16 +6,14 @@ import json
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption
 from edl.cli.list import told
-
-if TYPE_CHECKING:
-    from edl.kube.api import Api
+from edl.cli.local.runs_here import LocalOption, Look
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -24,19 +22,23 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def status(
     job: JobArgument,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on until the job has ended.")] = False,
+    local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line a change.")] = False,
 ) -> None:
-    """Show a job: phase, records, pace, its pods and where they run, its workers over time."""
-    api = api_of(context, namespace, job)
-    if watch:
-        _follow(api, job, called(job, context, namespace), as_json=as_json)
-        return
-    from edl.cli.cluster.status_view import next_step, view
-    from edl.kube.inspection import jobs
+    """Show a job on a cluster, or a run of this machine (JOB or JOB/RUN): phase, records, pace, its pods, its workers.
 
-    seen = jobs.find(api, job)
+    A job of the cluster comes first; --local means runs of this machine, -n and --context a cluster.
+    """
+    from edl.cli.cluster.status_view import next_step, view
+    from edl.cli.local.runs_here import look_of
+
+    look = look_of(job, local=local, context=context, namespace=namespace)
+    if watch:
+        _follow(look, called(job, context, namespace), as_json=as_json)
+        return
+    seen = look()
     if as_json:
         print(json.dumps(told(seen)))
         return
@@ -45,26 +47,25 @@ def status(
     print(f"\n{next_step(seen, called(job, context, namespace))}")
 
 
-def _follow(api: Api, job: str, name: str, *, as_json: bool) -> None:
+def _follow(look: Look, name: str, *, as_json: bool) -> None:
     """Until the job has ended or is deleted."""
     if as_json or not sys.stdout.isatty():
-        _follow_lines(api, job, as_json=as_json)
+        _follow_lines(look, as_json=as_json)
     else:
-        _follow_live(api, job, name)
+        _follow_live(look, name)
 
 
-def _follow_live(api: Api, job: str, name: str) -> None:
+def _follow_live(look: Look, name: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
     from edl.cli.cluster.polling import polled
     from edl.cli.cluster.status_view import next_step, view
     from edl.cli.styled import console
-    from edl.kube.inspection import jobs
 
     on = console()
     with Live(console=on, auto_refresh=False, vertical_overflow="crop") as live:
-        for seen in polled(lambda: jobs.find(api, job)):
+        for seen in polled(look):
             lines = view(seen, time.time(), on.width)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             if seen.ended:
@@ -72,13 +73,12 @@ def _follow_live(api: Api, job: str, name: str) -> None:
     print(next_step(seen, name))
 
 
-def _follow_lines(api: Api, job: str, *, as_json: bool) -> None:
+def _follow_lines(look: Look, *, as_json: bool) -> None:
     from edl.cli.cluster.polling import polled
-    from edl.kube.inspection import jobs
     from edl.spec.wording import clock, headline
 
     before: object = None
-    for seen in polled(lambda: jobs.find(api, job)):
+    for seen in polled(look):
         known = (seen.phase, seen.status)
         if known != before:
             text = headline(seen.status) if seen.status else seen.phase

@@ -220,6 +220,7 @@ def _worked(state: State, worker: str, lease: int, made: int, now: float) -> Non
         holder.starting = False
         state.patience.stepped((now - holder.stepped.get(lease, now)) / made, now)
         holder.stepped[lease] = now
+        holder.steps += made
     state.fleet.worked(Role.WORKER, made)
     state.fleet.worked(Role.PS, made)
 

@@ -62,12 +62,14 @@ class Holder:
         mentioned: when the worker last spoke of each lease; it speaks of all that it knows.
         through: steps of leases of which only the whole counts.
         starting: it began under this master, and has made no step yet.
+        steps: that it has made, of whatever it held.
     """
 
     heard: float
     stepped: dict[int, float] = field(default_factory=dict)
     mentioned: dict[int, float] = field(default_factory=dict)
     through: dict[int, int] = field(default_factory=dict)
+    steps: int = 0
     starting: bool = False
 
     def excuse(self, seconds: float, now: float) -> None:

@@ -13,6 +13,8 @@ from edl.master.publishing import Publisher
 from edl.master.reporter import Reporter
 from edl.master.shell import Shell
 from edl.spec.status import Status
+from edl.store import history
+from edl.store.rundir import RunDir
 
 
 class Accounts:
@@ -22,9 +24,11 @@ class Accounts:
         shell: whose lock is held while the job is looked at.
         reporter: knows the status, writes it.
         publisher: of the board; None where there is none.
+        run: the run directory.
     """
 
-    def __init__(self, shell: Shell, reporter: Reporter, publisher: Publisher | None) -> None:
+    def __init__(self, shell: Shell, reporter: Reporter, publisher: Publisher | None, run: RunDir) -> None:
+        self._run = run
         self._shell, self._reporter, self._publisher = shell, reporter, publisher
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -33,6 +37,7 @@ class Accounts:
         """Begin to tell."""
         self._begin("status", reporter.PERIOD_SECONDS, self._reporter.write_status)
         self._begin("progress", progress.PERIOD_SECONDS, Progress().tell)
+        self._begin("history", history.PERIOD_SECONDS, history.History(self._run).tell)
         if (publisher := self._publisher) is not None:
             self._begin("board", publishing.PERIOD_SECONDS, publisher.tell)
             self._begin("timeline", publishing.KEEP_SECONDS, lambda status: publisher.keep())

@@ -160,7 +160,7 @@ class Master:
         )
         self._servicer = Servicer(self.shell, self._servers, incarnation, figures.heard)
         self._parts = ExitStack()
-        self._accounts = Accounts(self.shell, self._reporter, self._publisher)
+        self._accounts = Accounts(self.shell, self._reporter, self._publisher, self._run)
 
     def _replayed(self, holder: str) -> tuple[JobState, Journal]:
         durable = self._around.durable

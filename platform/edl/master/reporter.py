@@ -63,6 +63,7 @@ class Reporter:
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._began = began(run)
         self._rate = rate_since(run, self._began)
+        self._rates: dict[str, Rate] = {}
         self._writing = threading.Lock()
         self._thread = threads.start("events", self._write_lines, failed)
 
@@ -115,6 +116,7 @@ class Reporter:
         done, total = (main.done_records, records_total(state)) if main else (0, 0)
         self._rate.observe(time.monotonic(), done)
         rate = self._rate.lately
+        self._rates = {uid: pace for uid, pace in self._rates.items() if uid in state.holders}
         return Status(
             job=self._job,
             run=self._run.run_id,
@@ -150,7 +152,16 @@ class Reporter:
             reason = pod.message or pod.reason
         elif doing == LEAVING:
             reason = pod.why()
-        return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason)
+        return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._pace(pod))
+
+    def _pace(self, pod: Pod) -> float | None:
+        """Records a second of a worker, as whole minibatches; the last one of a range may be smaller."""
+        holder = self._state.holders.get(pod.uid)
+        if pod.role is not Role.WORKER or holder is None:
+            return None
+        rate = self._rates.setdefault(pod.uid, Rate())
+        rate.observe(time.monotonic(), holder.steps * self._state.settings.minibatch)
+        return rate.lately
 
     def _refusals(self) -> dict[str, str]:
         """The first few: they are all asked for one after the other, and the status has to stay small."""

@@ -60,6 +60,10 @@ class RoleStatus(Report):
     uid: Annotated[str, Option(_FREE, "Names this incarnation of the process or pod.")] = ""
     node: Annotated[str, Option(_FREE, "Where it runs; empty while it has no place, and under edl run.")] = ""
     reason: Annotated[str, Option(_FREE, "Why it is pending or leaving, in the cluster's words.")] = ""
+    samples_per_second: Annotated[
+        float | None,
+        Option(Nullable(_SECONDS), "Records a second that this worker does, lately; null where none.", "records/s"),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from edl.spec.closing import duration, measure, measures
@@ -119,6 +120,12 @@ def measurements(status: Status) -> list[str]:
     if status.seconds_left is not None and status.phase in _AT_WORK:
         parts.append(f"{duration(status.seconds_left)} left")
     return parts
+
+
+def earlier_evaluations(ended: Sequence[EvaluationEnded]) -> str:
+    """The evaluations before the newest, newest first, in a line; empty where there are none."""
+    before = [each for each in reversed(ended[:-1]) if each.metrics]
+    return "earlier: " + "   ".join(f"step {each.step:,} {measures(each.metrics)}" for each in before) if before else ""
 
 
 def served(told: ParametersStatus | None) -> str:

@@ -96,6 +96,11 @@ class RunDir:
         return self.path / "events.jsonl"
 
     @property
+    def history(self) -> Path:
+        """Loss and pace in the course of training, a line every few seconds, appended."""
+        return self.path / "history.jsonl"
+
+    @property
     def spec(self) -> Path:
         """The JobSpec that the run was started with."""
         return self.path / "spec.json"

@@ -14,6 +14,7 @@ from edl.spec.event import Event, JobEnded, RoleEnded, RoleStarted
 from edl.spec.status import Status, Summary
 from edl.spec.terminal import printable
 from edl.spec.wording import clock, sentence
+from edl.store.history import History
 from edl.store.rundir import RunDir, append_line, write_json
 
 STATUS_SECONDS = 0.5
@@ -33,6 +34,7 @@ class LocalReport:
         self.status = status
         self._run = run
         self._as_json = as_json
+        self._history = History(run)
         self._began = time.time()
         self._shown = 0.0
         self._written = 0.0
@@ -60,6 +62,7 @@ class LocalReport:
         speed, left = self._speed(clock)
         self.status = replace(self.status, samples_per_second=speed, seconds_left=left)
         write_json(self._run.status, self.status.to_json())
+        self._history.tell(self.status)
         if now or clock - self._shown >= (STATUS_SECONDS if self._as_json else LINE_SECONDS):
             self._shown = clock
             self._show()

@@ -17,7 +17,8 @@ model: {definition: a.b}
 data: {training: /data/a}
 volumes: [{claim: c, mount: /data}]
 """
-ABOUT_ONE = ["status", "why", "logs", "events", "top", "wait", "stop", "delete"]
+ABOUT_ONE = ["why", "top", "wait", "stop", "delete"]
+"""Commands about jobs on a cluster only; test_cli_runs_here.py has those that are about runs of this machine, too."""
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_scale_which_needs_an_option(runs: Path, capsys: pytest.CaptureFixture[s
     assert ".edl/local/mnist/r2: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [["list"], ["list", "-A"], ["status", "other"], ["status", "../mnist"], ["doctor"]])
+@pytest.mark.parametrize("args", [["list", "-A"], ["status", "other"], ["status", "../mnist"], ["doctor"]])
 def test_without_such_a_run_those_that_there_are(
     args: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

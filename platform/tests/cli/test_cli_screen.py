@@ -81,6 +81,24 @@ def test_parameter_servers_say_how_many_tables_they_serve(progress: Progress) ->
     )
 
 
+def test_the_pace_of_each_worker_and_the_evaluations_before(progress: Progress) -> None:
+    for step, accuracy in ((2000, 0.92), (3000, 0.93)):
+        progress = progress.after(EvaluationEnded(BEGAN + 41, step, {"accuracy": accuracy}))
+    paced = (RoleStatus(0, 4104, "training", samples_per_second=8123.4), RoleStatus(2, 4177, "starting"))
+    shown = drawn(progress.at(replace(STATUS, updated=BEGAN + 70, workers=paced))).splitlines()
+    assert shown[3] == "earlier: step 2,000 accuracy 0.92   step 1,000 accuracy 0.9134"
+    assert shown[5] == "process     pid   state          samples/s"
+    assert shown[8] == "worker 0   4104   training           8,123"
+    assert shown[9].rstrip() == "worker 2   4177   starting"
+
+
+def test_only_the_newest_evaluations_are_kept() -> None:
+    known = Progress(BEGAN)
+    for step in range(50):
+        known = known.after(EvaluationEnded(BEGAN, step, {"accuracy": 0.5}))
+    assert [each.step for each in known.evaluations] == list(range(44, 50))
+
+
 @pytest.mark.parametrize("width", [60, 100])
 def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) -> None:
     out = io.StringIO()

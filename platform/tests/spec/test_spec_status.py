@@ -88,7 +88,15 @@ def test_status_lists_its_roles() -> None:
         workers=(RoleStatus(index=0, pid=7, state="training", uid="w0"),),
     )
     assert status.to_json()["workers"] == [
-        {"index": 0, "pid": 7, "state": "training", "uid": "w0", "node": "", "reason": ""}
+        {
+            "index": 0,
+            "pid": 7,
+            "state": "training",
+            "uid": "w0",
+            "node": "",
+            "reason": "",
+            "samples_per_second": None,
+        }
     ]
     assert Status.from_json(status.to_json()) == status
 

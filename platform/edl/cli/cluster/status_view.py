@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from edl.cli.cluster.columns import age, aligned
 from edl.cli.cluster.plot import plot
@@ -11,11 +11,13 @@ from edl.kube.inspection.jobs import JobSeen
 from edl.kube.inspection.waiting import unscheduled
 from edl.spec import figures
 from edl.spec.closing import block, heading, rows
+from edl.spec.event import EvaluationEnded
 from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.status import RoleStatus, Status
-from edl.spec.wording import clock, measurements, sentence, workers
+from edl.spec.wording import clock, earlier_evaluations, measurements, sentence, workers
 
 RECENT_EVENTS = 5
+_EVALUATIONS = 6
 _ROLES_SHOWN = 24
 _STALE_SECONDS = 30.0
 _WAITING_SECONDS = 1.0
@@ -28,7 +30,7 @@ def view(job: JobSeen, now: float, width: int) -> list[str]:
 
 def _title(job: JobSeen, now: float) -> str:
     starved = " (starved)" if job.status and job.status.starved and not job.ended else ""
-    return f"{job.name}  {job.phase}{starved}  namespace {job.namespace}, submitted {age(now - job.created)} ago"
+    return f"{job.name}  {job.phase}{starved}  {job.place} {age(now - job.created)} ago"
 
 
 def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
@@ -39,7 +41,8 @@ def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
     if status is None:
         yield "The master has not said anything yet."
         return
-    yield from _progress(status, width)
+    ended = [event for event in job.told.events if isinstance(event, EvaluationEnded)]
+    yield from _progress(status, width, ended[-_EVALUATIONS:])
     if status.parameters is not None and not job.ended:
         yield from _exchange(status.parameters)
     yield from _wishes(job)
@@ -57,7 +60,7 @@ def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
         yield f"The master said this {age(now - status.updated)} ago: it may be away."
 
 
-def _progress(status: Status, width: int) -> Iterator[str]:
+def _progress(status: Status, width: int, evaluations: Sequence[EvaluationEnded]) -> Iterator[str]:
     total, done = status.records_total, status.records_done
     share = 100 * done // total if total else 0
     epoch = f", epoch {status.epoch} of {status.epochs}" if status.epochs > 1 and status.epoch else ""
@@ -66,6 +69,8 @@ def _progress(status: Status, width: int) -> Iterator[str]:
     full = size * done // total if total else 0
     yield f"{'█' * full}{'░' * (size - full)}{text}"
     yield "   ".join([f"step {status.step:,}", *measurements(status)])
+    if earlier := earlier_evaluations(evaluations):
+        yield earlier[:width]
     yield f"run {status.run}"
     if status.reason and status.phase not in ("Done",):
         yield status.reason.splitlines()[0]
@@ -110,7 +115,11 @@ def _roles(status: Status) -> Iterator[str]:
     shown = members[:_ROLES_SHOWN]
     if shown:
         yield ""
-        yield from aligned([["POD", "STATE", "NODE", "WHY"], *(_role(name, each) for name, each in shown)])
+        head = ["POD", "STATE", "SAMPLES/S", "NODE", "WHY"]
+        table = [head, *(_role(name, each) for name, each in shown)]
+        if not any(each.samples_per_second for _, each in shown):
+            table = [[*row[:2], *row[3:]] for row in table]
+        yield from aligned(table, right=(2,) if len(table[0]) == len(head) else ())
     if len(members) > len(shown):
         yield f"and {len(members) - len(shown)} more"
     for text in dict.fromkeys(status.refusals.values()):
@@ -119,7 +128,8 @@ def _roles(status: Status) -> Iterator[str]:
 
 def _role(name: str, member: RoleStatus) -> list[str]:
     why = unscheduled(member.reason).text if member.state == "pending" and member.reason else member.reason
-    return [f"{name}-{member.index}", member.state, member.node or "-", why]
+    pace = f"{member.samples_per_second:,.0f}" if member.samples_per_second else "-"
+    return [f"{name}-{member.index}", member.state, pace, member.node or "-", why]
 
 
 def _events(job: JobSeen) -> Iterator[str]:
@@ -132,6 +142,8 @@ def _events(job: JobSeen) -> Iterator[str]:
 
 def next_step(job: JobSeen, called: str) -> str:
     """What to call next; ``called`` is the job as commands name it."""
+    if job.here:
+        return _next_step_here(job, called)
     if job.phase == "Done":
         return f"`edl logs {called}` shows what it printed; `edl delete {called}` removes it."
     if job.ended:
@@ -139,3 +151,11 @@ def next_step(job: JobSeen, called: str) -> str:
         return f"`edl why {called}` says more; go on with: edl submit JOB.yaml --resume{run}"
     waiting = job.status is None or job.status.starved or job.running < job.status.workers_wanted
     return f"`edl why {called}` says what it waits for." if waiting else f"Follow it with: edl status {called} --watch"
+
+
+def _next_step_here(job: JobSeen, called: str) -> str:
+    if not job.ended:
+        return f"Follow it with: edl status {called} --watch"
+    if job.phase == "Done":
+        return f"`edl logs {called}` shows what its roles printed; `edl clean {called}` removes it."
+    return f"`edl logs {called}` says more; go on with: edl run JOB.yaml --resume {job.uid}"

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edl.spec.event import Event, JobEnded, RecordsReturned, RoleEnded, RoleStarted, RolledBack, RunStarted
+from edl.spec.event import (
+    EvaluationEnded,
+    Event,
+    JobEnded,
+    RecordsReturned,
+    RoleEnded,
+    RoleStarted,
+    RolledBack,
+    RunStarted,
+)
 from edl.spec.status import Status, Summary
 from edl.spec.wording import EXPORT
 
 RECENT_EVENTS = 12
 """Newest events that are kept for a view."""
+
+EVALUATIONS = 6
+"""Newest evaluations that are kept for a view."""
 
 NOT_LOST = ("Completed", "Deleted")
 """Reasons for which a worker ends when there is no more for it to do."""
@@ -29,6 +41,7 @@ class Progress:
         updates_rolled_back: updates that were lost with a parameter server.
         workers_lost: workers that ended by a signal or with an error.
         done_before: records that were done before this start of the run.
+        evaluations: the newest ones, oldest first.
         ended: the last event of the run, since its newest start.
     """
 
@@ -41,6 +54,7 @@ class Progress:
     updates_rolled_back: int = 0
     workers_lost: int = 0
     done_before: int = 0
+    evaluations: tuple[EvaluationEnded, ...] = ()
     ended: JobEnded | None = None
 
     def after(self, event: Event) -> Progress:
@@ -60,6 +74,8 @@ class Progress:
             case RolledBack():
                 updates = self.updates_rolled_back + event.updates
                 return replace(known, rolled_back=self.rolled_back + event.records, updates_rolled_back=updates)
+            case EvaluationEnded():
+                return replace(known, evaluations=(*self.evaluations, event)[-EVALUATIONS:])
             case JobEnded():
                 return replace(known, ended=event)
         return known

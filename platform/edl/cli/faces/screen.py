@@ -13,7 +13,7 @@ from edl.cli.faces.progress import Progress
 from edl.spec.closing import duration
 from edl.spec.event import RoleEnded
 from edl.spec.status import Status
-from edl.spec.wording import clock, measurements, role, sentence, tables
+from edl.spec.wording import clock, earlier_evaluations, measurements, role, sentence, tables
 
 FRAME_LINES = 8
 """Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""
@@ -26,7 +26,8 @@ _PHASES = {"Done": "bold green", "Failed": "bold red", "Interrupted": "bold yell
 
 def screen(progress: Progress, width: int, height: int, now: float, notice: str = "") -> RenderableType:
     """The picture of ``progress`` at ``now`` for a terminal of ``width`` by ``height`` characters."""
-    room = max(4, height - FRAME_LINES)
+    earlier = earlier_evaluations(progress.evaluations)
+    room = max(4, height - FRAME_LINES - bool(earlier))
     roles = list(_roles(progress))
     shown = roles if len(roles) <= room - 3 else roles[: room - 4]
     table = _table(shown, len(roles) - len(shown), progress.status)
@@ -36,6 +37,7 @@ def screen(progress: Progress, width: int, height: int, now: float, notice: str 
         _title(progress, now),
         _bar(progress, width),
         _measurements(progress),
+        *([_line(earlier)] if earlier else []),
         Text(),
         table,
         Text(),
@@ -74,14 +76,15 @@ def _measurements(progress: Progress) -> Text:
     return _line("   ".join(measurements(status)))
 
 
-def _roles(progress: Progress) -> Iterator[tuple[str, str, str]]:
-    """Each process with its pid and what it does."""
+def _roles(progress: Progress) -> Iterator[tuple[str, str, str, str]]:
+    """Each process with its pid, what it does, and the pace of a worker that has one."""
     if progress.master_pid is not None:
-        yield "master", str(progress.master_pid), "coordinating"
+        yield "master", str(progress.master_pid), "coordinating", ""
     status = progress.status
     for name, members in (("ps", status.ps), ("worker", status.workers)) if status else ():
         for member in members:
-            yield role(name, member.index), str(member.pid or ""), member.state
+            pace = "" if not member.samples_per_second else f"{member.samples_per_second:,.0f}"
+            yield role(name, member.index), str(member.pid or ""), member.state, pace
 
 
 def _said(state: str, status: Status | None) -> str:
@@ -90,14 +93,15 @@ def _said(state: str, status: Status | None) -> str:
     return f"{state} {tables(told.tables_total)}" if state == "serving" and told and told.tables_total else state
 
 
-def _table(rows: list[tuple[str, str, str]], hidden: int, status: Status | None) -> Table:
+def _table(rows: list[tuple[str, str, str, str]], hidden: int, status: Status | None) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
-    for heading in ("process", "pid", "state") if rows else ():
-        table.add_column(heading, justify="right" if heading == "pid" else "left", no_wrap=True)
-    for name, pid, state in rows:
-        table.add_row(name, pid, Text(_said(state, status), _STATES.get(state, "")))
+    paced = any(pace for *_, pace in rows)
+    for heading in ("process", "pid", "state", *(["samples/s"] if paced else [])) if rows else ():
+        table.add_column(heading, justify="right" if heading in ("pid", "samples/s") else "left", no_wrap=True)
+    for name, pid, state, pace in rows:
+        table.add_row(name, pid, Text(_said(state, status), _STATES.get(state, "")), *([pace] if paced else []))
     if hidden:
-        table.add_row(f"{hidden} more", "", "")
+        table.add_row(f"{hidden} more")
     return table
 
 

@@ -58,6 +58,16 @@ class JobSeen:
         return str(self.job["metadata"]["uid"])
 
     @property
+    def here(self) -> bool:
+        """Whether it is a run of this machine and no job of a cluster."""
+        return False
+
+    @property
+    def place(self) -> str:
+        """Where it is, and what its age counts from; for people."""
+        return f"namespace {self.namespace}, submitted"
+
+    @property
     def created(self) -> float:
         """When it was submitted, in unix seconds."""
         return created(self.job)

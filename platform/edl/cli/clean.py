@@ -1,0 +1,84 @@
+"""``edl clean``: remove ended runs from this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edl.cli.cluster.columns import age, aligned
+from edl.cli.cluster.options import YesOption, agreed
+from edl.cli.local.runs_here import RunHere, find_here, runs_here
+from edl.core.errors import BadInputError, StorageError
+from edl.spec.figures import size
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def clean(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JOB[/RUN]]...", help="Whose runs, or which one; all jobs by default."),
+    ] = None,
+    keep: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Keep the newest N ended runs of each job; not where RUN is named.")
+    ] = 1,
+    yes: YesOption = False,
+) -> None:
+    """Remove ended runs from this machine: journal, checkpoints, export, logs. Runs that go on are never touched.
+
+    Exit codes: 0 removed, or nothing to remove, 1 you declined, 2 no such run.
+    """
+    import time
+
+    chosen = _chosen(jobs or [], keep)
+    if not chosen:
+        typer.echo("There is nothing to remove: no other ended runs are below ./.edl.")
+        return
+    now = time.time()
+    rows = [[f"{run.name}/{run.uid}", run.phase, size(_bytes(run.run.path)), age(now - run.created)] for run in chosen]
+    typer.echo("\n".join(aligned([["RUN", "PHASE", "SIZE", "AGE"], *rows], right=(2, 3))))
+    if not agreed(f"Remove {'it' if len(chosen) == 1 else 'them'} for good?", yes=yes, command="edl clean"):
+        typer.echo("Nothing was removed.")
+        raise typer.Exit(1)
+    for run in chosen:
+        _remove(run)
+    typer.echo(f"{len(chosen)} {'run' if len(chosen) == 1 else 'runs'} removed.")
+
+
+def _chosen(names: Sequence[str], keep: int) -> list[RunHere]:
+    named = [find_here(name) for name in names if "/" in name]
+    for run in named:
+        if not run.ended:
+            raise BadInputError(f"run {run.uid} of {run.name} goes on", hint="Stop it first: Ctrl-C where it runs.")
+    jobs = [find_here(name).name for name in names if "/" not in name]
+    there = [run for run in runs_here() if run.ended and (not names or run.name in jobs)]
+    surplus = [run for job in dict.fromkeys(run.name for run in there) for run in _but_newest(job, there, keep)]
+    return [*named, *(run for run in surplus if run.run not in [each.run for each in named])]
+
+
+def _but_newest(job: str, there: Sequence[RunHere], keep: int) -> list[RunHere]:
+    runs = [run for run in there if run.name == job]
+    return runs[: max(0, len(runs) - keep)]
+
+
+def _bytes(folder: Path) -> int:
+    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+
+
+def _remove(run: RunHere) -> None:
+    """Renamed first, so that nobody goes on with a half of it.
+
+    Raises:
+        StorageError: it cannot be removed.
+    """
+    hidden = run.run.path.with_name(f".removed-{run.uid}")
+    try:
+        run.run.path.rename(hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        raise StorageError(f"cannot be removed: {error.strerror}", where=str(run.run.path)) from error

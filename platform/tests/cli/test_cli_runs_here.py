@@ -1,0 +1,189 @@
+"""The commands about jobs, for runs of this machine: with a cluster, without one, and both."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cli.cluster_desk import Desk
+from cli.conftest import SUMMARY
+from cli.jobs_desk import jobs_desk
+from small_cluster import NOW
+
+from edl.kube.errors import NoKubeconfigError
+
+WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
+STATUS = {
+    "job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3, "loss": 0.5,
+    "samples_per_second": 1234.5, "workers": [WORKER], "workers_wanted": 1,
+}  # fmt: skip
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a run of this machine; ``alive``: this process runs it."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(run: str = "r1", *, job: str = "digits", phase: str = "Training", alive: bool = False) -> Path:
+        folder = tmp_path / ".edl" / "local" / job / run
+        (folder / "logs").mkdir(parents=True)
+        known = {"run": run, "run_dir": str(folder), "updated": NOW - 2}
+        (folder / "status.json").write_text(json.dumps({**known, **STATUS, "job": job, "phase": phase}))
+        events = [
+            {"event": "run_started", "time": NOW - 90, "run": run, "run_dir": str(folder)},
+            {"event": "evaluation_ended", "time": NOW - 60, "step": 1, "metrics": {"accuracy": 0.5}},
+            {"event": "evaluation_ended", "time": NOW - 30, "step": 2, "metrics": {"accuracy": 0.75}},
+        ]
+        if phase == "Done":
+            events.append({"event": "job_ended", "time": NOW - 2, "phase": "Done", "reason": "", "summary": SUMMARY})
+        (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        for name in ("master-0", "worker-0", "worker-1"):
+            (folder / "logs" / f"{name}.log").write_text(f"{name} one\n{name} two\n")
+        if alive:
+            holder = f"process {os.getpid()} on {socket.gethostname()}, run {run}, started now\n"
+            (folder.parent / "LOCK").write_text(holder)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    """No kubeconfig."""
+    desk = jobs_desk(monkeypatch, capsys, with_job=False)
+
+    def none(*_: object, **__: object) -> object:
+        raise NoKubeconfigError("There is no kubeconfig", hint="Set KUBECONFIG.")
+
+    monkeypatch.setattr("edl.kube.connection.connected", none)
+    return desk
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+    """A cluster with the job mnist."""
+    return jobs_desk(monkeypatch, capsys)
+
+
+def test_without_a_kubeconfig_only_local_runs_are_listed(alone: Desk, here: Make) -> None:
+    here("r1", phase="Done")
+    here("r2", alive=True)
+    here(job="iris")
+    assert alone.edl("list") == 0
+    assert [line.split() for line in alone.out.splitlines()] == [
+        ["WHERE", "JOB", "PHASE", "PROGRESS", "WORKERS", "SAMPLES/S", "AGE"],
+        ["this", "machine", "digits/r1", "Done", "40", "%", "-", "-", "1m"],
+        ["this", "machine", "digits/r2", "Training", "40", "%", "1/1", "1,234", "1m"],
+        ["this", "machine", "iris/r1", "Interrupted", "40", "%", "-", "-", "1m"],
+    ]
+
+
+def test_both_are_listed_and_marked(desk: Desk, here: Make) -> None:
+    here("r2", alive=True)
+    assert desk.edl("list") == 0
+    rows = [line.split() for line in desk.out.splitlines()]
+    assert [row[:2] for row in rows[1:]] == [["cluster", "mnist"], ["this", "machine"]]
+    assert desk.edl("list", "--json") == 0
+    assert [(job["job"], job["local"]) for job in json.loads(desk.out)] == [("mnist", False), ("digits", True)]
+
+
+def test_options_choose_one_of_them(desk: Desk, here: Make) -> None:
+    here("r2")
+    assert desk.edl("list", "--local") == 0
+    assert "mnist" not in desk.out
+    assert "digits/r2" in desk.out
+    assert desk.edl("list", "-n", "team") == 0
+    assert "digits" not in desk.out
+    assert desk.edl("list", "--local", "-n", "team") == 2
+    assert "--local is about this machine" in desk.err
+
+
+def test_status_has_what_a_job_on_a_cluster_has(alone: Desk, here: Make) -> None:
+    folder = here("r2", alive=True)
+    moments = [
+        {"time": NOW - 80 + 5 * at, "workers": 1, "records_done": at, "loss": 1.0, "step": at} for at in range(9)
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(moment) + "\n" for moment in moments))
+    assert alone.edl("status", "digits") == 0
+    assert alone.out.startswith("digits  Training  run r2 on this machine, started 1m ago\n")
+    assert "40 %  12 of 30 records" in alone.out
+    assert "earlier: step 1 accuracy 0.5" in alone.out
+    assert "worker-0   training       1,234   -" in alone.out
+    assert "█" in alone.out.split("workers\n")[1], "the workers over time"
+    assert alone.out.endswith("Follow it with: edl status digits --watch\n")
+    assert alone.edl("status", "digits", "--json") == 0
+    assert json.loads(alone.out)["phase"] == "Training"
+
+
+def test_a_run_whose_processes_are_gone_was_interrupted(alone: Desk, here: Make) -> None:
+    folder = here("r2", alive=True)
+    (folder.parent / "LOCK").write_text(f"process 4194303 on {socket.gethostname()}, run r2, started long ago\n")
+    assert alone.edl("status", "digits/r2", "--watch") == 0, "it ends at once"
+    assert alone.edl("status", "digits/r2") == 0
+    assert "Interrupted" in alone.out
+    assert "edl run JOB.yaml --resume r2" in alone.out
+
+
+def test_events_and_logs_are_those_of_the_files(alone: Desk, here: Make) -> None:
+    here("r1", phase="Done")
+    assert alone.edl("events", "digits") == 0
+    assert [line.split()[2] for line in alone.out.splitlines()] == ["job"] * 4
+    assert alone.edl("logs", "digits") == 0
+    assert alone.out == "master-0 one\nmaster-0 two\n"
+    assert alone.edl("logs", "digits/r1", "--role", "worker", "--tail", "1", "-f") == 0
+    assert alone.out == "[worker-0] worker-0 two\n[worker-1] worker-1 two\n"
+    assert alone.edl("logs", "digits", "--role", "ps") == 2
+    assert "There are: master-0, worker-0, worker-1." in alone.err
+
+
+def test_a_job_on_the_cluster_comes_first(desk: Desk, here: Make) -> None:
+    here(job="mnist")
+    here(job="digits")
+    assert desk.edl("status", "mnist") == 0
+    assert "namespace team" in desk.out
+    assert desk.edl("status", "mnist", "--local") == 0
+    assert "on this machine" in desk.out
+    assert desk.edl("status", "digits") == 0
+    assert "on this machine" in desk.out, "the cluster has none of this name"
+    assert desk.edl("status", "digits", "-n", "team") == 2
+
+
+def test_what_is_nowhere_is_named(alone: Desk, here: Make) -> None:
+    here("r1")
+    assert alone.edl("status", "digits", "--local") == 0
+    assert alone.edl("status", "digits/r7", "--local") == 2
+    assert "There are: digits/r1." in alone.err
+    assert alone.edl("status", "other", "--local") == 2
+    assert alone.edl("logs", "../digits", "--local") == 2
+
+
+# ------------------------------------------------------------------------------------------------ edl clean
+
+
+def test_clean_keeps_the_newest_ended_run_and_those_that_go_on(alone: Desk, here: Make) -> None:
+    runs = [here("r1", phase="Done"), here("r2", phase="Failed"), here("r3", phase="Done"), here("r4", alive=True)]
+    iris = here(job="iris", phase="Done")
+    assert alone.edl("clean") == 2, "nobody can be asked"
+    assert alone.edl("clean", "--yes") == 0
+    assert [run.exists() for run in runs] == [False, False, True, True]
+    assert iris.exists()
+    assert "digits/r1" in alone.out
+    assert alone.out.endswith("2 runs removed.\n")
+    assert alone.edl("clean", "digits", "--keep", "0", "--yes") == 0
+    assert [run.exists() for run in runs] == [False, False, False, True]
+    assert alone.edl("clean", "digits", "--keep", "0", "--yes") == 0
+    assert "nothing to remove" in alone.out
+
+
+def test_clean_of_one_run(alone: Desk, here: Make) -> None:
+    done, alive = here("r1", phase="Done"), here("r2", alive=True)
+    assert alone.edl("clean", "digits/r2", "--yes") == 2
+    assert "goes on" in alone.err
+    assert alone.edl("clean", "digits/r1", "--yes") == 0
+    assert (done.exists(), alive.exists()) == (False, True)
+    assert alone.edl("clean", "digits/r1", "--yes") == 2
