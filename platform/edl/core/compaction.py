@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edl.core.callbacks import Callbacks
 from edl.core.checkpoint import Checkpoint
 from edl.core.counters import Counters
 from edl.core.kinds import EVALUATION, PREDICTION, TRAINING, unit
@@ -44,6 +45,8 @@ def snapshot(state: State) -> dict[str, Any]:
         "memory": [fleet.memory.raised, fleet.memory.since],
         "scaled": list(state.scaled),
         "balance": [dict(fleet.offsets), sorted(fleet.measured.items())],
+        "callbacks": state.callbacks.snapshot(),
+        "best_restored": state.best_restored,
         "revoked": sorted(state.revoked),
         "revocations": [revocation.row() for revocation in state.revocations],
     }
@@ -69,6 +72,9 @@ def restore(state: State, was: Mapping[str, Any]) -> None:
     state.fleet.memory = Memory(*was.get("memory", ()))
     offsets, measured = was.get("balance", ({}, ()))
     state.fleet.offsets, state.fleet.measured = dict(offsets), dict(measured)
+    if "callbacks" in was:
+        state.callbacks = Callbacks.restore(was["callbacks"])
+    state.best_restored = was.get("best_restored", 0)
     least, most = was.get("scaled", (None, None))
     state.scaled = least, most
     state.revoked = set(was["revoked"])
@@ -85,6 +91,7 @@ def _restore_round(state: State, was: Mapping[str, Any]) -> None:
     assert state.round is not None
     state.round.ledger.restore(was["ledger"])
     state.round.states = was["states"]
+    state.round.saved = was.get("saved", False)
 
 
 def dataset_entry(state: State) -> dict[str, Any]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edl.core import balance, evaluation
+from edl.core.callbacks import from_json
 from edl.core.checkpoint import Checkpoint
 from edl.core.evaluation import Round
-from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
+from edl.core.kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.memory import Memory
 from edl.core.revocations import Revocation
 from edl.core.shards import Plan, Source
@@ -59,6 +60,9 @@ def _done(state: State, entry: Mapping[str, Any]) -> None:
         state.round.states = evaluation.add(state.round.states, entry["result"])
     if kind == EXPORT:
         state.counters.exported = list(entry["result"])
+    if kind == BEST:
+        state.ledgers.pop(BEST)
+        state.callbacks = state.callbacks.written(entry["result"]["place"], entry["result"]["cut"])
 
 
 def _told(state: State, entry: Mapping[str, Any], kind: str, lease: Lease) -> None:
@@ -114,12 +118,16 @@ def _cut(state: State, entry: Mapping[str, Any]) -> None:
 def _saved(state: State, entry: Mapping[str, Any]) -> None:
     state.checkpoint = Checkpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
     state.last_checkpoint = entry["step"]
+    state.callbacks = state.callbacks.forget_before(entry["step"])
+    if state.round is not None and state.round.pin == entry["cut"]:
+        state.round.saved = True
 
 
 def _evaluation(state: State, entry: Mapping[str, Any]) -> None:
     plan = Plan(state.validation, state.settings.task_records)
     ledger = Ledger(plan, 1, state.settings.minibatch)
     state.round = Round(entry["pin"], entry["step"], entry["final"], ledger)
+    state.round.saved = state.checkpoint is not None and state.checkpoint.cut == entry["pin"]
     state.counters.corrupt.pop(f"{EVALUATION} 0", None)
     state.ledgers[EVALUATION] = ledger
     state.ledgers.pop(METRICS, None)
@@ -129,6 +137,8 @@ def _evaluation(state: State, entry: Mapping[str, Any]) -> None:
 def _evaluated(state: State, entry: Mapping[str, Any]) -> None:
     state.counters.metrics = dict(entry["metrics"])
     state.evaluated_final |= entry["final"]
+    if "callbacks" in entry:
+        state.callbacks = state.callbacks.entered(entry["step"], entry["callbacks"])
     _evaluation_off(state, entry)
 
 
@@ -141,6 +151,7 @@ def _evaluation_off(state: State, entry: Mapping[str, Any]) -> None:
 def _final(state: State, entry: Mapping[str, Any]) -> None:
     state.final_pin = entry["cut"]
     state.evaluated_final = False
+    state.best_restored = 0
     state.ledgers.pop(EXPORT, None)
     state.counters.exported = []
 
@@ -185,8 +196,19 @@ def _rolled_back(state: State, entry: Mapping[str, Any]) -> None:
         state.fleet.holding.clear()
         _released(state)
         balance.went_back(state, entry["ledger"].get("lacking", None if entry["cut"] else {}))
+        state.callbacks = state.callbacks.back_to(training.done_steps)
     _evaluation_off(state, entry)
     _final(state, {"cut": 0})
+
+
+def _callbacks(state: State, entry: Mapping[str, Any]) -> None:
+    state.callbacks = state.callbacks.declare(from_json(entry["declared"]))
+
+
+def _best_restored(state: State, entry: Mapping[str, Any]) -> None:
+    _saved(state, entry)
+    state.best_restored = entry["of"]
+    state.counters.metrics = dict(entry["metrics"])
 
 
 def _restored(state: State, entry: Mapping[str, Any]) -> None:
@@ -251,6 +273,8 @@ APPLY: Mapping[str, Callable[[State, Mapping[str, Any]], None]] = {
     "handed_over": _handed_over,
     "rolled_back": _rolled_back,
     "restored": _restored,
+    "callbacks": _callbacks,
+    "best_restored": _best_restored,
     "worker": _worker,
     "dismissed": _dismissed,
     "memory": _memory,

@@ -57,6 +57,7 @@ class Round:
         step: global step of the pinned version, for people.
         final: whether it is the one at the end of training.
         ledger: validation ranges, each done exactly once.
+        saved: whether the pinned version is a checkpoint on disk, too.
     """
 
     pin: int
@@ -64,6 +65,7 @@ class Round:
     final: bool
     ledger: Ledger
     states: States = field(default_factory=dict)
+    saved: bool = False
 
     def snapshot(self) -> dict[str, Any]:
         """The round as JSON, for the journal's compaction."""
@@ -73,4 +75,5 @@ class Round:
             "final": self.final,
             "ledger": self.ledger.snapshot(),
             "states": self.states,
+            "saved": self.saved,
         }

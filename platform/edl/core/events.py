@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.core.callbacks import Callback
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import PLAIN, PodSeen, Role, Wish
 from edl.core.tasks import Work
@@ -120,9 +121,14 @@ class CheckpointRefused:
 
 @dataclass(frozen=True, slots=True)
 class ModelDeclared:
-    """A worker told every PS what the variables and the optimizer are."""
+    """A worker told every PS what the variables and the optimizer are.
+
+    Attributes:
+        callbacks: those that the master is to decide; None if the worker does not say.
+    """
 
     worker: str
+    callbacks: tuple[Callback, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +246,15 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointCopied:
+    """A checkpoint has a copy under another number (``error`` empty), or has not."""
+
+    source: int
+    cut: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StopWanted:
     """Somebody wants the job to end.
 
@@ -302,6 +317,7 @@ Event = (
     | UpdatesHeld
     | SnapshotTaken
     | CheckpointSaved
+    | CheckpointCopied
     | StopWanted
     | ScaleWanted
     | WishUnreadable
@@ -465,6 +481,16 @@ class SaveCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyCheckpoint:
+    """Make a checkpoint on disk the newest one, under the number ``cut`` and with this ledger position."""
+
+    source: int
+    cut: int
+    version: int
+    ledger: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Unpin:
     """Nobody reads the cut any more."""
 
@@ -507,6 +533,7 @@ Command = (
     | TakeSnapshot
     | ReleaseCut
     | SaveCheckpoint
+    | CopyCheckpoint
     | Unpin
     | Tell
     | EndJob

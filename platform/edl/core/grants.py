@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edl.core import reclaim
+from edl.core import evaluation_callbacks, reclaim
 from edl.core.checkpoint_failures import steps_before_pause
 from edl.core.cluster import Role
 from edl.core.events import (
@@ -21,7 +21,7 @@ from edl.core.events import (
 )
 from edl.core.final_checkpoint import ledger_stands
 from edl.core.hearing import heard
-from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
+from edl.core.kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
 from edl.core.pods import STEPS_PER_CRASH
 from edl.core.results import refusal
 from edl.core.shards import minibatch_too_large
@@ -29,7 +29,7 @@ from edl.core.state import State
 from edl.core.tasks import Lease, Work
 
 # What holds others up comes first.
-_ORDER = (DESCRIBE, METRICS, EXPORT, EVALUATION, PREDICTION, TRAINING)
+_ORDER = (DESCRIBE, METRICS, BEST, EXPORT, EVALUATION, PREDICTION, TRAINING)
 
 
 def wanted(state: State, event: LeaseWanted, now: float) -> None:
@@ -100,6 +100,8 @@ def _next(state: State, kind: str) -> Work | None:
 
 def budget(state: State) -> int | None:
     """Steps that may still be handed out, under ``max_steps`` and without a new checkpoint; None without a limit."""
+    if state.callbacks.stopped:
+        return 0
     limit, training, before_pause = state.settings.max_steps, state.training, steps_before_pause(state)
     if limit is None or training is None:
         return before_pause
@@ -156,7 +158,10 @@ def _extras(state: State, kind: str) -> tuple[int, int, Any]:
     if kind in (EVALUATION, METRICS) and at is not None:
         return at.pin, at.step, at.states if kind == METRICS else None
     if kind == EXPORT:
-        return state.final_pin, state.step, None
+        best = state.checkpoint if state.best_restored else None
+        return state.final_pin, state.step, None if best is None else {"checkpoint": best.cut}
+    if kind == BEST:
+        return 0, state.step, evaluation_callbacks.best_to_write(state)
     return 0, state.step, None
 
 
@@ -288,7 +293,8 @@ def _result(state: State, kind: str, event: TaskReported) -> None:
         enter_dataset(state, event.result)
     elif kind == METRICS and state.round is not None:
         at = state.round
-        state.record({"kind": "evaluated", "metrics": event.result, "step": at.step, "pin": at.pin, "final": at.final})
+        entry = {"kind": "evaluated", "metrics": event.result, "step": at.step, "pin": at.pin, "final": at.final}
+        state.record({**entry, **evaluation_callbacks.evaluated(state, at, event.result)})
         state.tell("evaluation_ended", step=at.step, metrics=event.result)
     else:
         skipped = _told(event.last) if event.last else {}

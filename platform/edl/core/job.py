@@ -14,6 +14,7 @@ from typing import Any
 
 from edl.core import (
     checkpoint_failures,
+    evaluation_callbacks,
     events,
     final_checkpoint,
     grants,
@@ -108,7 +109,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.PsRefused: parameters.refused,
     events.CheckpointRefused: parameters.unreadable,
     events.DatasetDescribed: _dataset,
-    events.ModelDeclared: lambda state, event, now: parameters.declared(state, event.worker, now),
+    events.ModelDeclared: parameters.declared,
     events.LeaseWanted: grants.wanted,
     events.Progressed: grants.progressed,
     events.TaskReported: grants.reported,
@@ -119,6 +120,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.UpdatesHeld: snapshots.held,
     events.SnapshotTaken: snapshots.taken,
     events.CheckpointSaved: handover.saved,
+    events.CheckpointCopied: evaluation_callbacks.copied,
     events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
     events.WishUnreadable: lambda state, event, now: state.tell("warning", message=event.message),
     events.StopWanted: final_checkpoint.stop,

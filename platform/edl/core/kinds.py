@@ -7,6 +7,8 @@ from edl.core.tasks import Ledger
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 DESCRIBE, METRICS, EXPORT = "describe", "metrics", "export"
+BEST = "best model"
+"""The file of ``ModelCheckpoint(save_best_only=True)`` is to be written."""
 
 STEPWISE = (TRAINING, PREDICTION)
 """Kinds whose steps count one by one; of the others only the result of the whole task does."""

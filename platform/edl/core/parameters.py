@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from edl.core import balance, snapshots
+from edl.core import balance, evaluation_callbacks, snapshots
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
 from edl.core.events import (
     AttachPs,
     CheckpointRefused,
     DeletePod,
+    ModelDeclared,
     PsAttached,
     PsRefused,
     PsSilent,
@@ -115,9 +116,11 @@ def _load(state: State, pod: Pod, cut: int, now: float) -> None:
         _attach(state, pod, cut, now)
 
 
-def declared(state: State, worker: str, now: float) -> None:
+def declared(state: State, event: ModelDeclared, now: float) -> None:
     """A worker told every PS what the variables are: it has built its model."""
-    state.fleet.has_built(worker)
+    if event.callbacks is not None:
+        evaluation_callbacks.declare(state, event.callbacks)
+    state.fleet.has_built(event.worker)
     for pod in state.fleet.live(Role.PS):
         if pod.attached or state.checkpoint is None:
             pod.initialized = True

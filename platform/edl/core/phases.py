@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core import checkpoint_failures, final_checkpoint, handover, snapshots, staffing
+from edl.core import checkpoint_failures, evaluation_callbacks, final_checkpoint, handover, snapshots, staffing
 from edl.core.cluster import Role
 from edl.core.cuts import due
 from edl.core.events import Unpin
@@ -79,6 +79,7 @@ def _predict(state: State) -> None:
 
 def _train(state: State, now: float) -> None:
     checkpoint_failures.advance(state, now)
+    evaluation_callbacks.write_best(state)
     if state.ended:
         return
     if state.training_over():
@@ -96,6 +97,7 @@ def _cut_if_due(state: State, now: float) -> None:
     checkpoint = first or (s.durable and due(state.step, state.last_checkpoint, s.checkpoint_steps))
     evaluate = bool(state.validation) and state.round is None and not first
     pin = evaluate and due(state.step, state.last_evaluation, s.evaluation_steps)
+    checkpoint = checkpoint or (pin and s.durable and state.callbacks.keep_best)
     if checkpoint or pin:
         snapshots.begin(state, checkpoint=checkpoint, pin=pin)
 
@@ -109,15 +111,19 @@ def _finish(state: State, now: float) -> None:
     if state.validation and not state.evaluated_final:
         _enter(state, "Evaluating", _why_over(state))
         _evaluate_final(state)
+    elif not evaluation_callbacks.restore_best(state):
+        pass
     elif state.settings.export and not state.counters.exported:
         _enter(state, "Exporting", _why_over(state))
         state.ledgers.setdefault(EXPORT, unit(EXPORT))
-    elif state.cut is None:
+    elif state.cut is None and state.callbacks.unwritten is None:
         state.end("Done", _why_over(state))
 
 
 def _why_over(state: State) -> str:
     training = state.training
+    if state.callbacks.stopped and training is not None and training.waiting:
+        return state.callbacks.stopped
     if training is not None and training.waiting:
         return f"{training.done_steps} steps are done, as many as max_steps asks for"
     return "every record is done"
@@ -131,4 +137,5 @@ def _evaluate_final(state: State) -> None:
 
 def metrics_due(state: State) -> bool:
     """Whether all records of the evaluation are in and a worker should turn the sum into values."""
-    return state.round is not None and state.round.ledger.finished
+    at = state.round
+    return at is not None and at.ledger.finished and evaluation_callbacks.values_are_due(state, at)

@@ -92,6 +92,13 @@ def _paths(result: Any, at: Round | None) -> str:
     return "" if fine else f"an export is reported as a list of paths, not as {_named(result)}"
 
 
+def _best(result: Any, at: Round | None) -> str:
+    match result:
+        case {"place": int(place), "cut": int(cut), "path": str()} if 0 <= place < 1 << 16 and 0 < cut < 1 << 62:
+            return ""
+    return f"a best model is reported with its place, cut and path, not as {_named(result)}"
+
+
 def _named(value: Any) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
 
@@ -101,4 +108,5 @@ _SHAPES: Mapping[str, Callable[[Any, Round | None], str]] = {
     "evaluation": _states,
     "metrics": _values,
     "export": _paths,
+    "best model": _best,
 }

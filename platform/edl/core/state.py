@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edl.core import compaction, entries
+from edl.core.callbacks import Callback, Callbacks
 from edl.core.checkpoint import Checkpoint, CheckpointFailure
 from edl.core.counters import Counters
 from edl.core.cuts import Cut, Stage
@@ -84,6 +85,9 @@ class State:
         keeping: uids of the PS that hold them; empty in a master that came later.
         leaving_ps: uids of PS that were told to go and wait until they may end.
         not_kept: of them, those that may end though a checkpoint lacks what they hold, and why.
+        best_restored: the checkpoint whose copy is the newest one, as ``restore_best_weights`` asks for; 0: none.
+        declared: the callbacks that workers of this master declare; None: none has done so yet.
+        copying: number of the copy of a checkpoint on its way; 0: there is none.
         pins: the cuts that each PS keeps, by uid.
         more_missing: more pods are to be asked for than one event asks for.
         emptied: PS and workers were replaced because the journal knew nothing of what they had done.
@@ -111,6 +115,8 @@ class State:
     lease_counter: int = 0
     revoked: set[int] = field(default_factory=set)
     revocations: list[Revocation] = field(default_factory=list)
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    best_restored: int = 0
     # Found again after a restart, never in the journal:
     synced: bool = False
     cut: Cut | None = None
@@ -122,6 +128,8 @@ class State:
     keeping: frozenset[str] = frozenset()
     leaving_ps: set[str] = field(default_factory=set)
     not_kept: dict[str, str] = field(default_factory=dict)
+    declared: tuple[Callback, ...] | None = None
+    copying: int = 0
     pins: dict[str, frozenset[int]] = field(default_factory=dict)
     emptied: bool = False
     holders: dict[str, Holder] = field(default_factory=dict)
@@ -177,7 +185,7 @@ class State:
         """Whether a training ledger, perhaps one of a cut, has nothing left that is to be done."""
         limit = self.settings.max_steps
         reached = limit is not None and training.done_steps >= limit
-        return not training.leases and (reached or not training.waiting)
+        return not training.leases and (reached or not training.waiting or bool(self.callbacks.stopped))
 
     def find(self, number: int) -> tuple[str, Lease] | None:
         """Kind and lease of a number that is held."""

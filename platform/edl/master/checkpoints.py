@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import EdlError, RetryableError, StorageError
-from edl.core.events import CheckpointRefused, CheckpointSaved, SaveCheckpoint
+from edl.core.events import CheckpointCopied, CheckpointRefused, CheckpointSaved, CopyCheckpoint, SaveCheckpoint
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, Retry
 from edl.rpc.methods import PsControl
 from edl.store.commits import commit, prune
 from edl.store.disk_room import make_room
-from edl.store.manifest import DATASET, Manifest, ShardInfo, Skipped, cut_directory
+from edl.store.durable import sync_directory, sync_file, translated
+from edl.store.manifest import DATASET, Manifest, ShardInfo, Skipped, cut_directory, load_manifest
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,30 @@ class Checkpoints:
             raise errors[0]
         return shards
 
+    def copy(self, command: CopyCheckpoint) -> CheckpointCopied:
+        """Make a checkpoint the newest one: its shards under another number, with another ledger position.
+
+        Shards never change once they are written, so that both may be one file.
+        """
+        source = cut_directory(self.directory, command.source)
+        target = cut_directory(self.directory, command.cut)
+        try:
+            manifest = load_manifest(source)
+            if isinstance(manifest, Skipped):
+                raise StorageError(f"checkpoint {command.source} cannot be used: {manifest.reason}", where=str(source))
+            with translated(target, "copy the best checkpoint"):
+                target.mkdir(parents=True, exist_ok=True)
+                for shard in manifest.shards:
+                    _link_or_copy(source / shard.file, target / shard.file)
+                sync_directory(target)
+            self._await_right()
+            created = datetime.now(UTC).isoformat(timespec="seconds")
+            ledger = {**command.ledger, **{key: manifest.ledger[key] for key in (DATASET,) if key in manifest.ledger}}
+            commit(target, Manifest(command.cut, command.version, created, manifest.shards, ledger))
+        except EdlError as error:
+            return CheckpointCopied(command.source, command.cut, str(error))
+        return CheckpointCopied(command.source, command.cut)
+
     def _shard(self, channel: Channel, cut: int, incarnation: int) -> ShardInfo:
         request = pb.SavedRequest(incarnation=incarnation, cut=cut)
         reply = channel.call(PsControl.Saved, request, deadline=_DEADLINE, retry=_RETRY)
@@ -130,6 +157,15 @@ class Checkpoints:
             prune(self.directory, self._keep, self._protected() | {newest})
         except (StorageError, RetryableError) as error:
             log.warning("old checkpoints stay: %s", error)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+        sync_file(target)
 
 
 def _of(channels: Mapping[int, Channel], index: int) -> Channel:

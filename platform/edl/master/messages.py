@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from edl.core.callbacks import Callback, from_json
 from edl.core.events import Granted, Steps
 from edl.core.untrusted import decode_json
 from edl.rpc import edl_pb2 as pb
@@ -41,6 +42,26 @@ def steps_of(leases: Sequence[pb.LeaseProgress]) -> tuple[Steps, ...]:
 def _steps(x: pb.LeaseProgress) -> Steps:
     finite = math.isfinite(x.loss_sum)
     return Steps(x.lease, x.through, x.loss_sum if finite else 0.0, x.loss_steps if finite else 0, x.skipped_records)
+
+
+_LARGEST_CALLBACKS = 64 << 10
+"""Bytes of the description of a job's callbacks."""
+
+
+def callbacks_of(data: bytes) -> tuple[Callback, ...]:
+    """The callbacks that a worker declares.
+
+    Raises:
+        Refused: they are not what a worker can mean.
+    """
+    if not data:
+        return ()
+    if len(data) > _LARGEST_CALLBACKS:
+        raise Refused(f"callbacks take at most {_LARGEST_CALLBACKS} bytes, not {len(data)}", kind="bad")
+    try:
+        return from_json(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"callbacks cannot be read: {error}", kind="bad") from error
 
 
 def result_of(data: bytes) -> Any:

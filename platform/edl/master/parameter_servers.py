@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.core.errors import RefusedError
-from edl.core.events import AttachPs, Command, Event, PsRefused, PsSilent, RevokeLeases, SaveCheckpoint
+from edl.core.events import AttachPs, Command, CopyCheckpoint, Event, PsRefused, PsSilent, RevokeLeases, SaveCheckpoint
 from edl.master import threads
 from edl.master.checkpoints import Checkpoints
 from edl.master.links import PATIENCE_SECONDS, GoneError, Link
@@ -95,6 +95,9 @@ class ParameterServers:
         if isinstance(command, SaveCheckpoint):
             threads.start(f"save-{command.cut}", lambda: self._save(command), self._failed)
             return
+        if isinstance(command, CopyCheckpoint):
+            threads.start(f"copy-{command.cut}", lambda: self._copy(command), self._failed)
+            return
         links = self.addresses()
         match command:
             case AttachPs(uid=one) | RevokeLeases(ps=one):
@@ -133,6 +136,9 @@ class ParameterServers:
             self._handle(self._checkpoints.refused(link.uid, question.restore, what))
         elif question.needed or question.cut:
             self._handle(PsRefused(link.uid, kind, what, question.cut))
+
+    def _copy(self, command: CopyCheckpoint) -> None:
+        self._handle(self._checkpoints.copy(command))
 
     def _save(self, command: SaveCheckpoint) -> None:
         addresses = {link.index: link.control_address for link in self.addresses().values()}

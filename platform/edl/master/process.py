@@ -300,8 +300,13 @@ class Master:
 
     def _in_use(self) -> set[int]:
         with self.shell.lock:
-            checkpoint = self.shell.state.checkpoint
-            return {checkpoint.cut} if checkpoint else set()
+            state = self.shell.state
+            used = set(state.callbacks.best_cuts)
+            if state.checkpoint is not None:
+                used.add(state.checkpoint.cut)
+            if state.round is not None:  # it may turn out to be the best
+                used.add(state.round.pin)
+            return used
 
     # ------------------------------------------------------------------ the end
 

@@ -24,7 +24,7 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.master.messages import FAILURES, result_of, steps_of, task_of, uid_of
+from edl.master.messages import FAILURES, callbacks_of, result_of, steps_of, task_of, uid_of
 from edl.master.parameter_servers import ParameterServers
 from edl.master.roster import Roster
 from edl.master.shell import Shell
@@ -65,10 +65,15 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         if request.member.role == Role.PS:
             may_end = self._register_ps(request)
         elif request.ready:
-            self._shell.handle(ModelDeclared(uid))
+            self._shell.handle(ModelDeclared(uid, callbacks_of(request.callbacks)))
         with self._shell.lock:
             placement = self._roster.placement()
-        return pb.RegisterReply(incarnation=self._incarnation, placement=placement, may_end=may_end)
+        return pb.RegisterReply(
+            incarnation=self._incarnation,
+            placement=placement,
+            may_end=may_end,
+            learning_rate=self._learning_rate(),
+        )
 
     async def Lease(self, request: pb.LeaseRequest, context: Call) -> pb.LeaseReply:  # noqa: N802
         """Ask for work."""
@@ -77,7 +82,11 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         answer = await self._shell.ask(LeaseWanted(uid, held))
         if isinstance(answer, WaitForWork) and seconds:
             answer = await context.on_thread(partial(self._shell.lease, uid, seconds, held))
-        reply = pb.LeaseReply(incarnation=self._incarnation, placement_version=self._placement_version())
+        reply = pb.LeaseReply(
+            incarnation=self._incarnation,
+            placement_version=self._placement_version(),
+            learning_rate=self._learning_rate(),
+        )
         match answer:
             case Granted():
                 reply.task.CopyFrom(task_of(answer))
@@ -93,6 +102,7 @@ class Servicer(edl_pb2_grpc.MasterServicer):
         return pb.ProgressReply(
             incarnation=self._incarnation,
             placement_version=self._placement_version(),
+            learning_rate=self._learning_rate(),
             lost=answer.lost,
         )
 
@@ -152,6 +162,10 @@ class Servicer(edl_pb2_grpc.MasterServicer):
 
     def _ask(self, event: Event) -> Acknowledged:
         return _acknowledged(self._shell.handle(event))
+
+    def _learning_rate(self) -> float | None:
+        """That a callback has set, after all evaluations so far; None: the optimizer's own."""
+        return self._shell.state.callbacks.rate  # a frozen value: whichever it is, it is one that was decided
 
     def _placement_version(self) -> int:
         with self._shell.lock:

@@ -18,7 +18,7 @@ class Member(_message.Message):
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("member", "pid", "control_address", "bulk_address", "ready", "sources", "figures", "leaving")
+    __slots__ = ("member", "pid", "control_address", "bulk_address", "ready", "sources", "figures", "leaving", "callbacks")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     CONTROL_ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class RegisterRequest(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    CALLBACKS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     pid: int
     control_address: str
@@ -35,7 +36,8 @@ class RegisterRequest(_message.Message):
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     figures: PsFigures
     leaving: bool
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., pid: _Optional[int] = ..., control_address: _Optional[str] = ..., bulk_address: _Optional[str] = ..., ready: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., figures: _Optional[_Union[PsFigures, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    callbacks: bytes
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., pid: _Optional[int] = ..., control_address: _Optional[str] = ..., bulk_address: _Optional[str] = ..., ready: _Optional[bool] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., figures: _Optional[_Union[PsFigures, _Mapping]] = ..., leaving: _Optional[bool] = ..., callbacks: _Optional[bytes] = ...) -> None: ...
 
 class Source(_message.Message):
     __slots__ = ("name", "records")
@@ -90,14 +92,16 @@ class TableUse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., dropped: _Optional[int] = ..., bound: _Optional[int] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("incarnation", "placement", "may_end")
+    __slots__ = ("incarnation", "placement", "may_end", "learning_rate")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     MAY_END_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     placement: Placement
     may_end: bool
-    def __init__(self, incarnation: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., may_end: _Optional[bool] = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, incarnation: _Optional[int] = ..., placement: _Optional[_Union[Placement, _Mapping]] = ..., may_end: _Optional[bool] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class Placement(_message.Message):
     __slots__ = ("version", "ps", "slots")
@@ -132,18 +136,20 @@ class LeaseRequest(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., known_incarnation: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
-    __slots__ = ("incarnation", "placement_version", "task", "wait", "stop")
+    __slots__ = ("incarnation", "placement_version", "learning_rate", "task", "wait", "stop")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     placement_version: int
+    learning_rate: float
     task: Task
     wait: Wait
     stop: Stop
-    def __init__(self, incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., learning_rate: _Optional[float] = ..., task: _Optional[_Union[Task, _Mapping]] = ..., wait: _Optional[_Union[Wait, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason",)
@@ -206,14 +212,16 @@ class LeaseProgress(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., through: _Optional[int] = ..., loss_sum: _Optional[float] = ..., loss_steps: _Optional[int] = ..., skipped_records: _Optional[int] = ...) -> None: ...
 
 class ProgressReply(_message.Message):
-    __slots__ = ("incarnation", "placement_version", "lost")
+    __slots__ = ("incarnation", "placement_version", "lost", "learning_rate")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     placement_version: int
     lost: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, incarnation: _Optional[int] = ..., placement_version: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("member", "lease", "last", "result")

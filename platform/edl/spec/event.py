@@ -213,6 +213,16 @@ class Warned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class CallbackDecided(Event):
+    """A Keras callback that goes by evaluations decided something for the whole job."""
+
+    kind: ClassVar[str] = "callback_decided"
+    step: Step
+    callback: Annotated[str, Option(_NAME, "Class of the callback.")]
+    decision: Annotated[str, Option(_FREE, "What follows, for people.")]
+
+
+@dataclass(frozen=True, slots=True)
 class Exported(Event):
     """The trained model is on disk."""
 
@@ -248,6 +258,7 @@ EVENTS: Mapping[str, type[Event]] = {
         RolledBack,
         Quarantined,
         Warned,
+        CallbackDecided,
         Exported,
         JobEnded,
     )

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from edl.spec.closing import duration, measure, measures
 from edl.spec.event import (
+    CallbackDecided,
     CheckpointSaved,
     EvaluationEnded,
     EvaluationStarted,
@@ -63,6 +64,8 @@ def sentence(event: Event) -> str:
             return f"job {event.phase.lower()}{_because(event.reason.partition(chr(10))[0])}"
         case Warned():
             return f"warning: {event.message}"
+        case CallbackDecided():
+            return f"step {event.step:,}: {event.decision}"
         case Exported():
             return f"model exported to {event.path}"
     return _of_records(event) or _of_parameters(event) or event.kind.replace("_", " ")

@@ -7,17 +7,22 @@ callback does to ``model.optimizer.learning_rate`` takes effect with this worker
 Where parameter servers hold the weights, the model that callbacks see has the initial ones: what would use them is
 refused. ``model.stop_training`` does not end such a job, because the master plans its end; the attempt is logged once.
 With strategy Local the model is the trained one, and callbacks may stop it.
+
+Callbacks that decide by evaluations (``monitors``) are called after each evaluation, as after an epoch of
+``keras.fit``: under strategy Local here, otherwise by nobody, because the master decides in their place.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from edl.core.callbacks import Callback
 from edl.worker.refused_callbacks import refuse
 from edl.worker.user_code import user_code
 
@@ -37,8 +42,20 @@ _OF_WEIGHTS = (
 """Methods of a Keras model that use or change its weights."""
 
 
+_OF_MONITORS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
+"""What Keras' callbacks remember of earlier evaluations, besides weights."""
+
+Check = Callable[[list[Any]], None]
+"""Refuses callbacks that could never decide."""
+
+
 class NoCallbacks:
     """For modules without ``callbacks()``: costs nothing."""
+
+    declared: tuple[Callback, ...] = ()
+    """What the master is to decide."""
+    why_stopped = ""
+    """Why a callback ended training."""
 
     def begin_step(self, step: int) -> None:
         """A minibatch begins."""
@@ -58,6 +75,25 @@ class NoCallbacks:
     def end(self) -> None:
         """No more training."""
 
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        """The values of an evaluation; returns which callbacks decided what, for people."""
+        return []
+
+    def end_monitors(self) -> Mapping[str, float | None] | None:
+        """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on has to know, as JSON."""
+        return {}
+
+    def arrays(self) -> dict[str, Any]:
+        """The same of weights."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Go on with what both gave."""
+
 
 class KerasCallbacks:
     """Calls a list of Keras callbacks.
@@ -69,6 +105,10 @@ class KerasCallbacks:
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
         local: whether this process trains ``model`` by ``optimizer``; else parameter servers hold the weights.
         worker: index of this worker among others, each of which gets files of its own; None: there are no others.
+        check: is given the callbacks that decide by evaluations.
+
+    Attributes:
+        declared: what the master is to decide; nothing if this process does.
 
     Raises:
         BadInputError: one of the callbacks could not do its work.
@@ -84,8 +124,11 @@ class KerasCallbacks:
         *,
         local: bool = False,
         worker: int | None = None,
+        check: Check = lambda monitors: None,
     ) -> None:
         import keras
+
+        from edl.worker import monitors
 
         model.optimizer = optimizer
         self._zoo = zoo
@@ -98,11 +141,25 @@ class KerasCallbacks:
             _refuse_weights(model)
         with self._calling("set_model"):
             found = keras.tree.flatten(list(callbacks))
+            deciding = [each for each in found if monitors.is_monitor(each)]
+            found = [each for each in found if not monitors.is_monitor(each)]
             refuse(found, local=local)
+            check(deciding)
+            self.declared = () if local else monitors.declared(deciding, optimizer)
+            if self.declared:
+                monitors.refuse_two_rates(found, self.declared)
             if worker is not None:
                 _give_files_of_its_own(found, worker)
             self._all = keras.callbacks.CallbackList(found, model=model)
         self._rates = None if local else _ScheduledRates(found, optimizer)
+        self._monitors = deciding if local else []
+        self._losses_since, self._steps_since = 0.0, 0
+        self._evaluations, self._evaluated_at, self._begun_before = 0, -1, -1
+        self._values: dict[int, Mapping[str, float | None]] = {}
+        with self._calling("on_train_begin"):
+            for callback in self._monitors:
+                callback.set_model(model)
+                callback.on_train_begin()
 
     def begin_step(self, step: int) -> None:
         """A minibatch begins; ``step`` is the global step."""
@@ -115,6 +172,8 @@ class KerasCallbacks:
         """A minibatch is in, or with overlap on its way."""
         self._losses += loss
         self._steps += 1
+        self._losses_since += loss
+        self._steps_since += 1
         with self._calling("on_train_batch_end"):
             self._all.on_train_batch_end(step, {"loss": loss})
 
@@ -131,7 +190,10 @@ class KerasCallbacks:
         with self._calling("on_epoch_begin"):
             if self._rates is not None:
                 self._rates.assign_before(epoch)
+            rate = self._rate() if epoch == self._begun_before else None
             self._all.on_epoch_begin(epoch)
+            if rate is not None:  # the run goes on in the middle of an epoch, whose rate was set when it began
+                self._model.optimizer.learning_rate = rate
             if self._rates is not None:
                 self._rates.note(epoch)
 
@@ -158,6 +220,100 @@ class KerasCallbacks:
         self._end_epoch(self._epoch)
         with self._calling("on_train_end"):
             self._all.on_train_end()
+
+    # ------------------------------------------------------------------ what decides by evaluations, in this process
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        """The values of an evaluation; returns which callbacks decided what, for people."""
+        if not self._monitors or step <= self._evaluated_at:
+            return []
+        logs = {f"val_{name}": value for name, value in metrics.items()}
+        if self._steps_since:
+            logs["loss"] = self._losses_since / self._steps_since
+        self._losses_since, self._steps_since = 0.0, 0
+        self._values[self._evaluations] = {n: v if math.isfinite(v) else None for n, v in metrics.items()}
+        decided = []
+        for callback in self._monitors:
+            rate, stopped = self._rate(), self.why_stopped
+            with self._calling(f"on_epoch_end of {type(callback).__name__}"):
+                callback.on_epoch_begin(self._evaluations)
+                callback.on_epoch_end(self._evaluations, dict(logs))
+            if self._rate() != rate:
+                decided.append((type(callback).__name__, f"the learning rate is {self._rate():.6g} now"))
+            if self.why_stopped != stopped:
+                decided.append((type(callback).__name__, self.why_stopped))
+        self._evaluations, self._evaluated_at = self._evaluations + 1, step
+        return decided
+
+    def _rate(self) -> float | None:
+        """The optimizer's rate, if it is a number that can be set."""
+        import keras
+
+        given = self._model.optimizer._learning_rate
+        by_itself = isinstance(given, keras.optimizers.schedules.LearningRateSchedule)
+        return None if by_itself else float(self._model.optimizer.learning_rate)
+
+    @property
+    def why_stopped(self) -> str:
+        """Why a callback that decides by evaluations ended training; empty while none has."""
+        for callback in self._monitors:
+            if getattr(callback, "stopped_epoch", 0):
+                best = "none" if callback.best is None else f"{float(callback.best):.6g}"
+                named = f"{type(callback).__name__}: {callback.monitor}"
+                return f"{named} has not improved for {callback.wait} evaluations, the best is {best}"
+        return ""
+
+    def end_monitors(self) -> Mapping[str, float | None] | None:
+        """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
+        found = None
+        for callback in self._monitors:
+            with self._calling(f"on_train_end of {type(callback).__name__}"):
+                callback.on_train_end()
+            if getattr(callback, "best_weights", None) is not None and callback.best_epoch != self._evaluations - 1:
+                found = self._values.get(callback.best_epoch)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on has to know, as JSON."""
+        best = {getattr(callback, "best_epoch", -1) for callback in self._monitors}
+        return {
+            "epoch": self._epoch,
+            "evaluations": self._evaluations,
+            "evaluated_at": self._evaluated_at,
+            "values": [[number, dict(self._values[number])] for number in sorted(best & self._values.keys())],
+            "monitors": [
+                {name: _number(getattr(callback, name)) for name in _OF_MONITORS if hasattr(callback, name)}
+                for callback in self._monitors
+            ],
+        }
+
+    def arrays(self) -> dict[str, Any]:
+        """The weights that ``restore_best_weights`` keeps: ``best/<place of the callback>/<n>``."""
+        return {
+            f"best/{place}/{n}": weight
+            for place, callback in enumerate(self._monitors)
+            for n, weight in enumerate(getattr(callback, "best_weights", None) or ())
+        }
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Go on with what both gave. Of callbacks that were exchanged since, those of the same place begin anew."""
+        if not state:
+            return
+        self._begun_before = -1 if state["epoch"] is None else state["epoch"]
+        self._evaluations, self._evaluated_at = state["evaluations"], state["evaluated_at"]
+        self._values = dict(state["values"])
+        for place, (callback, known) in enumerate(zip(self._monitors, state["monitors"], strict=False)):
+            if any(not hasattr(callback, name) for name in known):
+                continue
+            for name, value in known.items():
+                setattr(callback, name, value)
+            kept = sorted(
+                (key for key in arrays if key.startswith(f"best/{place}/")), key=lambda k: int(k.split("/")[2])
+            )
+            if kept and hasattr(callback, "best_weights"):
+                callback.best_weights = [arrays[key] for key in kept]
+        if self.why_stopped:
+            self._model.stop_training = True
 
     @contextmanager
     def _calling(self, name: str) -> Iterator[None]:
@@ -221,6 +377,13 @@ def _give_files_of_its_own(callbacks: list[Any], worker: int) -> None:
             _LOG.info("TensorBoard of worker %d writes to %s", worker, callback.log_dir)
 
 
+def _number(value: Any) -> float | int | None:
+    """A number as JSON; one that is not finite is none."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
 def _refuse_weights(model: Any) -> None:
     """Let methods of ``model`` raise that would use the initial weights; those that the user's class defines stay."""
     import keras
@@ -246,6 +409,7 @@ def watcher(
     *,
     local: bool = False,
     worker: int | None = None,
+    check: Check = lambda monitors: None,
 ) -> NoCallbacks | KerasCallbacks:
     """The module's callbacks; ``make`` is its ``callbacks`` function, the rest as of :class:`KerasCallbacks`.
 
@@ -254,4 +418,8 @@ def watcher(
         ModuleError: the user's code raises.
     """
     found = make() if make is not None else None
-    return KerasCallbacks(found, model, optimizer, zoo, local=local, worker=worker) if found else NoCallbacks()
+    return (
+        KerasCallbacks(found, model, optimizer, zoo, local=local, worker=worker, check=check)
+        if found
+        else NoCallbacks()
+    )

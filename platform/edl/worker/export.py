@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from edl.core.errors import BadInputError
 from edl.layers.known_rows import known_rows
 from edl.store.durable import storage_error, sync_directory, sync_file
 from edl.worker.features import feature_spec, named_parts
@@ -67,6 +68,36 @@ def save(
         with _writing(keras_path) as beside:
             _write_keras(_loadable(model, features, network.sample), beside)
     return {"keras": str(keras_path) if described else None, "saved_model": str(saved_model_path)}
+
+
+def save_keras(network: Network, slab: Floats, tables: StoredRows, path: Path, *, weights_only: bool) -> None:
+    """Write one Keras file.
+
+    Args:
+        network: whose model it is.
+        slab: dense values.
+        tables: rows of served tables.
+        path: of the file; its folder is made.
+        weights_only: a ``.weights.h5`` file instead of the whole model.
+
+    Raises:
+        BadInputError: Keras cannot describe the model, or the user's function makes another one than was trained.
+        StorageError: the file cannot be written; what was there before is still valid.
+    """
+    model = plain_model(network, slab, tables)
+    if not weights_only and not _describable(model):
+        raise BadInputError(
+            "the callback ModelCheckpoint cannot write a .keras file: Keras cannot describe the model, see the "
+            "worker's log",
+            hint="give the model a get_config(), or use save_weights_only=True",
+        )
+    with user_code(network.module.zoo, "writing the best model"), _writing(path) as beside:
+        if weights_only:
+            named = beside.with_name(f"{beside.name}.weights.h5")  # Keras takes no other ending
+            model.save_weights(named)
+            named.replace(beside)
+        else:
+            _write_keras(_loadable(model, feature_spec(model, network.sample), network.sample), beside)
 
 
 def plain_model(network: Network, slab: Floats, tables: StoredRows) -> Any:

@@ -57,6 +57,36 @@ class LearningRate:
         return self._at(step)
 
 
+class DecidedRate:
+    """The rate that a callback of the job has set, where one has; otherwise the optimizer's own.
+
+    Assigned to the optimizer whenever it changes, as the callback would do it.
+
+    Args:
+        optimizer: the Keras optimizer, which callbacks of the worker see.
+        own: the optimizer's rate at a step.
+        decided: what was decided for all workers; None: nothing yet, or not any more.
+    """
+
+    def __init__(self, optimizer: Any, own: Callable[[int], float], decided: Callable[[], float | None]) -> None:
+        self._optimizer = optimizer
+        self._own = own
+        self._decided = decided
+        self._known: float | None = None
+        self._before: float | None = None
+
+    def __call__(self, step: int) -> float:
+        """The rate at ``step``; as :class:`LearningRate`."""
+        decided = self._decided()
+        if decided != self._known:
+            if self._before is None:
+                self._before = float(self._optimizer.learning_rate)
+            self._optimizer.learning_rate = self._before if decided is None else decided
+            self._known = decided
+            _LOG.info("the learning rate is %.6g from step %d on", float(self._optimizer.learning_rate), step)
+        return self._own(step)
+
+
 def _function(schedule: Any) -> Callable[[int], float]:
     """A schedule as a function that is traced once: eager schedules cost up to a millisecond a step.
 

@@ -77,6 +77,7 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest
     from edl.worker.corruption import CorruptRecords
     from edl.worker.local_model import LocalModel
     from edl.worker.local_training import LocalTraining
+    from edl.worker.monitors import check_monitors
     from edl.worker.pipeline import Feeder
     from edl.worker.process import set_threads
     from edl.worker.readers import SETS, open_set
@@ -96,5 +97,12 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest
     corrupt = CorruptRecords(spec.data.max_corrupt_records)
     sample = first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
     model = LocalModel(module, seed=spec.train.seed, sample=sample)
-    watcher = callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo, local=True)
+    watcher = callbacks.watcher(
+        module.callbacks,
+        model.model,
+        model.optimizer,
+        module.zoo,
+        local=True,
+        check=lambda deciding: check_monitors(deciding, model.metric_directions, spec),
+    )
     return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)

@@ -84,6 +84,11 @@ class LocalModel:
         """Keras warns of variables that have no gradient, and leaves them alone."""
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
+    @property
+    def metric_directions(self) -> dict[str, str | None]:
+        """Of each metric, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        return self._metrics.directions
+
     def reset_metrics(self) -> None:
         """Begin an evaluation."""
         self._metrics.reset()

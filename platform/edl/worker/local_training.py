@@ -20,7 +20,7 @@ from edl.core import shards
 from edl.core.errors import BadInputError
 from edl.core.final_checkpoint import STOPPED
 from edl.data.reader import Reader
-from edl.spec.event import CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
+from edl.spec.event import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
 from edl.spec.job import JobSpec
 from edl.store import checkpoint
 from edl.store.rundir import RunDir
@@ -112,7 +112,7 @@ class LocalTraining:
     def why_over(self) -> str:
         """Why training ended, in the words of a distributed job."""
         if self._stopped:
-            return "a callback stopped training"
+            return self._watcher.why_stopped or "a callback stopped training"
         if self._done < self._all:
             return f"{self._step} steps are done, as many as max_steps asks for"
         return "every record is done"
@@ -123,7 +123,9 @@ class LocalTraining:
         if found is None or found.directory is None:
             return
         arrays, _ = checkpoint.read_shard(checkpoint.shard_path(found.directory, 0))
-        self._model.restore(arrays)
+        kept = {name: array for name, array in arrays.items() if name.startswith("best/")}
+        self._model.restore({name: array for name, array in arrays.items() if name not in kept})
+        self._watcher.restore(found.ledger.get("callbacks", {}), kept)
         self._step = self._saved = found.version
         self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
         self._report.event(Warned(time.time(), f"goes on from checkpoint {found.cut}, at step {self._step:,}"))
@@ -148,6 +150,10 @@ class LocalTraining:
             self._train(sources)
             self._watcher.end()
             self._evaluate(final=True)
+            restored = self._watcher.end_monitors()
+            if restored is not None:
+                self._report.changed(metrics=restored)
+                self._saved = -1  # what the last checkpoint has is not what is exported
             self._save()
             self._leave_if_stopped()
         return self._export()
@@ -163,14 +169,17 @@ class LocalTraining:
         def rest() -> Iterator[Planned]:
             return islice(steps(self._spec, sources), self._step, train.max_steps)
 
+        if getattr(self._model.model, "stop_training", False):  # before this run went on
+            self._stopped = True
+            return
         for plan, minibatch in zip(rest(), fed(self._feeders("training"), self._read(rest())), strict=True):
             self._watcher.begin_epoch(plan.epoch)
             self._train_step(plan, minibatch)
             self._leave_if_stopped()
-            if every is not None and self._step % every.every_steps == 0:
-                self._save()
             if train.evaluation_steps and self._step % train.evaluation_steps == 0:
                 self._evaluate(final=False)
+            if every is not None and self._step % every.every_steps == 0:
+                self._save()  # with what callbacks made of the evaluation
             if getattr(self._model.model, "stop_training", False):
                 self._stopped = True
                 break
@@ -227,6 +236,8 @@ class LocalTraining:
         values = self._model.metric_values()
         self._report.event(EvaluationEnded(time.time(), self._step, values))
         self._report.changed(metrics=values)
+        for callback, decision in self._watcher.evaluated(self._step, values):
+            self._report.event(CallbackDecided(time.time(), self._step, callback, decision))
 
     def _validation(self) -> Iterator[tuple[int, Window]]:
         reader, size = self._readers("validation"), self._spec.train.minibatch_size
@@ -240,8 +251,12 @@ class LocalTraining:
             return
         began = time.perf_counter()
         directory = checkpoint.cut_directory(self._run.checkpoints, self._step)
-        shard = checkpoint.write_shard(directory, 0, self._model.arrays())
-        ledger = {"records_done": self._done, "records_skipped": self._skipped}
+        shard = checkpoint.write_shard(directory, 0, self._model.arrays() | self._watcher.arrays())
+        ledger = {
+            "records_done": self._done,
+            "records_skipped": self._skipped,
+            "callbacks": self._watcher.state(),
+        }
         created = datetime.now(UTC).isoformat(timespec="seconds")
         checkpoint.commit(directory, checkpoint.Manifest(self._step, self._step, created, (shard,), ledger))
         checkpoint.prune(self._run.checkpoints, self._spec.checkpoint.keep)

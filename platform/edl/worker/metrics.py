@@ -157,6 +157,11 @@ class Metrics:
 
         return cls(fresh(), fresh, module)
 
+    @property
+    def directions(self) -> dict[str, str | None]:
+        """Of each metric, the loss included, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        return {entry.name: getattr(entry.metric, "_direction", None) for entry in self._all()}
+
     def trust(self, labels: Any, predictions: Any, weights: Any = None) -> None:
         """Check on the halves of a minibatch that states add up.
 

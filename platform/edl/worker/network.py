@@ -150,6 +150,11 @@ class Network:
         return self._variables.specs
 
     @property
+    def metric_directions(self) -> dict[str, str | None]:
+        """Of each metric, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        return self._metrics.directions
+
+    @property
     def slices(self) -> tuple[slice, ...]:
         """The slab slice of each part."""
         return self._variables.slices

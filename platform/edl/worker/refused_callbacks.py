@@ -7,10 +7,12 @@ from typing import Any
 
 from edl.core.errors import BadInputError
 
-_OWN_DECISION = "it would decide in each worker by itself, and without the values of an evaluation"
 _NO_EVALUATION = "an epoch does not end with an evaluation"
 _INITIAL = "a worker's model keeps its initial weights, the trained ones are on the parameter servers"
-_KEEP = "use checkpoint.every_steps and checkpoint.keep; the export is the trained model as a .keras file"
+_KEEP = (
+    "use checkpoint.every_steps and checkpoint.keep, or ModelCheckpoint(save_best_only=True); the export is the "
+    "trained model as a .keras file"
+)
 _INSPECT = "leave it out; `edl checkpoint inspect` says what the weights of a checkpoint look like"
 
 _Refused = Mapping[str, tuple[str, str]]
@@ -21,13 +23,7 @@ _EVERYWHERE: _Refused = {
         "a job goes on from EDL's checkpoints",
         "leave it out: checkpoint.every_steps says how often they are taken",
     ),
-    "EarlyStopping": (
-        _OWN_DECISION,
-        "use train.max_steps or train.epochs; train.evaluation_steps evaluates on the way",
-    ),
-    "ModelCheckpoint.save_best_only": (_NO_EVALUATION, "leave it out"),
-    "OrbaxCheckpoint.save_best_only": (_NO_EVALUATION, "leave it out"),
-    "ReduceLROnPlateau": (_OWN_DECISION, "use a learning-rate schedule in optimizer()"),
+    "OrbaxCheckpoint.save_best_only": (_NO_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),
     "SwapEMAWeights.swap_on_epoch": ("the weights that it puts in would be kept and exported", "leave it out"),
     "TerminateOnNaN": (
         "steps whose loss is not finite do not reach callbacks",

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from edl.core.callbacks import to_json
+from edl.core.errors import BadInputError
+from edl.core.kinds import BEST
 from edl.rpc.bulk import BulkClient
 from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
+from edl.store.manifest import cut_directory
 from edl.worker import callbacks
 from edl.worker.contract import ModelModule
 from edl.worker.coordination import Coordination
 from edl.worker.evaluation import Evaluator
 from edl.worker.foresight import Foresight
+from edl.worker.full_tables import Chunks
 from edl.worker.lane import Lane
+from edl.worker.learning_rate import DecidedRate
 from edl.worker.leases import PLACEMENT, Leased
 from edl.worker.local_steps import LocalSteps
+from edl.worker.monitors import check_monitors
 from edl.worker.network import Network
 from edl.worker.overlap import Overlapped, in_turn
 from edl.worker.parameters import Parameters
 from edl.worker.redeclaration import follow_placement
-from edl.worker.slab import Layout
+from edl.worker.slab import Floats, Layout
 from edl.worker.training import Trainer
+from edl.worker.weights import StoredWeights
 
 KERAS_FILE, SAVED_MODEL = "model.keras", "saved_model"
 """Names of the exported model in the export's directory."""
@@ -47,11 +56,18 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
     """
     network, parameters = _declared(c, module)
     watcher = callbacks.watcher(
-        module.callbacks, network.model, network.keras_optimizer, module.zoo, worker=c.identity.index
+        module.callbacks,
+        network.model,
+        network.keras_optimizer,
+        module.zoo,
+        worker=c.identity.index,
+        check=lambda deciding: check_monitors(deciding, network.metric_directions, c.spec),
     )
+    declared = json.dumps(to_json(watcher.declared)).encode() if watcher.declared else b""
+    c.session.register(ready=True, callbacks=declared)
     trainer = Trainer(
         network,
-        network.optimizer.learning_rate,
+        DecidedRate(network.keras_optimizer, network.optimizer.learning_rate, lambda: c.session.learning_rate),
         parameters,
         c.streams["training"],
         c.leases,
@@ -66,6 +82,7 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.metrics
     handlers["export"] = partial(_export, c, network, parameters)
+    handlers[BEST] = partial(_write_best, c, network)
     handlers[PLACEMENT] = follow_placement(c.session, c.leases, parameters)
     return watcher.end
 
@@ -96,7 +113,6 @@ def _declared(c: Coordination, module: ModelModule) -> tuple[Network, Parameters
     parameters.declare()
     if network.tables:
         _LOG.info("Tables served by the parameter servers: %s", ", ".join(map(str, network.tables)))
-    c.session.register(ready=True)
     return network, parameters
 
 
@@ -132,11 +148,43 @@ def _export(c: Coordination, network: Network, parameters: Parameters, task: Lea
     """Write the pinned cut as files that plain Keras and TensorFlow load."""
     from edl.worker import export
 
-    slab = parameters.pull(task.pin)
-    rows = {table.name: parameters.scan(task.pin, table.name) for table in network.tables}
+    told = json.loads(task.payload) if task.payload else None
+    if told is None:
+        slab = parameters.pull(task.pin)
+        rows: export.StoredRows = {table.name: parameters.scan(task.pin, table.name) for table in network.tables}
+    else:  # the best weights, which the parameter servers do not hold any more
+        slab, rows = _of_checkpoint(c, network, told["checkpoint"])
     directory = export_directory(c.spec.export.path if c.spec.export else None, c.identity.run_dir)
     export.save(network, slab, rows, directory / KERAS_FILE, directory / SAVED_MODEL)
     c.progress.finish(task.lease, json.dumps([str(directory)]).encode())
+
+
+def _write_best(c: Coordination, network: Network, task: Leased) -> None:
+    """Write a best checkpoint to the file that ``ModelCheckpoint(save_best_only=True)`` names."""
+    from edl.worker import export
+
+    best = json.loads(task.payload)
+    slab, rows = _of_checkpoint(c, network, best["cut"])
+    values = {f"val_{name}": math.nan if value is None else value for name, value in best["metrics"].items()}
+    try:
+        name = best["filepath"].format(epoch=best["epoch"], **values)
+    except (KeyError, IndexError, ValueError) as error:
+        raise BadInputError(
+            f"the filepath '{best['filepath']}' of the callback ModelCheckpoint cannot be made: {error!r}",
+            hint=f"it may have {{epoch}} and {', '.join(f'{{{each}}}' for each in values)}",
+        ) from error
+    path = Path(name)
+    if c.identity.host is not None and not path.is_absolute():  # a pod's own folder goes with the pod
+        path = c.identity.run_dir / path
+    export.save_keras(network, slab, rows, path, weights_only=best["weights_only"])
+    result = {"place": best["place"], "cut": best["cut"], "path": str(path)}
+    c.progress.finish(task.lease, json.dumps(result).encode())
+
+
+def _of_checkpoint(c: Coordination, network: Network, cut: int) -> tuple[Floats, Mapping[str, Chunks]]:
+    """Dense values and rows of a checkpoint of this run."""
+    stored = StoredWeights.read(cut_directory(c.identity.run_dir / "checkpoints", cut), network.tables)
+    return stored.slab(network.variables), {table.name: stored.chunks(table.name) for table in network.tables}
 
 
 def export_directory(path: str | None, run_dir: Path) -> Path:

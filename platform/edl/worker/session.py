@@ -69,6 +69,9 @@ class Session:
         self._lock = threading.Lock()
         self._heard = clock()
         self._ready = False
+        self._callbacks = b""
+        self.learning_rate: float | None = None
+        """That a callback of the job has set; None: the optimizer's own."""
         self._incarnation = 0
         self._placement = Placement()
         self._wanted_placement = 0
@@ -90,12 +93,14 @@ class Session:
         """Whether the master spoke of a newer placement than the known one."""
         return self._wanted_placement > self._placement.version
 
-    def register(self, *, ready: bool = False) -> Placement:
+    def register(self, *, ready: bool = False, callbacks: bytes = b"") -> Placement:
         """Say who this is, and learn the placement.
 
         Args:
             ready: every PS holds the model's variables; remembered for later registrations.
+            callbacks: those that the master is to decide, as JSON; remembered, too.
         """
+        self._callbacks = callbacks or self._callbacks
         self._ready = self._ready or ready
         self._ask("Register", self._registration)
         return self._placement
@@ -146,7 +151,12 @@ class Session:
         self._call("Leave", pb.LeaveRequest(member=self._member, reason=reason, leases=leases), deadline=deadline)
 
     def _registration(self) -> pb.RegisterRequest:
-        return pb.RegisterRequest(member=self._member, pid=os.getpid(), ready=self._ready)
+        return pb.RegisterRequest(
+            member=self._member,
+            pid=os.getpid(),
+            ready=self._ready,
+            callbacks=self._callbacks if self._ready else b"",
+        )
 
     def _ask(self, method: str, request: Callable[[], Any], *, deadline: float = _DEADLINE) -> Any:
         pause, away = _FIRST_PAUSE, False
@@ -178,6 +188,8 @@ class Session:
             self._heard = self._clock()
             self._incarnation = incarnation
             self._wanted_placement = max(self._wanted_placement, getattr(reply, "placement_version", 0))
+            if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply):
+                self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
             if isinstance(reply, pb.RegisterReply):
                 self._placement = self._placement.newer(Placement.from_message(reply.placement))
             moved = self._newest_placement > before

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,10 @@ class StoredWeights:
         """Rows by table, those that were never trained as they were initialized."""
         del pin
         return {table: Rows(wanted, self._tables[table].values(wanted)) for table, wanted in ids.items()}
+
+    def chunks(self, table: str) -> Iterator[tuple[Ids, Floats]]:
+        """The rows of a table that were ever trained, with their ids."""
+        yield self._tables[table].ids, self._tables[table].stored
 
     def _rows_of(self, table: TableLike) -> StoredRows:
         shape = (table.rows, table.dim)

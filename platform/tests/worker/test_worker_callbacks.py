@@ -85,14 +85,8 @@ def train(watching: Any, losses: list[list[float]]) -> None:
 # ---------------------------------------------------------------- what is refused
 
 NEVER: dict[str, tuple[Any, str]] = {
-    "EarlyStopping": (CALLBACKS.EarlyStopping, "train.max_steps"),
-    "ReduceLROnPlateau": (CALLBACKS.ReduceLROnPlateau, "schedule"),
     "BackupAndRestore": (lambda: CALLBACKS.BackupAndRestore("backup"), "checkpoint.every_steps"),
     "TerminateOnNaN": (CALLBACKS.TerminateOnNaN, "train.on_nan"),
-    "save_best_only=True of the callback ModelCheckpoint": (
-        lambda: CALLBACKS.ModelCheckpoint("m.keras", save_best_only=True),
-        "leave it out",
-    ),
     "swap_on_epoch=True of the callback SwapEMAWeights": (lambda: CALLBACKS.SwapEMAWeights(True), "leave it out"),
 }
 """What a job cannot do, wherever it trains: the callback, and a word of what is to be used instead."""
@@ -142,7 +136,27 @@ def test_what_needs_the_trained_weights_is_refused_where_parameter_servers_have_
 
 
 def test_nested_callbacks_are_looked_at_too(tmp_path: Path) -> None:
-    refusal([Callback(), [CALLBACKS.EarlyStopping()]], tmp_path, local=False)
+    refusal([Callback(), [CALLBACKS.TerminateOnNaN()]], tmp_path, local=False)
+
+
+def test_what_decides_by_evaluations_is_declared_where_parameter_servers_have_the_weights(tmp_path: Path) -> None:
+    deciding = [
+        CALLBACKS.EarlyStopping(mode="min"),
+        CALLBACKS.ModelCheckpoint("m.keras", "val_auc", 0, True, mode="max"),
+    ]
+    watching = watch([Callback(), *deciding], tmp_path)
+    assert [(type(each).__name__, each.monitor) for each in watching.declared] == [
+        ("EarlyStopping", "loss"),
+        ("BestCheckpoint", "auc"),
+    ]
+    train(watching, [[4.0], [5.0]])  # and is not called
+    assert watch([Callback(), *deciding], tmp_path, local=True).declared == ()
+
+
+def test_two_that_set_the_rate_are_refused(tmp_path: Path) -> None:
+    both = [CALLBACKS.ReduceLROnPlateau(mode="min"), CALLBACKS.LearningRateScheduler(float)]
+    assert "LearningRateScheduler" in refusal(both, tmp_path, local=False).message
+    watch(both, tmp_path, local=True)
 
 
 def test_every_callback_of_keras_is_known() -> None:
@@ -151,10 +165,12 @@ def test_every_callback_of_keras_is_known() -> None:
         "CSVLogger",
         "Callback",
         "CallbackList",
+        "EarlyStopping",
         "History",
         "LambdaCallback",
         "LearningRateScheduler",
         "ProgbarLogger",
+        "ReduceLROnPlateau",
         "RemoteMonitor",
         "TensorBoard",
     }

@@ -294,3 +294,95 @@ def callbacks():
     exported.load_weights(kept)
     for found, weight in zip(exported.get_weights(), expected, strict=True):
         np.testing.assert_array_equal(found, weight)
+
+
+PLAIN = """
+import keras, tensorflow as tf
+
+def custom_model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, activation="tanh"), keras.layers.Dense(1)])
+
+loss = "mse"
+
+def optimizer():
+    return keras.optimizers.Adam(0.3)
+
+def eval_metrics_fn():
+    return ["mae"]
+
+def feed(dataset, mode, metadata):
+    return dataset.map(lambda row: tf.strings.to_number(row)).map(lambda row: (row[:2], row[2:]))
+
+class Mine(keras.callbacks.EarlyStopping):
+    pass
+
+def callbacks():
+    return [
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_lr=0.01, cooldown=1),
+        keras.callbacks.ModelCheckpoint({best!r}, monitor="val_mae", save_best_only=True),
+        Mine(monitor="val_loss", patience=3, restore_best_weights=True),
+    ]
+"""
+
+
+def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
+    local: Callable[..., Local], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An epoch is one minibatch of all records, and evaluated: the order of records plays no part."""
+    import keras
+
+    mine, theirs = tmp_path / "mine.keras", tmp_path / "theirs.keras"
+    job = local(PLAIN.replace("{best!r}", repr(str(mine))))
+    whole = {"minibatch_size": 50, "minibatches_per_task": 1, "epochs": 30, "evaluation_steps": 1}
+    run, code = job.run(export={}, **whole)
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    summary = json.loads(out.out.splitlines()[-1])
+
+    rows = np.loadtxt(job.folder / "data.csv", delimiter=",", dtype=np.float32)
+    x, y = rows[:, :2], rows[:, 2:]
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(PLAIN.replace("{best!r}", repr(str(theirs))), scope)
+    model = scope["custom_model"]()
+    model.compile(scope["optimizer"](), loss="mse", metrics=["mae"])
+    history = model.fit(
+        x, y, batch_size=50, epochs=30, validation_data=(x, y), callbacks=scope["callbacks"](), verbose=0
+    ).history
+
+    evaluated = [event.metrics for event in events(run) if event.kind == "evaluation_ended"]
+    assert 4 < len(evaluated) == len(history["val_loss"]) < 30
+    for name in ("loss", "mae"):
+        np.testing.assert_allclose([each[name] for each in evaluated], history[f"val_{name}"], rtol=2e-4)
+    exported = keras.models.load_model(run.path / "export" / "model.keras")
+    saved, expected = keras.models.load_model(mine), keras.models.load_model(theirs)
+    for found, wanted in ((exported, model), (saved, expected)):
+        for a, b in zip(found.get_weights(), wanted.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5)
+    assert summary["reason"].startswith("Mine: val_loss has not improved for 3 evaluations")
+    assert summary["metrics"]["loss"] == min(each["loss"] for each in evaluated)
+    rates = [event.decision for event in events(run) if event.kind == "callback_decided" and "rate" in event.decision]
+    assert rates[0] == "the learning rate is 0.15 now"
+    assert rates[-1] == f"the learning rate is {float(model.optimizer.learning_rate):.6g} now"
+
+
+def test_what_callbacks_have_seen_survives_an_end_in_between(local: Callable[..., Local], tmp_path: Path) -> None:
+    multiply = "\n        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.97),\n    ]\n"
+    model = PLAIN.replace("{best!r}", repr(str(tmp_path / "best.keras"))).removesuffix("\n    ]\n") + multiply
+    job = local(model)
+    several = {"minibatch_size": 16, "minibatches_per_task": 1, "epochs": 9, "evaluation_steps": 2}
+    whole, _ = job.run(**several)
+    decided = [(event.step, event.decision) for event in events(whole) if event.kind == "callback_decided"]
+    parted, _ = job.run(max_steps=6, **several)
+    for steps in (7, 14, None):
+        _, code = job.run(parted, max_steps=steps, **several)
+        assert code == 0
+    found = [(event.step, event.decision) for event in events(parted) if event.kind == "callback_decided"]
+    assert len(decided) > 2
+    assert found == decided
+    expected, mine = arrays(whole), arrays(parted)
+    assert any(name.startswith("best/") for name in expected)
+    assert expected.keys() == mine.keys()
+    for name in expected:
+        np.testing.assert_array_equal(mine[name], expected[name], err_msg=name)

@@ -1,0 +1,128 @@
+"""What the job's callbacks mean for the job: when they are declared, what an evaluation makes of them, how it ends.
+
+The decisions themselves are in ``callbacks``. Each is journaled with the evaluation that it follows from, so that a
+later master, or a run that goes on, knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edl.core.callbacks import BestCheckpoint, Callback, Callbacks, Evaluation, ReduceLROnPlateau, to_json
+from edl.core.cuts import Stage
+from edl.core.evaluation import Round
+from edl.core.events import CheckpointCopied, CopyCheckpoint
+from edl.core.kinds import BEST, unit
+from edl.core.state import State
+
+
+def declare(state: State, declared: Sequence[Callback]) -> None:
+    """A worker says which callbacks the user asks for; all workers of a run say the same."""
+    if state.ended:
+        return
+    if state.declared is not None and tuple(declared) != state.declared:
+        message = "workers declare different callbacks: callbacks() and optimizer() must give the same in every process"
+        state.end("Failed", message, kind="input")
+        return
+    state.declared = tuple(declared)
+    if state.declared == state.callbacks.declared:
+        return
+    state.record({"kind": "callbacks", "declared": to_json(declared)})
+    if state.callbacks.keep_best and not state.settings.durable:
+        state.end(
+            "Failed",
+            "callbacks ask for the best weights to be kept (restore_best_weights, save_best_only), and the run has no "
+            "storage that keeps checkpoints: set storage.claim, or leave them out",
+            kind="input",
+        )
+
+
+def evaluated(state: State, at: Round, metrics: Mapping[str, float | None]) -> dict[str, Any]:
+    """Decide after an evaluation; returns what its journal entry is to say of the callbacks."""
+    before = state.callbacks
+    if not before.declared:
+        return {}
+    after = before.evaluated(Evaluation(at.step, at.pin if at.saved else 0, metrics))
+    _tell(state, at, before, after)
+    return {"callbacks": after.state()}
+
+
+def _tell(state: State, at: Round, before: Callbacks, after: Callbacks) -> None:
+    def tell(callback: str, decision: str) -> None:
+        state.tell("callback_decided", step=at.step, callback=callback, decision=decision)
+
+    if after.rate != before.rate:
+        tell(ReduceLROnPlateau.__name__, f"the learning rate is {after.rate:.6g} now")
+    if after.stopped != before.stopped:
+        tell("EarlyStopping", after.stopped)
+    for callback, now, was in zip(after.declared, after.progress, before.progress, strict=True):
+        if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
+            tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
+    if after.keep_best and not at.saved:
+        state.tell(
+            "warning", message=f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"
+        )
+
+
+def values_are_due(state: State, at: Round) -> bool:
+    """Whether an evaluation may be ended: what is to be kept of it is on disk by then, or will never be."""
+    saving = state.cut is not None and state.cut.number == at.pin and state.cut.stage is Stage.SAVING
+    return not (state.callbacks.keep_best and saving)
+
+
+def write_best(state: State) -> None:
+    """Have a worker write the file of a best checkpoint that has none yet."""
+    if state.callbacks.unwritten is not None:
+        state.ledgers.setdefault(BEST, unit(BEST))
+
+
+def best_to_write(state: State) -> dict[str, Any] | None:
+    """What the worker is told that writes it."""
+    found = state.callbacks.unwritten
+    if found is None:
+        return None
+    place, callback, best = found
+    return {
+        "place": place,
+        "cut": best.best_cut,
+        "epoch": best.best_epoch,
+        "metrics": dict(best.best_metrics),
+        "filepath": callback.filepath,
+        "weights_only": callback.weights_only,
+    }
+
+
+def restore_best(state: State) -> bool:
+    """``restore_best_weights`` at the end: the best checkpoint becomes the newest one. Whether all of that is done.
+
+    The newest checkpoint is what is exported, predicted with, and gone on from.
+    """
+    best = state.callbacks.restored
+    if best is None or best.best_cut in (state.final_pin, state.best_restored):
+        return True
+    if state.copying or state.cut is not None or state.training is None:
+        return False
+    state.copying = state.cut_number + 1
+    state.record({"kind": "cut_announced", "cut": state.copying, "step": state.step})
+    version = state.checkpoint.version if state.checkpoint is not None else 0
+    state.do(CopyCheckpoint(best.best_cut, state.copying, version, state.training.snapshot()))
+    return False
+
+
+def copied(state: State, event: CheckpointCopied, now: float) -> None:
+    """The best checkpoint is the newest one now, or could not be copied."""
+    del now
+    if event.cut != state.copying or state.training is None:
+        return
+    state.copying = 0
+    best = state.callbacks.restored
+    if event.error or best is None or best.best_cut != event.source:
+        if event.error:
+            state.end("Failed", f"the best weights cannot be restored: {event.error}", kind="storage")
+        return
+    entry = {"kind": "best_restored", "cut": event.cut, "of": event.source, "step": state.step}
+    version = state.checkpoint.version if state.checkpoint is not None else 0
+    state.record({**entry, "version": version, "ledger": state.training.snapshot(), "metrics": dict(best.best_metrics)})
+    decision = f"the weights are those of step {best.best_step:,} again, with the best value"
+    state.tell("callback_decided", step=state.step, callback="EarlyStopping", decision=decision)

@@ -1,0 +1,265 @@
+"""What the job's callbacks remember and forget; that they decide as Keras' is in worker/test_worker_monitors.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core.masters import Masters, alive
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.core.callbacks import (
+    BestCheckpoint,
+    Callbacks,
+    EarlyStopping,
+    Evaluation,
+    ReduceLROnPlateau,
+    from_json,
+    to_json,
+)
+from edl.core.cluster import Role
+from edl.core.events import (
+    CheckpointCopied,
+    CheckpointSaved,
+    CopyCheckpoint,
+    CutPrepared,
+    DatasetDescribed,
+    Granted,
+    LeaseWanted,
+    ModelDeclared,
+    PodsSynced,
+    PsAttached,
+    PsRegistered,
+    SaveCheckpoint,
+    SnapshotTaken,
+    TaskReported,
+    Tick,
+    UpdatesHeld,
+)
+from edl.core.job import JobState
+
+DECLARED = (
+    EarlyStopping("loss", "min", patience=2, restore_best_weights=True),
+    ReduceLROnPlateau("loss", "min", factor=0.5, patience=1, rate=0.125),
+    BestCheckpoint("auc", "max", filepath="best.keras"),
+)
+VALUES = st.one_of(st.none(), st.floats(-10, 10), st.sampled_from([0.0, 1.0]))
+SEQUENCES = st.lists(st.tuples(VALUES, VALUES), max_size=20)
+
+
+def evaluations(values: list[tuple[float | None, float | None]]) -> list[Evaluation]:
+    return [Evaluation(10 * n, n, {"loss": a, "auc": b}) for n, (a, b) in enumerate(values, 1)]
+
+
+def after(values: list[tuple[float | None, float | None]], begin: Callbacks | None = None) -> Callbacks:
+    callbacks = begin or Callbacks().declare(DECLARED)
+    for evaluation in evaluations(values):
+        callbacks = callbacks.evaluated(evaluation)
+    return callbacks
+
+
+@given(SEQUENCES)
+def test_json_keeps_them(values: list[tuple[float | None, float | None]]) -> None:
+    callbacks = after(values)
+    text = json.dumps(callbacks.snapshot(), allow_nan=False)
+    assert Callbacks.restore(json.loads(text)) == callbacks
+
+
+@given(SEQUENCES, st.integers(0, 20))
+def test_a_job_that_goes_back_decides_as_if_it_had_not_gone_on(
+    values: list[tuple[float | None, float | None]], kept: int
+) -> None:
+    assert after(values).back_to(10 * kept) == after(values[:kept])
+
+
+@given(SEQUENCES, st.integers(0, 20))
+def test_what_is_forgotten_is_what_no_job_goes_back_to(
+    values: list[tuple[float | None, float | None]], saved: int
+) -> None:
+    callbacks = after(values).forget_before(10 * saved)
+    for step in range(10 * min(saved, len(values)), 10 * len(values) + 1):
+        assert callbacks.back_to(step).state() == after(values).back_to(step).state()
+    assert len(callbacks.history) <= max(1, len(values) - saved + 1)
+
+
+def test_a_best_value_whose_weights_are_not_on_disk_keeps_those_before() -> None:
+    callbacks = Callbacks().declare(DECLARED)
+    callbacks = callbacks.evaluated(Evaluation(10, 1, {"loss": 2.0, "auc": 0.5}))
+    callbacks = callbacks.evaluated(Evaluation(20, 0, {"loss": 1.0, "auc": 0.9}))
+    assert callbacks.best_cuts == {1}
+    assert callbacks.restored is not None
+    assert callbacks.restored.best_step == 10
+
+
+def test_the_best_of_before_stays_until_the_job_cannot_go_back_to_it() -> None:
+    callbacks = after([(2.0, 0.5), (1.0, 0.9)])
+    assert callbacks.best_cuts == {1, 2}
+    assert callbacks.forget_before(20).best_cuts == {2}
+
+
+def test_each_best_is_written_once() -> None:
+    callbacks = after([(2.0, 0.5)])
+    assert callbacks.unwritten is not None
+    place, callback, best = callbacks.unwritten
+    assert (callback.filepath, best.best_metrics) == ("best.keras", {"loss": 2.0, "auc": 0.5})
+    callbacks = callbacks.written(place, best.best_cut)
+    assert callbacks.unwritten is None
+    assert callbacks.evaluated(Evaluation(20, 2, {"loss": 1.0, "auc": 0.4})).unwritten is None
+    assert callbacks.evaluated(Evaluation(20, 2, {"loss": 1.0, "auc": 0.6})).unwritten is not None
+
+
+def test_callbacks_that_are_taken_out_take_their_decisions_with_them() -> None:
+    callbacks = after([(1.0, 0.5), (1.0, 0.5), (1.0, 0.5)])
+    assert (callbacks.rate, bool(callbacks.stopped)) == (0.03125, True)
+    assert callbacks.declare(DECLARED) is callbacks
+    without = callbacks.declare(DECLARED[2:])
+    assert (without.rate, without.stopped, without.best_cuts) == (None, "", {1})
+    patient = EarlyStopping("loss", "min", patience=9, restore_best_weights=True)
+    assert callbacks.declare([patient]).progress[0].wait == 2
+
+
+def test_what_a_worker_declares_is_read_back() -> None:
+    assert from_json(json.loads(json.dumps(to_json(DECLARED)))) == DECLARED
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {},
+        [3],
+        [{}],
+        [{"kind": "object"}],
+        [{"kind": "EarlyStopping", "monitor": "loss"}],
+        [{"kind": "EarlyStopping", "monitor": "loss", "mode": "auto"}],
+        [{"kind": "EarlyStopping", "monitor": "loss", "mode": "min", "min_delta": -1}],
+        [{"kind": "EarlyStopping", "monitor": "loss", "mode": "min", "patience": "3"}],
+        [{"kind": "EarlyStopping", "monitor": "loss", "mode": "min", "patience": True}],
+        [{"kind": "EarlyStopping", "monitor": "loss", "mode": "min", "patience": 10**400}],
+        [{"kind": "EarlyStopping", "monitor": "loss", "mode": "min", "rate": 3.0}],
+        [{"kind": "ReduceLROnPlateau", "monitor": "loss", "mode": "min", "rate": float("inf")}],
+        [{"kind": "BestCheckpoint", "monitor": None, "mode": "min"}],
+    ],
+)
+def test_what_cannot_be_meant_is_refused(rows: object) -> None:
+    with pytest.raises(ValueError):
+        from_json(rows)
+
+
+# ---------------------------------------------------------------- what they mean for a job
+
+
+class Job(Masters):
+    """One PS, two workers, 640 records of which a step takes 8; evaluated every 10 steps."""
+
+    def __init__(self, declared: tuple[Any, ...], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.settings = replace(self.settings, evaluation_steps=10)
+        self.declared = declared
+        self.restart()
+        self.see(DatasetDescribed(training=(("a", 640),), validation=(("v", 8),)))
+        self.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1), PodsSynced())
+        self.see(PsRegistered("ps-0"), PsAttached("ps-0", False, 0), ModelDeclared("worker-0", declared), Tick())
+
+    def again(self) -> None:
+        """Another master."""
+        self.restart()
+        self.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1), PodsSynced())
+        pins = tuple(self.state.pins.get("ps-0", ())) or (self.state.cut_number,)
+        self.see(PsRegistered("ps-0"), PsAttached("ps-0", True, 1, pins), ModelDeclared("worker-1", self.declared))
+
+    def cut(self, error: str = "") -> list[Any]:
+        number = self.state.cut_number
+        self.see(CutPrepared("ps-0", number), UpdatesHeld("ps-0", number, {}))
+        taken = self.see(SnapshotTaken("ps-0", number, self.state.step, 0.0))
+        return taken + (self.see(CheckpointSaved(number, error)) if saves(taken) else [])
+
+    def leases(self) -> list[Granted]:
+        found = []
+        while granted := [x for x in self.see(LeaseWanted("worker-0")) if isinstance(x, Granted)]:
+            found += granted
+        return found
+
+    def evaluated(self, loss: float) -> list[Any]:
+        """The evaluation that is under way."""
+        self.leases()
+        (states,) = self.state.ledgers["evaluation"].leases
+        self.see(TaskReported("worker-0", states, None, {"loss": {"additive": True, "states": [1.0]}}))
+        (values,) = [x for x in self.leases() if x.kind == "metrics"]
+        return self.see(TaskReported("worker-0", values.lease, None, {"loss": loss}))
+
+
+def saves(commands: list[Any]) -> bool:
+    return any(isinstance(command, SaveCheckpoint) for command in commands)
+
+
+STOP = EarlyStopping("loss", "min", patience=1, restore_best_weights=True)
+LOWER = ReduceLROnPlateau("loss", "min", patience=1, rate=0.5, factor=0.5)
+
+
+def trained(job: Job) -> None:
+    """The next ten steps or more; the evaluation of them is begun."""
+    job.leases()
+    assert job.state.training is not None
+    for lease in list(job.state.training.leases)[:2]:
+        job.see(TaskReported("worker-0", lease))
+
+
+def test_an_evaluated_version_is_a_checkpoint_where_the_best_is_to_be_kept() -> None:
+    for declared, expected in (((STOP,), True), ((LOWER,), False)):
+        job = Job(declared)
+        job.cut()
+        trained(job)
+        assert saves(job.cut()) == expected
+
+
+def test_an_evaluation_decides_and_the_next_master_knows_it() -> None:
+    job = Job((STOP, LOWER))
+    job.cut()
+    for loss in (1.0, 2.0):
+        trained(job)
+        job.cut()
+        job.evaluated(loss)
+        job.again()
+    assert job.state.callbacks.rate == 0.25
+    assert "EarlyStopping" in job.state.callbacks.stopped
+    assert job.entries("evaluated")[-1]["callbacks"]["rate"] == 0.25
+    assert [lease.kind for lease in job.leases()] == [], "no more training is handed out"
+    assert not job.state.training_over(), "what is in the hands of workers is finished"
+    snapshot = json.loads(json.dumps(job.state.snapshot()))
+    fresh = JobState(job.settings)
+    fresh.replay(snapshot, [])
+    assert fresh.callbacks == job.state.callbacks
+
+
+def test_the_best_weights_become_the_newest_checkpoint_at_the_end() -> None:
+    job = Job((STOP,))
+    job.cut()
+    for loss in (1.0, 2.0):
+        trained(job)
+        job.cut()
+        job.evaluated(loss)
+    (best,) = [p.best_cut for p in job.state.callbacks.progress]
+    for lease in list(job.state.ledgers["training"].leases):
+        job.see(TaskReported("worker-0", lease))
+    job.cut()
+    told = job.evaluated(3.0)
+    (copy,) = [command for command in told if isinstance(command, CopyCheckpoint)]
+    assert (copy.source, job.state.phase) == (best, "Evaluating")
+    ended = job.see(CheckpointCopied(best, copy.cut))
+    assert job.state.checkpoint is not None
+    assert (job.state.checkpoint.cut, job.state.counters.metrics) == (copy.cut, {"loss": 1.0})
+    assert job.state.phase == "Done", ended
+
+
+def test_a_job_that_keeps_nothing_on_disk_cannot_keep_the_best() -> None:
+    assert "storage" in Job((STOP,), durable=False).state.reason
+    assert Job((LOWER,), durable=False).state.phase != "Failed"
+
+
+def test_workers_that_declare_different_callbacks_end_the_job() -> None:
+    job = Job((LOWER,))
+    job.see(ModelDeclared("worker-1", ()))
+    assert (job.state.phase, "different callbacks" in job.state.reason) == ("Failed", True)

@@ -1,0 +1,193 @@
+"""Whole jobs with weights, several outputs, and callbacks that decide by evaluations."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs.places import Place, write_module
+from jobs.plain_keras import QUIET, assign, checkpoint_arrays
+
+from edl.store.manifest import cuts_in
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
+
+RECORDS = 64
+MODULE = """
+import keras, tensorflow as tf
+
+def custom_model():
+    x = keras.Input([3])
+    hidden = keras.layers.Dense(4, activation="tanh")(x)
+    outputs = {"number": keras.layers.Dense(1)(hidden), "kind": keras.layers.Dense(2, activation="softmax")(hidden)}
+    return keras.Model(x, outputs)
+
+loss = {"number": "mse", "kind": "sparse_categorical_crossentropy"}
+loss_weights = {"number": 0.5, "kind": 1.5}
+optimizer = keras.optimizers.Adam(0.05)
+
+def eval_metrics_fn():
+    return {"number": ["mae"], "kind": ["accuracy"]}
+
+def weighted_metrics_fn():
+    return {"number": ["mse"]}
+
+def feed(dataset, mode, metadata):
+    def parse(row):
+        row = tf.strings.to_number(row)
+        return row[:3], {"number": row[3:4], "kind": tf.cast(row[4], tf.int64)}, row[5]
+    return dataset.map(parse)
+"""
+
+
+def rows() -> Any:
+    random = np.random.default_rng(1)
+    x = random.normal(size=(RECORDS, 3))
+    number, kind = x[:, :1] - x[:, 1:2], (x[:, 2:] > 0).astype(float)
+    return np.hstack([x, number, kind, random.uniform(0.1, 2.0, (RECORDS, 1))]).round(4).astype(np.float32)
+
+
+def place(folder: Path, module: str, *, train: dict[str, Any], workers: int = 1, **fields: Any) -> Place:
+    """A minibatch is the whole data set, so that the order of the records plays no part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_module(folder, "asked", module)
+    data = folder / "data.csv"
+    data.write_text("".join(",".join(f"{value:.4f}" for value in row) + "\n" for row in rows()))
+    return Place.make(
+        folder,
+        "asked",
+        "asked.custom_model",
+        data={"training": str(data), "validation": str(data), "reader": {"header": False}},
+        train={"minibatch_size": RECORDS, "minibatches_per_task": 1, **train},
+        workers={"max": workers},
+        **fields,
+    )
+
+
+def by_keras(epochs: int) -> tuple[Any, dict[str, float]]:
+    import keras
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(MODULE, scope)
+    model = scope["custom_model"]()
+    model.compile(
+        scope["optimizer"],
+        loss=scope["loss"],
+        loss_weights=scope["loss_weights"],
+        metrics=scope["eval_metrics_fn"](),
+        weighted_metrics=scope["weighted_metrics_fn"](),
+    )
+    data = rows()
+    x, y, weights = data[:, :3], {"number": data[:, 3:4], "kind": data[:, 4].astype(np.int64)}, data[:, 5]
+    each = {"number": weights, "kind": weights}
+    model.fit(x, y, sample_weight=each, batch_size=RECORDS, epochs=epochs, verbose=0)
+    found = model.evaluate(x, y, sample_weight=each, batch_size=RECORDS, verbose=0, return_dict=True)
+    return model, {name: float(value) for name, value in found.items()}
+
+
+def test_weights_and_losses_of_outputs_come_to_what_keras_fit_does(tmp_path: Path) -> None:
+    job = place(tmp_path, MODULE, train={"epochs": 25})
+    with job.run() as run:
+        summary, run_dir = run.summary(), run.run_dir
+    model, expected = by_keras(25)
+    assert set(summary["metrics"]) == {"loss", "number_mae", "kind_accuracy", "number_mse"}
+    for name, value in summary["metrics"].items():
+        assert value == pytest.approx(expected[name], rel=1e-4), name
+    folder = run_dir / "checkpoints"
+    found = assign(
+        type(model).from_config(model.get_config()), checkpoint_arrays(folder / f"cut-{cuts_in(folder)[-1]:08}")
+    )
+    for mine, theirs in zip(found.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+CALLBACKS = """
+def callbacks():
+    return [
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.05, min_lr=0.001, cooldown=1),
+        keras.callbacks.ModelCheckpoint("best.keras", monitor="val_kind_accuracy", save_best_only=True),
+        keras.callbacks.EarlyStopping(patience=3, min_delta=0.02, restore_best_weights=True),
+        keras.callbacks.CSVLogger("log.csv"),
+    ]
+"""
+
+
+def evaluate(path: Path) -> dict[str, float]:
+    import keras
+
+    model = keras.models.load_model(path)
+    scope: dict[str, Any] = {}
+    exec(MODULE, scope)
+    model.compile(loss=scope["loss"], loss_weights=scope["loss_weights"], metrics=scope["eval_metrics_fn"]())
+    data = rows()
+    y, weights = {"number": data[:, 3:4], "kind": data[:, 4].astype(np.int64)}, data[:, 5]
+    found = model.evaluate(
+        data[:, :3],
+        y,
+        sample_weight={"number": weights, "kind": weights},
+        batch_size=RECORDS,
+        verbose=0,
+        return_dict=True,
+    )
+    return {name: float(value) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_the_master_stops_a_job_lowers_its_rate_and_keeps_the_best(mode: str, tmp_path: Path) -> None:
+    """Also when it is killed in between, and when the run is gone on with after its end."""
+    job = place(
+        tmp_path,
+        MODULE + CALLBACKS,
+        train={"epochs": 100_000, "evaluation_steps": 40},
+        workers=2,
+        checkpoint={"every_steps": 100, "keep": 1},
+        export={},
+        strategy={"name": "ParameterServer", "mode": mode},
+    )
+    with job.run() as run:
+        run.wait_event("evaluation_ended")
+        run.send("master", 0, signal.SIGKILL)
+        run.wait_event("callback_decided", callback="ReduceLROnPlateau", timeout=240.0)
+        run_dir = run.run_dir
+        run.kill()
+    with job.run("--resume", run_dir.name) as run:
+        summary = run.summary(timeout=240.0)
+    told = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    evaluated = [line["metrics"] for line in told if line["event"] == "evaluation_ended"]
+    decided = [line for line in told if line["event"] == "callback_decided"]
+    assert summary["phase"] == "Done"
+    assert summary["reason"].startswith("EarlyStopping: loss has not improved for")
+    assert summary["records_lost"] == 0
+    rates = [float(line["decision"].split()[4]) for line in decided if line["callback"] == "ReduceLROnPlateau"]
+    assert rates == [max(0.05 * 0.5**n, 0.001) for n in range(1, len(rates) + 1)], "nobody forgets what was decided"
+    assert {line["callback"] for line in decided} == {"ReduceLROnPlateau", "ModelCheckpoint", "EarlyStopping"}
+    exported = evaluate(run_dir / "export" / "model.keras")
+    assert summary["metrics"]["loss"] == pytest.approx(exported["loss"], rel=1e-4)
+    assert (
+        min(each["loss"] for each in evaluated) <= exported["loss"] <= min(each["loss"] for each in evaluated) + 0.021
+    )
+    best = evaluate(tmp_path / "best.keras")
+    assert best["kind_accuracy"] == pytest.approx(max(each["kind_accuracy"] for each in evaluated))
+    assert sorted(path.name for path in tmp_path.glob("log*.csv")) == [f"log-worker-{n}.csv" for n in range(4)]
+
+
+def test_a_subclass_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    own = """
+class Mine(keras.callbacks.EarlyStopping):
+    pass
+
+def callbacks():
+    return [Mine()]
+"""
+    job = place(tmp_path, MODULE + own, train={"evaluation_steps": 5})
+    with job.run() as run:
+        assert run.wait() == 2
+        summary = run.lines[-1]
+    assert summary["records_done"] == 0
+    assert "Mine (a keras.callbacks.EarlyStopping)" in json.dumps(summary)
