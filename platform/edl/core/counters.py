@@ -14,6 +14,7 @@ class Counters:
         steps_not_applied: steps that workers reported as done and that a PS that lost nothing did not apply, or the
             other way round: see ``balance``.
         skipped: corrupt records that were left out, counted every time.
+        loading: Python that loads the export, where it takes more than Keras.
         corrupt: of them, by pass over a data set: what ``data.max_corrupt_records`` limits.
     """
 
@@ -29,3 +30,4 @@ class Counters:
     metrics: dict[str, float] = field(default_factory=dict)
     corrupt: dict[str, int] = field(default_factory=dict)
     exported: list[str] = field(default_factory=list)
+    loading: str = ""

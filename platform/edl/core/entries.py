@@ -11,6 +11,7 @@ from edl.core.checkpoint import Checkpoint
 from edl.core.evaluation import Round
 from edl.core.kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.memory import Memory
+from edl.core.results import exported
 from edl.core.revocations import Revocation
 from edl.core.shards import Plan, Source
 from edl.core.tasks import Lease, Ledger, Work
@@ -59,7 +60,7 @@ def _done(state: State, entry: Mapping[str, Any]) -> None:
     if kind == EVALUATION and state.round:
         state.round.states = evaluation.add(state.round.states, entry["result"])
     if kind == EXPORT:
-        state.counters.exported = list(entry["result"])
+        state.counters.exported, state.counters.loading = exported(entry["result"])
     if kind == BEST:
         state.ledgers.pop(BEST)
         state.callbacks = state.callbacks.written(entry["result"]["place"], entry["result"]["cut"])

@@ -300,5 +300,5 @@ def _result(state: State, kind: str, event: TaskReported) -> None:
         skipped = _told(event.last) if event.last else {}
         state.record({"kind": "done", "lease": event.lease, "result": event.result, **skipped})
     if kind == EXPORT:
-        for path in event.result:
-            state.tell("exported", path=path)
+        for path in state.counters.exported:
+            state.tell("exported", path=path, loading=state.counters.loading or None)

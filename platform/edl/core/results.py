@@ -87,7 +87,18 @@ def _values(result: Any, at: Round | None) -> str:
     return f"metric {wrong[0]!r} is {_named(result[wrong[0]])}, not a number" if wrong else ""
 
 
+def exported(result: Any) -> tuple[list[str], str]:
+    """The paths of an export, and how it is loaded where that takes more than Keras; older entries have paths only."""
+    if isinstance(result, dict):
+        return list(result["paths"]), str(result["loading"])
+    return list(result), ""
+
+
 def _paths(result: Any, at: Round | None) -> str:
+    if isinstance(result, dict):
+        if set(result) != {"paths", "loading"} or not isinstance(result["loading"], str):
+            return f"an export is reported with its paths and how to load it, not as {_named(result)}"
+        result = result["paths"]
     fine = isinstance(result, list) and bool(result) and all(isinstance(path, str) and path for path in result)
     return "" if fine else f"an export is reported as a list of paths, not as {_named(result)}"
 

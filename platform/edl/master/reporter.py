@@ -188,6 +188,7 @@ class Reporter:
             workers_lost=counters.workers_lost,
             metrics=counters.metrics,
             export=counters.exported[0] if counters.exported else None,
+            export_loading=(counters.loading or None) if counters.exported else None,
             logs=str(self._run.logs),
             parameters=self._parameters(),
         )

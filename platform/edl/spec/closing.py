@@ -31,7 +31,12 @@ def rows(summary: Summary, *, output: str | None = None) -> list[tuple[str, str]
         found += figures.rows(summary.parameters) + figures.table_rows(summary.parameters, _TABLES)
     if summary.metrics:
         found.append(("evaluated", measures(summary.metrics)))
-    places = (("export", summary.export), ("output", output), ("logs", summary.logs))
+    places = (
+        ("export", summary.export),
+        ("load with", summary.export_loading),
+        ("output", output),
+        ("logs", summary.logs),
+    )
     return [*found, *((name, place) for name, place in places if place)]
 
 

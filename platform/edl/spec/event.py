@@ -228,6 +228,9 @@ class Exported(Event):
 
     kind: ClassVar[str] = "exported"
     path: Annotated[str, Option(_NAME, "Directory of the model.")]
+    loading: Annotated[
+        str | None, Option(Nullable(_FREE), "Python that loads the .keras file; null: keras.models.load_model alone.")
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

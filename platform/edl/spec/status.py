@@ -130,5 +130,8 @@ class Summary(Report):
     ] = 0
     metrics: Metrics = field(default_factory=dict)
     export: Annotated[str | None, Option(Nullable(_NAME), "Directory of the exported model.")] = None
+    export_loading: Annotated[
+        str | None, Option(Nullable(_NAME), "Python that loads the .keras file; null: keras.models.load_model alone.")
+    ] = None
     logs: Annotated[str | None, Option(Nullable(_NAME), "Directory of the roles' logs.")] = None
     parameters: Parameters = None

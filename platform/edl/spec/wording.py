@@ -67,7 +67,7 @@ def sentence(event: Event) -> str:
         case CallbackDecided():
             return f"step {event.step:,}: {event.decision}"
         case Exported():
-            return f"model exported to {event.path}"
+            return f"model exported to {event.path}" + (f"; load it with {event.loading}" if event.loading else "")
     return _of_records(event) or _of_parameters(event) or event.kind.replace("_", " ")
 
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 from edl.core.errors import BadInputError
 from edl.layers.known_rows import known_rows
 from edl.store.durable import storage_error, sync_directory, sync_file
+from edl.worker.export_loading import how_to_load
 from edl.worker.features import feature_spec, named_parts
 from edl.worker.fresh_model import new_model
 from edl.worker.full_tables import Chunks, built_with, full_table, known, saved_as_views
@@ -52,7 +53,8 @@ def save(
 
     Returns:
         JSON: ``keras`` and ``saved_model``, the paths. ``keras`` is None for a subclassed model that Keras cannot
-        describe (no ``get_config``); the log says why.
+        describe (no ``get_config``); the log says why. ``loading``: Python that loads the file, where it takes more
+        than ``load_model``; else empty.
 
     Raises:
         StorageError: the files cannot be written; what was there before is still valid.
@@ -64,10 +66,19 @@ def save(
     described = _describable(model)
     with user_code(network.module.zoo, "export of the model"), _own_signature(), _writing(saved_model_path) as beside:
         _write_saved_model(model, features, beside)
+    loading = ""
     if described:
+        plain = _loadable(model, features, network.sample)
         with _writing(keras_path) as beside:
-            _write_keras(_loadable(model, features, network.sample), beside)
-    return {"keras": str(keras_path) if described else None, "saved_model": str(saved_model_path)}
+            _write_keras(plain, beside)
+        loading = how_to_load(plain, keras_path)
+        if loading:
+            _LOG.info("the .keras file has classes or functions that Keras does not know; this loads it: %s", loading)
+    return {
+        "keras": str(keras_path) if described else None,
+        "saved_model": str(saved_model_path),
+        "loading": loading,
+    }
 
 
 def save_keras(network: Network, slab: Floats, tables: StoredRows, path: Path, *, weights_only: bool) -> None:

@@ -67,7 +67,14 @@ def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, 
         print(printable(f"{failure.detail}{failure.message}"), file=sys.stderr, flush=True)
         report.ended("Failed", failure.message, failure.exit_code)
         return failure.exit_code
-    report.ended("Done", training.why_over, 0, export=exported, records_skipped=training.skipped)
+    report.ended(
+        "Done",
+        training.why_over,
+        0,
+        export=exported,
+        export_loading=training.export_loading,
+        records_skipped=training.skipped,
+    )
     return 0
 
 

@@ -102,6 +102,8 @@ class LocalTraining:
         self._all = 0
         self._stopped = False
         self._windows: dict[int, tuple[int, int]] = {}
+        self.export_loading: str | None = None
+        """Python that loads the export, where it takes more than Keras."""
 
     @property
     def skipped(self) -> int:
@@ -270,8 +272,9 @@ class LocalTraining:
         self._report.changed(now=True, phase="Exporting")
         directory: Path = export_directory(self._spec.export.path, self._run.path)
         slab = self._model.variables.values()
-        export.save(self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL)
-        self._report.event(Exported(time.time(), str(directory)))
+        written = export.save(self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL)
+        self.export_loading = written["loading"] or None
+        self._report.event(Exported(time.time(), str(directory), self.export_loading))
         return str(directory)
 
 

@@ -155,8 +155,9 @@ def _export(c: Coordination, network: Network, parameters: Parameters, task: Lea
     else:  # the best weights, which the parameter servers do not hold any more
         slab, rows = _of_checkpoint(c, network, told["checkpoint"])
     directory = export_directory(c.spec.export.path if c.spec.export else None, c.identity.run_dir)
-    export.save(network, slab, rows, directory / KERAS_FILE, directory / SAVED_MODEL)
-    c.progress.finish(task.lease, json.dumps([str(directory)]).encode())
+    written = export.save(network, slab, rows, directory / KERAS_FILE, directory / SAVED_MODEL)
+    result = {"paths": [str(directory)], "loading": written["loading"]}
+    c.progress.finish(task.lease, json.dumps(result).encode())
 
 
 def _write_best(c: Coordination, network: Network, task: Leased) -> None:

@@ -1,0 +1,93 @@
+"""An exported file with classes of the user's own says what loads it, and that loads it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+
+from edl.worker.export_loading import how_to_load  # noqa: E402
+
+MODULE = """
+import keras
+
+class Double(keras.layers.Layer):
+    def call(self, x):
+        return x * 2.0
+
+def halve(x):
+    return x / 2.0
+
+@keras.saving.register_keras_serializable("mine")
+class Known(Double):
+    pass
+
+class Own(keras.Model):
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.head = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.head(x)
+"""
+X = np.ones((3, 2), np.float32)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    (tmp_path / "layers_of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("layers_of_mine")
+    del sys.modules["layers_of_mine"]
+    for registered in ("mine>Known",):
+        keras.saving.get_custom_objects().pop(registered, None)
+
+
+def sequential(*layers: Any) -> Any:
+    return keras.Sequential([keras.Input([2]), *layers, keras.layers.Dense(1)])
+
+
+MODELS = {
+    "layer": lambda m: sequential(m.Double()),
+    "nested": lambda m: sequential(sequential(m.Double())),
+    "function": lambda m: sequential(keras.layers.Dense(2, activation=m.halve)),
+    "both": lambda m: sequential(m.Double(), m.Known(), keras.layers.Dense(2, activation=m.halve)),
+    "model": lambda m: m.Own(),
+    "lambda": lambda m: sequential(keras.layers.Lambda(lambda x: x + 1.0, output_shape=(2,))),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_is_said_loads_the_file(kind: str, mine: Any, tmp_path: Path) -> None:
+    model, path = MODELS[kind](mine), tmp_path / "model.keras"
+    expected = model(X)
+    model.save(path)
+    with pytest.raises((TypeError, ValueError)):
+        keras.models.load_model(path)
+    said = how_to_load(model, path)
+    *imports, load = said.split("; ")
+    scope: dict[str, Any] = {"keras": keras}
+    exec("\n".join([*imports, f"loaded = {load}"]), scope)
+    np.testing.assert_allclose(scope["loaded"](X), expected)
+
+
+def test_what_is_registered_needs_its_module(mine: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    assert how_to_load(sequential(mine.Known()), path) == (f'import layers_of_mine; keras.models.load_model("{path}")')
+
+
+def test_keras_loads_its_own_by_itself(tmp_path: Path) -> None:
+    model = sequential(keras.layers.Dense(2, activation="relu", kernel_regularizer="l2"), keras.layers.Dropout(0.1))
+    assert how_to_load(model, tmp_path / "model.keras") == ""
