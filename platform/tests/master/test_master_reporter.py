@@ -117,7 +117,8 @@ WORDS: dict[str, dict[str, Any]] = {
     "rolled_back": {"records": 4, "updates": 0, "to_cut": 1, "reason": "ps-0: Killed"},
     "quarantined": {"epoch": 0, "source": "s", "start": 0, "end": 4, "reason": "x"},
     "warning": {"message": "cut 3 is off"},
-    "exported": {"path": "/somewhere"},
+    "callback_decided": {"step": 40, "callback": "ReduceLROnPlateau", "decision": "the learning rate is 0.1 now"},
+    "exported": {"path": "/somewhere", "loading": None},
 }
 """Every event that the core tells, with the fields it gives."""
 
