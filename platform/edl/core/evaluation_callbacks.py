@@ -106,8 +106,15 @@ def restore_best(state: State) -> bool:
     state.copying = state.cut_number + 1
     state.record({"kind": "cut_announced", "cut": state.copying, "step": state.step})
     version = state.checkpoint.version if state.checkpoint is not None else 0
-    state.do(CopyCheckpoint(best.best_cut, state.copying, version, state.training.snapshot()))
+    state.do(CopyCheckpoint(best.best_cut, state.copying, version, _ledger(state)))
     return False
+
+
+def _ledger(state: State) -> dict[str, Any]:
+    """The ledger at the end of training, with what the newest checkpoint says beside it."""
+    assert state.training is not None
+    known = state.checkpoint.ledger if state.checkpoint is not None else {}
+    return {**known, **state.training.snapshot()}
 
 
 def copied(state: State, event: CheckpointCopied, now: float) -> None:
@@ -123,6 +130,6 @@ def copied(state: State, event: CheckpointCopied, now: float) -> None:
         return
     entry = {"kind": "best_restored", "cut": event.cut, "of": event.source, "step": state.step}
     version = state.checkpoint.version if state.checkpoint is not None else 0
-    state.record({**entry, "version": version, "ledger": state.training.snapshot(), "metrics": dict(best.best_metrics)})
+    state.record({**entry, "version": version, "ledger": _ledger(state), "metrics": dict(best.best_metrics)})
     decision = f"the weights are those of step {best.best_step:,} again, with the best value"
     state.tell("callback_decided", step=state.step, callback="EarlyStopping", decision=decision)
