@@ -87,7 +87,9 @@ def settle(revocation: Revocation, leases: Mapping[int, Lease]) -> list[Settleme
     in_flight = revocation.in_flight
     for number in sorted(revocation.leases):
         lease = leases[number]
-        through = [max(applied[number], lease.through) for applied in revocation.answers.values()] or [lease.through]
+        # No more than it has: a worker can push a step that is beyond its end.
+        known = [min(applied[number], lease.steps) for applied in revocation.answers.values()]
+        through = [max(steps, lease.through) for steps in known] or [lease.through]
         low, high = min(through), max(through)
         repeated = 0
         if low < lease.steps and (in_flight or high > low):

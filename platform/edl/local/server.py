@@ -208,7 +208,7 @@ def _startable(name: str) -> Role:
 
 
 def _index(index: int) -> int:
-    if not 0 <= index <= LARGEST_INDEX:
+    if isinstance(index, bool) or not 0 <= index <= LARGEST_INDEX:  # to Python, true is a number
         raise BadInputError(f"A pod's index is a number from 0 to {LARGEST_INDEX}, not {index}")
     return index
 

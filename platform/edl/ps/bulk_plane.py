@@ -15,7 +15,6 @@ from edl.ps.arrays import Floats
 from edl.ps.exhaustion import no_memory
 from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.rounds import Share
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.border import parse
 from edl.rpc.bulk import Answer, Frame, Kind
@@ -33,10 +32,16 @@ _OUTCOMES = {
 
 
 class BulkPlane:
-    """The handler of a bulk server; each connection has its own thread."""
+    """The handler of a bulk server; each connection has its own thread.
 
-    def __init__(self, server: ParameterServer) -> None:
+    Args:
+        server: what is asked.
+        most_steps: that a lease of this job has.
+    """
+
+    def __init__(self, server: ParameterServer, *, most_steps: int = requests.MOST_STEPS) -> None:
         self._server = server
+        self._most_steps = most_steps
         self._reply = _Reply()
         self._caller = _Caller()
         self._handlers: Mapping[Kind, Callable[[Frame], Answer]] = {
@@ -70,12 +75,13 @@ class BulkPlane:
 
     def _push(self, frame: Frame) -> Answer:
         head = parse(pb.Push, frame.meta)
+        share = requests.share(head, self._most_steps)
         declared = self._server.declaration()
         gradients = requests.gradients(declared, head, frame.body)
         slab = self._reply.floats(declared.size) if head.pull else None
         origin = requests.origin(head, threading.get_ident())
         self._caller.worker = origin.worker
-        result = self._server.push(Share(head.lease, head.step), declared, gradients, slab, origin)
+        result = self._server.push(share, declared, gradients, slab, origin)
         meta = pb.Pushed(outcome=_OUTCOMES[result.admission], version=result.version)
         meta.round.extend(pb.Share(lease=share.lease, step=share.step) for share in result.round)
         return Answer(Kind.PUSHED, meta.SerializeToString(), () if slab is None else _views(slab))

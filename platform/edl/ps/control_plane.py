@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edl.core.errors import StorageError
+from edl.core.partition import SLOTS
 from edl.ps.conversation import Attachment
 from edl.ps.parameter_server import ParameterServer
 from edl.rpc import edl_pb2 as pb
 from edl.rpc import edl_pb2_grpc
 from edl.rpc.refusal import Refused
 
+_MOST = 1 << 31
+"""Incarnations, cuts and steps of a lease are below; a lease's number has 32 bits for the first."""
+_CUT = re.compile(r"cut-[0-9]+")
 _LONGEST_WAIT = 600.0
 """Seconds that Saved waits for a caller without a deadline."""
 _MARGIN = 0.1
@@ -25,20 +30,26 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
     Args:
         server: what is controlled.
         uid: of this pod.
+        checkpoints: the run's folder of them: nothing else is read or written. None: any folder.
     """
 
-    def __init__(self, server: ParameterServer, uid: str) -> None:
+    def __init__(self, server: ParameterServer, uid: str, checkpoints: Path | None = None) -> None:
         self._server = server
         self._uid = uid
+        self._checkpoints = checkpoints
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
         """A master takes over, or comes back."""
+        if not 0 < request.incarnation < _MOST or not 0 <= request.cut < _MOST:
+            raise Refused(f"a master of incarnation {request.incarnation}, at cut {request.cut}", kind="bad")
+        if request.restore and len(request.slots) != SLOTS:
+            raise Refused(f"rows are placed by {SLOTS} slots, not {len(request.slots)}", kind="bad")
         attachment = Attachment(
             request.incarnation,
             request.floor,
             request.revoked,
             request.live,
-            Path(request.restore) if request.restore else None,
+            self._checkpoint(request.restore),
             request.cut,
             request.slots,
             request.complete,
@@ -71,7 +82,9 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
 
     def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:  # noqa: N802
         """Take a cut."""
-        checkpoint = Path(request.checkpoint) if request.checkpoint else None
+        if not 0 < request.cut < _MOST or any(not 0 <= step.through < _MOST for step in request.within):
+            raise Refused(f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad")
+        checkpoint = self._checkpoint(request.checkpoint)
         within = {step.lease: step.through for step in request.within}
         taken = self._server.snapshot(
             request.incarnation,
@@ -102,6 +115,19 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         timeout = _LONGEST_WAIT if remaining is None else max(0.0, remaining - _MARGIN)
         saved = self._server.saved(request.incarnation, request.cut, timeout)
         return pb.SavedReply(file=saved.file, size=saved.size, checksum=saved.checksum, error=saved.error)
+
+    def _checkpoint(self, path: str) -> Path | None:
+        """The folder of a checkpoint of this run; None if none is named.
+
+        Raises:
+            Refused: it is another folder.
+        """
+        if not path:
+            return None
+        folder, known = Path(path), self._checkpoints
+        if known is not None and (folder.resolve().parent != known.resolve() or not _CUT.fullmatch(folder.name)):
+            raise Refused(f"{path} is no checkpoint of this run: they are {known}/cut-N", kind="bad")
+        return folder
 
 
 def _steps(through: Mapping[int, int]) -> list[pb.LeaseStep]:

@@ -18,6 +18,11 @@ from edl.core.errors import BadInputError
 from edl.spec.optimizer import OptimizerSpec
 from edl.spec.table import check_table
 
+MAX_VALUES = 1 << 32
+"""Values of one dense variable: 16 GiB of them are the most that a declaration brings."""
+MAX_RANK = 32
+"""Dimensions of one: what NumPy 1 has, too."""
+
 
 @dataclass(frozen=True, slots=True)
 class DenseVariable:
@@ -28,8 +33,13 @@ class DenseVariable:
     statistic: bool = False
 
     def __post_init__(self) -> None:
-        if any(length < 0 for length in self.shape):
-            raise BadInputError(f"variable '{self.name}' has the shape {list(self.shape)}")
+        # A length of 0 hides no other: [0, 2^62] has no value, and no array of that shape can be made.
+        values = math.prod(max(1, length) for length in self.shape[:MAX_RANK])
+        if len(self.shape) > MAX_RANK or any(length < 0 for length in self.shape) or values > MAX_VALUES:
+            raise BadInputError(
+                f"variable '{self.name}' has the shape {list(self.shape[:MAX_RANK])}",
+                hint=f"a variable has at most {MAX_RANK} dimensions and {MAX_VALUES} values",
+            )
 
     @property
     def size(self) -> int:

@@ -25,6 +25,7 @@ from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.rpc.identity import Identity
 from edl.spec.job import JobSpec, ParameterServers
+from edl.store.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,11 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
     control_address, bulk_address = addresses(identity)
     with ExitStack() as running:
         running.callback(server.close)
-        handler = BulkPlane(server)
+        handler = BulkPlane(server, most_steps=spec.train.minibatches_per_task)
         bulk = BulkServer(bulk_address, identity.token, handler, max_body=MAX_BODY, parted=handler.parted)
         bulk.start()
         running.callback(bulk.stop)
-        plane = ControlPlane(server, identity.uid)
+        plane = ControlPlane(server, identity.uid, RunDir(identity.run_dir).checkpoints)
         control = serve(
             partial(add_PsControlServicer_to_server, plane),
             control_address,

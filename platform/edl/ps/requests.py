@@ -24,6 +24,8 @@ from edl.spec.optimizer import OptimizerSpec
 
 _NAMED = 3
 """Variables that a message names."""
+MOST_STEPS = 1 << 31
+"""Steps of one lease, where nobody says how many a lease has."""
 
 
 class Body:
@@ -98,6 +100,29 @@ def _object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refused(f"{what} is {value!r:.40}, not a JSON object", kind="bad")
     return value
+
+
+def share(head: pb.Push, most_steps: int = MOST_STEPS) -> Share:
+    """Which step of which lease a push is.
+
+    A PS remembers the newest step of a lease, and the master believes it: one far ahead would count as many as done.
+
+    Args:
+        head: of the push; the others of its round are looked at as well.
+        most_steps: that a lease has.
+
+    Raises:
+        Refused: no lease has such a step, or a number is negative.
+    """
+    pushes: list[pb.Push | pb.Share] = [head, *head.round]
+    for one in pushes:
+        if one.lease < 0 or not 0 <= one.step < most_steps:
+            what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {most_steps - 1}"
+            raise Refused(what, kind="bad")
+    if min(head.worker, head.version, head.next) < 0:
+        what = f"a push of worker {head.worker}, of version {head.version}, before lease {head.next}: none is negative"
+        raise Refused(what, kind="bad")
+    return Share(head.lease, head.step)
 
 
 def origin(head: pb.Push, link: int) -> Origin:
