@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -102,6 +103,18 @@ class PodStand:
 
     def stubborn(self, uid: str) -> None:
         self.do(uid, "echo none > /tmp/answer")
+
+    def lose_node(self, uid: str) -> None:
+        self._set_ready(uid, "False")
+
+    def find_node(self, uid: str) -> None:
+        self._set_ready(uid, "True")
+
+    def _set_ready(self, uid: str, ready: str) -> None:
+        """What the node controller writes; the kubelet, which is there, soon writes the truth again."""
+        condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2023-11-14T22:13:20Z", "reason": None}
+        patch = json.dumps({"status": {"conditions": [condition]}})
+        self.place.kubectl("patch", "pod", self.name(uid), "--subresource=status", "--type=strategic", "-p", patch)
 
     def let_pass(self, seconds: float) -> None:
         """Real time passes by itself."""

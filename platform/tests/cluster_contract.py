@@ -45,6 +45,12 @@ class Stand(Protocol):
     def stubborn(self, uid: str) -> None:
         """Have the pod ignore SIGTERM."""
 
+    def lose_node(self, uid: str) -> None:
+        """Have the cluster not hear of the pod's node since 1,700,000,000 s; only where there are nodes."""
+
+    def find_node(self, uid: str) -> None:
+        """Have the cluster hear of it again."""
+
     def let_pass(self, seconds: float) -> None:
         """Move the time, where it does not move by itself."""
 
@@ -96,6 +102,12 @@ class Watching:
             self.seen.append(item)
             if wanted(item):
                 return item
+
+    def unreachable(self, uid: str, *, since: float) -> PodSeen:
+        """Wait until the newest state of a pod says that its node is unreachable since then; 0: it is not."""
+        newest = [pod for pod in self.seen if pod.uid == uid][-1:]
+        self.seen = [pod for pod in self.seen if pod.uid != uid] + newest
+        return self._until(lambda pod: pod.uid == uid and pod.unreachable == since)
 
     def wait_over(self) -> None:
         """Wait until the watch has ended by itself."""
@@ -315,6 +327,22 @@ class PodContract(ClusterContract):
         stand.cluster.delete(uid, grace=2)
         with pytest.raises(RetryableError):
             stand.cluster.start(Role.PS, 0)
+
+    def test_pod_whose_node_is_not_heard_of_says_since_when_and_goes_on(self, stand: Stand) -> None:
+        watching = Watching(stand.cluster)
+        uid = stand.cluster.start(Role.PS, 0)
+        stand.await_running(uid)
+        watching.synced()
+        assert watching.running(uid).unreachable == 0
+        stand.lose_node(uid)
+        lost = watching.unreachable(uid, since=1_700_000_000)
+        assert (lost.phase, lost.leaving, lost.cause) == (Phase.RUNNING, False, Cause.NONE)
+        stand.find_node(uid)
+        assert watching.unreachable(uid, since=0).phase == Phase.RUNNING
+        stand.lose_node(uid)
+        stand.cluster.delete(uid, grace=0)
+        assert watching.ended(uid).phase == Phase.GONE
+        assert stand.cluster.start(Role.PS, 0) != uid, "its name is free at once"
 
     def test_wish_for_the_higher_class_is_seen(self, stand: Stand) -> None:
         stand.cluster.start(Role.WORKER, 0, Wish(elevated=True))

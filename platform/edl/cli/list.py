@@ -96,7 +96,8 @@ def table(found: Sequence[JobSeen], now: float, *, everywhere: bool) -> list[str
     elif any(job.here for job in found):
         head = ["WHERE", *head]
         rows = [["this machine" if job.here else "cluster", *row] for job, row in zip(found, rows, strict=True)]
-    return aligned([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT])
+    lines = aligned([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT])
+    return [*lines, *(f"{job.name} is stalled: {job.stall}" for job in found if job.stall)]
 
 
 def _row(job: JobSeen, now: float) -> list[str]:
@@ -107,7 +108,7 @@ def _row(job: JobSeen, now: float) -> list[str]:
     if job.ended:
         return [_name(job), job.phase, share, "-", "-", age(now - job.created)]
     starved = " starved" if status.starved else ""
-    workers = f"{job.running}/{status.workers_wanted}"
+    workers = f"{job.working}/{status.workers_wanted}" + (f" ({job.starting} starting)" if job.starting else "")
     return [
         _name(job),
         job.phase + starved,
@@ -130,6 +131,7 @@ def told(job: JobSeen) -> dict[str, Any]:
         "local": job.here,
         "uid": job.uid,
         "phase": job.phase,
+        "stall": job.stall or None,
         "created": job.created,
         "ended": job.ended_at,
         "desired": {"min": job.desired.min, "max": job.desired.max, "stop": job.desired.stop},

@@ -46,7 +46,7 @@ def stop(
         print(f"{job} is {seen.phase} already.")
         return
     wishes.pin(api, job, Desired(stop=True), wishes.ANY)
-    print(f"{job} is asked to stop; its pods go within seconds.", flush=True)
+    print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
     if seen.status is None:
         print(
             f"Its master has not said anything yet; remove the job with: edl delete {called(job, context, namespace)}",
@@ -85,7 +85,7 @@ def _await_end(api: Api, job: str, seconds: float | None) -> None:
 
 
 def _kept(api: Api, job: str, status: Status, *, ended: bool) -> str:
-    """What is there to go on with: stopping takes no checkpoint, since that may take longer than the pods have."""
+    """What is there to go on with."""
     from edl.kube.inspection.jobs import spec_of
 
     spec = spec_of(api, job)
@@ -93,6 +93,6 @@ def _kept(api: Api, job: str, status: Status, *, ended: bool) -> str:
         return "It has no volume, so nothing of it is kept; it cannot be resumed."
     when = "later" if ended else "once it has ended (edl stop --wait waits for that)"
     return (
-        "No checkpoint is made: records done since the newest one are trained on again.\n"
+        "A checkpoint is taken first, if that takes no longer than 30 s: nothing that is done is trained on again.\n"
         f"Go on with it {when}: edl submit JOB.yaml --resume {status.run}"
     )

@@ -44,7 +44,7 @@ def goal(text: str) -> Goal:
         return Goal(text, lambda job: job.status is not None and job.status.phase != "Starting")
     if match := re.fullmatch(r"workers=([0-9]+)", text):
         count = int(match[1])
-        return Goal(text, lambda job: job.status is not None and not job.ended and job.running == count)
+        return Goal(text, lambda job: job.status is not None and not job.ended and job.working == count)
     raise BadInputError(f"nobody can wait for {text!r}", where="--for", hint="Wait for: done, started, workers=N")
 
 
@@ -58,7 +58,7 @@ def wait(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Wait until a job is done, has started its first step, or has exactly so many workers.
+    """Wait until a job is done, has started its first step, or has exactly so many workers that have started.
 
     Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
     """
@@ -97,13 +97,20 @@ def await_goal(
             if seconds is not None and clock() - began >= seconds:
                 return (
                     TIMED_OUT,
-                    f"{seen.name} is still {seen.phase} after {seconds:g} s",
+                    f"{seen.name} is still {seen.phase} after {seconds:g} s{_starting(seen)}",
                 )
     except UnknownJobError:
         if seen is None:
             raise
         return 1, f"{seen.name} was deleted while it was waited for: {aim.name}"
     raise AssertionError("unreachable")
+
+
+def _starting(job: JobSeen) -> str:
+    if job.ended or job.status is None:
+        return ""
+    more = f", {job.starting} more {'start' if job.starting > 1 else 'starts'}" if job.starting else ""
+    return f"; {job.working} of {job.status.workers_wanted} workers work{more}"
 
 
 def seconds_of(text: str) -> float:

@@ -73,6 +73,8 @@ class PodSeen:
         message: the cluster's own words: why a pod is pending, what the kubelet says of its end.
         node: where it runs; empty while it has no place.
         elevated: it has the higher class of a divided priority.
+        unreachable: since when the cluster has not heard of its node, in unix seconds; 0: it does, or it has no node.
+            The process may live all the same.
     """
 
     uid: str
@@ -87,6 +89,7 @@ class PodSeen:
     message: str = ""
     node: str = ""
     elevated: bool = False
+    unreachable: float = 0.0
 
     @property
     def ended(self) -> bool:

@@ -48,6 +48,13 @@ class PsRegistered:
 
 
 @dataclass(frozen=True, slots=True)
+class PsHeard:
+    """A PS that this master knows says that it is there; it does so every second."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class PsLeaving:
     """A PS was told to go; it serves until it may end, and asks again and again whether it may."""
 
@@ -300,6 +307,7 @@ Event = (
     | PodsSynced
     | StartRefused
     | PsRegistered
+    | PsHeard
     | PsLeaving
     | DatasetDescribed
     | PsAttached

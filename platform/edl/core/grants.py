@@ -221,6 +221,8 @@ def _worked(state: State, worker: str, lease: int, made: int, now: float) -> Non
     pod = state.fleet.pods.get(worker)
     if pod is not None and pod.building:  # its declaration may have gone to the master before this one
         state.fleet.has_built(worker)
+    if made > 0:
+        state.stepped = now
     if made > 0 and holder is not None:
         holder.starting = False
         state.patience.stepped((now - holder.stepped.get(lease, now)) / made, now)

@@ -2,7 +2,8 @@
 
 Parts: ``grants`` (what a worker gets), ``staffing`` (which pods are asked for and which are told to go), ``recovery``
 (pods that are lost), ``reclaim`` (leases that are taken back),
-``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``handover`` (planned ends of PS and of the job),
+``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``handover`` (PS that are told to go),
+``unreachable_ps`` (those on nodes that are lost),
 ``phases`` (what the job does next). Each is a
 set of functions over ``state.State``; nothing here waits, logs or asks what time it is.
 """
@@ -25,6 +26,7 @@ from edl.core import (
     recovery,
     snapshots,
     staffing,
+    unreachable_ps,
 )
 from edl.core.events import Command, Event
 from edl.core.kinds import METRICS, unit
@@ -103,6 +105,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.PodsSynced: lambda state, event, now: recovery.synced(state, now),
     events.StartRefused: recovery.start_refused,
     events.PsRegistered: lambda state, event, now: parameters.registered(state, event.uid, now),
+    events.PsHeard: unreachable_ps.heard,
     events.PsLeaving: handover.leaving,
     events.PsAttached: parameters.attached,
     events.PsSilent: parameters.silent,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edl.core import checkpoint_failures, evaluation_callbacks, final_checkpoint, handover, snapshots, staffing
+from edl.core import (
+    checkpoint_failures,
+    evaluation_callbacks,
+    final_checkpoint,
+    handover,
+    snapshots,
+    staffing,
+    unreachable_ps,
+)
 from edl.core.cluster import Role
 from edl.core.cuts import due
 from edl.core.events import Unpin
@@ -16,6 +24,7 @@ def advance(state: State, now: float) -> None:
     """Start what is missing, begin what is due, end what is over."""
     if state.ended or not state.synced:
         return
+    unreachable_ps.replace(state, now)
     staffing.advance(state, now)
     _check_pins(state)
     if state.stopping is None:

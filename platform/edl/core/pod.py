@@ -29,6 +29,9 @@ class Pod:
         told: somebody told it to go, as the cluster said before it ended.
         dismissed: when this master last told it to go; it is not wanted any more.
         dismissal: why.
+        unreachable: since when the cluster has not heard of its node, in unix seconds; 0: it does.
+        heard: when this master last heard of a PS, or saw it first.
+        given_up: a PS that was deleted because neither the cluster, nor the master, nor workers heard of it.
     """
 
     uid: str
@@ -55,6 +58,9 @@ class Pod:
     told: bool = False
     dismissed: float | None = None
     dismissal: str = ""
+    unreachable: float = 0.0
+    heard: float = 0.0
+    given_up: bool = False
 
     @property
     def live(self) -> bool:
@@ -90,7 +96,7 @@ class Pod:
         self.ran = self.ran or what.phase is Phase.RUNNING or what.exit_code is not None
         self.pid, self.node = what.pid or self.pid, what.node or self.node
         self.reason, self.exit_code, self.message = what.reason or self.reason, what.exit_code, what.message
-        self.elevated = self.elevated or what.elevated
+        self.elevated, self.unreachable = self.elevated or what.elevated, what.unreachable
 
     def why(self) -> str:
         """Why it is going or gone, for people."""

@@ -24,6 +24,8 @@ def pod_changed(state: State, what: PodSeen, now: float) -> None:
     known = state.fleet.pods.get(what.uid)
     had_run = known is not None and known.ran
     pod, before = state.fleet.see(what, over=state.ended)
+    if known is None:
+        pod.heard = now
     if pod.live:
         if pod.ran and not had_run:
             _started(state, pod)

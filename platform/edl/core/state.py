@@ -80,6 +80,7 @@ class State:
         held_cuts: no cut is begun before.
         checkpoint_failure: why the newest checkpoint was not written; None when it was.
         unmet: nor while one of these leases is held and no further step of it is in: how many are, by lease.
+        stepped: when a worker last told of a step.
         stopping: somebody wants the job to end after a final checkpoint.
         kept_cut: all PS hold updates after this cut, until every PS that was handed over has a successor; 0: none.
         keeping: uids of the PS that hold them; empty in a master that came later.
@@ -124,6 +125,7 @@ class State:
     held_cuts: float = 0.0
     checkpoint_failure: CheckpointFailure | None = None
     unmet: dict[int, int] = field(default_factory=dict)
+    stepped: float = 0.0
     stopping: Stopping | None = None
     keeping: frozenset[str] = frozenset()
     leaving_ps: set[str] = field(default_factory=set)

@@ -104,6 +104,7 @@ class Listing:
 
     items: tuple[Manifest, ...]
     resource_version: str
+    server_time: float | None = None
 
 
 class Api:
@@ -167,10 +168,11 @@ class Api:
     def list(self, kind: Kind, *, namespace: str | None = None, labels: str = "", fields: str = "") -> Listing:
         """All objects that a label and a field selector choose; ``namespace=EVERYWHERE`` looks in all of them."""
         path = kind.path(self._in(namespace))
-        body = self.ask("GET", path, query={"labelSelector": labels, "fieldSelector": fields}).body
+        answer = self.ask("GET", path, query={"labelSelector": labels, "fieldSelector": fields})
+        body = answer.body
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         items = tuple({**head, **item} for item in body.get("items") or ())
-        return Listing(items, str(body.get("metadata", {}).get("resourceVersion", "")))
+        return Listing(items, str(body.get("metadata", {}).get("resourceVersion", "")), answer.server_time)
 
     def create(self, manifest: Manifest, *, namespace: str | None = None, dry_run: bool = False) -> Manifest:
         """Create an object and return it as the server has it; ConflictError if its name is taken.

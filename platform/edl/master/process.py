@@ -149,6 +149,7 @@ class Master:
             lambda error: self.shell.fail(error),
             heard,
             lambda: None if self._predict else figures.together(),
+            lambda: self.shell.time.now(),
         )
         keep = spec.checkpoint.keep if spec.checkpoint else 1
         checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use, lambda: self.shell.await_right())

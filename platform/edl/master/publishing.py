@@ -17,6 +17,7 @@ from edl.core.board import Board
 from edl.core.errors import EdlError, StorageError
 from edl.master.ending import FAILURE, SUMMARY
 from edl.spec.event import Event, from_json
+from edl.spec.losses import LossCounter
 from edl.spec.problem import SpecError
 from edl.spec.publication import EVENTS_KEPT, TIMELINE, Failure, Moment, Publication, extended
 from edl.spec.status import ENDED, Status, Summary
@@ -41,14 +42,18 @@ class Publisher:
 
     def __init__(self, board: Board, run: RunDir) -> None:
         self._board, self._run = board, run
-        self._events: deque[Event] = deque(_told(run), maxlen=EVENTS_KEPT)
-        self._timeline = _kept(run.path / TIMELINE)
         self._lock = threading.Lock()
+        self._events: deque[Event] = deque(maxlen=EVENTS_KEPT)
+        self._losses = LossCounter()
+        for event in _told(run):
+            self.hear(event)
+        self._timeline = _kept(run.path / TIMELINE)
 
     def hear(self, event: Event) -> None:
         """Show an event, from the next publication on."""
         with self._lock:
             self._events.append(event)
+            self._losses.hear(event)
 
     def tell(self, status: Status) -> None:
         """Publish; to be called every ``PERIOD_SECONDS``. An end is told by ``tell_end``, with what belongs to it."""
@@ -80,7 +85,7 @@ class Publisher:
     def _with(self, status: Status) -> Publication:
         with self._lock:
             self._timeline = extended(self._timeline, moment_of(status))
-            return Publication(status, tuple(self._events), self._timeline)
+            return Publication(status, tuple(self._events), self._timeline, losses=self._losses.losses)
 
     def _publish(self, publication: Publication) -> None:
         self._board.publish(publication.to_pages())

@@ -7,9 +7,10 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any
 
 from edl.core.cluster import Role
@@ -18,13 +19,14 @@ from edl.core.events import Tell
 from edl.core.fleet import Pod
 from edl.core.job import JobState
 from edl.core.staffing import starved
+from edl.core.stall import MissingPs, missing_ps
 from edl.core.state import TRAINING
 from edl.core.tasks import Ledger
 from edl.master import progress, threads
 from edl.master.rate import Rate
 from edl.spec.event import EVENTS, Event
 from edl.spec.parameters import ParametersStatus
-from edl.spec.status import RoleStatus, Status, Summary
+from edl.spec.status import STALLED, RoleStatus, Status, Summary
 from edl.store.contents import variables_in
 from edl.store.manifest import cut_directory
 from edl.store.rundir import RunDir, append_line, read_json, write_json
@@ -47,6 +49,7 @@ class Reporter:
         failed: told when no more lines can be written for another reason than the disk.
         heard: told of every event at once, however long the disk takes.
         parameters: what the parameter servers did; None where there is nothing to train.
+        now: the core's time.
     """
 
     def __init__(
@@ -57,8 +60,9 @@ class Reporter:
         failed: threads.Failed,
         heard: Callable[[Event], None] = lambda event: None,
         parameters: Callable[[], ParametersStatus | None] = lambda: None,
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._parameters = parameters
+        self._parameters, self._now = parameters, now
         self._run, self._job, self._state, self._heard = run, job, state, heard
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._began = began(run)
@@ -117,14 +121,15 @@ class Reporter:
         self._rate.observe(time.monotonic(), done)
         rate = self._rate.lately
         self._rates = {uid: pace for uid, pace in self._rates.items() if uid in state.holders}
+        missing = missing_ps(state, self._now())
         return Status(
             job=self._job,
             run=self._run.run_id,
             run_dir=str(self._run.path),
-            phase=state.phase,
+            phase=STALLED if missing else state.phase,
             updated=time.time(),
             incarnation=state.incarnation,
-            reason=state.reason,
+            reason=waits_for(missing) if missing else state.reason,
             epoch=epoch_of(main) if main else 0,
             epochs=main.epochs if main else 0,
             step=state.step,
@@ -204,6 +209,15 @@ class Reporter:
         except StorageError as error:
             log.error("which variables went back is not known: %s", error)
             return {}
+
+
+def waits_for(missing: Sequence[MissingPs]) -> str:
+    """What a job that is stalled waits for."""
+    return "; ".join(f"waiting for ps-{each.index}, {each.why}{_since(each.since)}" for each in missing)
+
+
+def _since(moment: float) -> str:
+    return f" since {datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC" if moment else ""
 
 
 def records_total(state: JobState) -> int:

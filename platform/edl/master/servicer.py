@@ -16,6 +16,7 @@ from edl.core.events import (
     MayEnd,
     ModelDeclared,
     Progressed,
+    PsHeard,
     PsLeaving,
     PsRegistered,
     StopWork,
@@ -151,8 +152,7 @@ class Servicer(edl_pb2_grpc.MasterServicer):
             new = self._servers.registered(uid, index, request.control_address, request.bulk_address)
         except BadInputError as error:
             raise Refused(str(error), kind="bad") from error
-        if new or not attached:
-            self._shell.handle(PsRegistered(uid))
+        self._shell.handle(PsRegistered(uid) if new or not attached else PsHeard(uid))
         return False
 
     def _may_end(self, uid: str) -> bool:

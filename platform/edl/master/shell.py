@@ -31,6 +31,7 @@ from edl.core.events import (
     MayEnd,
     ModelDeclared,
     Progressed,
+    PsHeard,
     PsLeaving,
     PsRegistered,
     Record,
@@ -54,7 +55,7 @@ log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 64 << 20
 _ANSWERS = (Granted, WaitForWork, StopWork, Acknowledged, MayEnd)
-_ROUTINE = (LeaseWanted, Progressed, TaskReported, Tick)
+_ROUTINE = (LeaseWanted, Progressed, TaskReported, PsHeard, Tick)
 """Events that bring nothing nearer that waits for time to pass by less than a tick: they come by the thousand, and
 waking the clock for each of them would cost as much as handling them."""
 _BRINGS_NO_WORK = (LeaseWanted, Progressed)

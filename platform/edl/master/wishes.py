@@ -8,6 +8,9 @@ from edl.core.board import Desired
 from edl.core.events import Event, ScaleWanted, StopWanted, WishUnreadable
 from edl.core.final_checkpoint import STOPPED
 
+CHECKPOINT_SECONDS = 30.0
+"""How long the checkpoint before a stop may take: as long as pods that are told to go have by default."""
+
 
 def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
     """What each wish means for the job; the core ignores what is so already.
@@ -17,7 +20,7 @@ def events_of(wishes: Iterable[Desired]) -> Iterator[Event]:
     """
     for wish in wishes:
         if wish.stop:
-            yield StopWanted(STOPPED)
+            yield StopWanted(STOPPED, CHECKPOINT_SECONDS)
             return
         if wish.unreadable:
             yield WishUnreadable(wish.unreadable)

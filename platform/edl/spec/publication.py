@@ -15,13 +15,14 @@ from typing import Annotated, Self
 from edl.spec import event
 from edl.spec.event import Event
 from edl.spec.kind import Number, Text, Whole
+from edl.spec.losses import Losses
 from edl.spec.problem import Problem, SpecError
 from edl.spec.report import Report
 from edl.spec.section import Option
 from edl.spec.status import Status, Summary
 
 STATUS, EVENTS, TIMELINE = "status.json", "events.jsonl", "timeline.json"
-SUMMARY, FAILURE = "summary.json", "failure.json"
+SUMMARY, FAILURE, LOSSES = "summary.json", "failure.json", "losses.json"
 
 EVENTS_KEPT, EVENTS_BYTES = 100, 64 << 10
 MOMENTS_KEPT = 240
@@ -62,6 +63,7 @@ class Publication:
         timeline: moments of the job's whole life, oldest first.
         summary: once the job has ended, or its master has left.
         failure: why it failed, if it did.
+        losses: of the job's whole life; None from a master that does not count them.
     """
 
     status: Status | None = None
@@ -69,6 +71,7 @@ class Publication:
     timeline: Sequence[Moment] = ()
     summary: Summary | None = None
     failure: Failure | None = None
+    losses: Losses | None = None
 
     @property
     def detail(self) -> str:
@@ -80,6 +83,8 @@ class Publication:
         pages = {EVENTS: _lines(self.events), TIMELINE: _written([moment.to_json() for moment in self.timeline])}
         if self.status is not None:
             pages[STATUS] = _status(self.status)
+        if self.losses is not None:
+            pages[LOSSES] = _written(self.losses.to_json())
         if self.summary is not None:
             pages[SUMMARY] = _written(self.summary.to_json())
         if self.failure is not None:
@@ -93,13 +98,14 @@ class Publication:
         moments = _read(pages, TIMELINE)
         if not isinstance(moments, list | None):
             raise SpecError([Problem(TIMELINE, "", "must be a list of moments")])
-        status, summary, failure = (_read(pages, name) for name in (STATUS, SUMMARY, FAILURE))
+        status, summary, failure, losses = (_read(pages, name) for name in (STATUS, SUMMARY, FAILURE, LOSSES))
         return cls(
             status=None if status is None else Status.from_json(status, STATUS),
             events=tuple(event.parse(line, EVENTS) for line in pages.get(EVENTS, "").splitlines()),
             timeline=tuple(Moment.from_json(moment, TIMELINE) for moment in moments or ()),
             summary=None if summary is None else Summary.from_json(summary, SUMMARY),
             failure=None if failure is None else Failure.from_json(failure, FAILURE),
+            losses=None if losses is None else Losses.from_json(losses, LOSSES),
         )
 
 

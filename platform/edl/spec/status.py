@@ -19,7 +19,9 @@ from edl.spec.section import Option, Section
 
 ENDED = ("Done", "Failed", "Interrupted")
 """Phases of a job of which nothing more will come."""
-PHASES = ("Starting", "Training", "Evaluating", "Exporting", "Predicting", *ENDED)
+STALLED = "Stalled"
+"""A job that was at work waits for parameter servers, or nobody hears of its master; ``reason`` says which, and why."""
+PHASES = ("Starting", "Training", "Evaluating", "Exporting", "Predicting", STALLED, *ENDED)
 ROLES = ("supervisor", "master", "ps", "worker")
 
 _COUNT = Whole(0)

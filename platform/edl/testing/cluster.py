@@ -129,6 +129,13 @@ class FakeCluster:
                 pod.seen = replace(pod.seen, cause=cause)
                 self._delete(uid, grace)
 
+    def lose_node(self, uid: str, since: float) -> None:
+        """The cluster has not heard of the node of a pod since then, in unix seconds; 0: it does. The pod goes on."""
+        with self._lock:
+            pod = self._pods[uid]
+            pod.seen = replace(pod.seen, unreachable=since)
+            self._change(pod, reason=pod.seen.reason)
+
     def run_out_of_memory(self, uid: str) -> None:
         """The kernel kills a pod that wants more memory than it may have."""
         with self._lock:

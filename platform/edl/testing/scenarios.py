@@ -122,6 +122,8 @@ def pod(stage: Stage, who: Words, fields: Fields) -> ev.Event:
         cause=Cause(fields.get("cause", "")),
         message=fields.get("message", ""),
         elevated="elevated" in who,
+        node=fields.get("node", ""),
+        unreachable=float(fields.get("unreachable", 0)),
     )
     return ev.PodChanged(stage.pods[who[0]])
 
@@ -189,6 +191,7 @@ _EVENTS: Mapping[str, Callable[[Stage, Words, Fields], ev.Event]] = {
     ),
     "scale": lambda stage, who, fields: ev.ScaleWanted(_whole(fields, "min"), _whole(fields, "max")),
     "stop": lambda stage, who, fields: ev.StopWanted(" ".join(who), float(fields.get("seconds", "0"))),
+    "heard": lambda stage, who, fields: ev.PsHeard(who[0]),
     "told-to-go": lambda stage, who, fields: ev.PsLeaving(who[0]),
     "tick": lambda stage, who, fields: ev.Tick(),
 }

@@ -8,7 +8,7 @@ import pytest
 from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, with_status
-from small_cluster import SmallCluster
+from small_cluster import NOW, SmallCluster
 
 from edl.kube.kinds import NAMESPACES
 from edl.spec.publication import Publication
@@ -29,10 +29,10 @@ def test_the_jobs_of_a_namespace(desk: Desk) -> None:
     fill(desk.cluster)
     assert desk.edl("list") == 0
     assert desk.out.splitlines() == [
-        "JOB     PHASE      PROGRESS   WORKERS   SAMPLES/S   AGE",
-        "done    Done          100 %         -           -    3m",
-        "mnist   Training       43 %       2/4       8,123    3m",
-        "waits   Pending           -         -           -    3m",
+        "JOB     PHASE      PROGRESS            WORKERS   SAMPLES/S   AGE",
+        "done    Done          100 %                  -           -    3m",
+        "mnist   Training       43 %   1/4 (1 starting)       8,123    3m",
+        "waits   Pending           -                  -           -    3m",
     ]
 
 
@@ -40,6 +40,18 @@ def test_the_jobs_of_all_namespaces(desk: Desk) -> None:
     fill(desk.cluster)
     assert desk.edl("list", "-A") == 0
     assert "elsewhere   other   Training starved" in desk.out
+
+
+def test_what_a_stalled_job_waits_for(desk: Desk) -> None:
+    why = "waiting for ps-0, its node n1 is unreachable since 2027-01-15 07:59:00 UTC"
+    put_job(desk.cluster, told=with_status(phase="Stalled", reason=why))
+    put_job(desk.cluster, "alone", with_status(updated=NOW - 65))
+    assert desk.edl("list") == 0
+    assert "mnist   Stalled" in desk.out
+    assert f"mnist is stalled: {why}" in desk.out.splitlines()
+    assert "alone   Stalled" in desk.out
+    assert "alone is stalled: its master is not there" in desk.out
+    assert "it has not said anything for 65 s" in desk.out
 
 
 def test_for_programs(desk: Desk) -> None:

@@ -25,7 +25,7 @@ mnist  Training  namespace team, submitted 3m ago
 ███████████████░░░░░░░░░░░░░░░░░░░░ 43 %  25,800 of 60,000 records, epoch 2 of 5
 step 1,234   loss 0.3119   evaluated accuracy 0.9134   8,123 samples/s   4 s left
 run 0a1b
-2 workers of 4 wanted, at least 1
+1 worker and 1 starting of 4 wanted, at least 1
 
 workers
 4 ┤░░░░░░░░░░░░░░░████████████████████████████░░░░░░░░░░░░░░░██████████████
@@ -110,7 +110,7 @@ def test_an_unknown_job(desk: Desk) -> None:
     [
         ({"starved": True}, "mnist  Training (starved)  namespace team"),
         ({"refusals": {"worker-7": "exceeded quota"}}, "refused: worker-7: exceeded quota"),
-        ({"updated": NOW - 90}, "The master said this 1m ago: it may be away."),
+        ({"updated": NOW - 90}, "The master said this 1m ago: its master is not there"),
     ],
 )
 def test_what_is_worth_a_word(changes: dict[str, object], line: str) -> None:
@@ -122,7 +122,7 @@ run 0a1b
 mode sync, 2 gradients an update, tolerance 1; 0.4 updates stale on average, 1 at most
 pushes 1,128 in 580 updates; 3 more were too old and computed again (0.3 % of all)
 an update with 1 of 2 gradients has been waiting for worker-2 for 12 s
-2 workers of 4 wanted, at least 1
+1 worker and 1 starting of 4 wanted, at least 1
 """
 TABLES = """\
 worker-4   pending    -      on 2 of 2 nodes too little cpu is free

@@ -29,7 +29,7 @@ def test_the_wish_is_added_to_those_before(desk: Desk) -> None:
     assert desk.edl("stop", "mnist") == 0
     assert find(desk.cluster, "mnist").desired == Desired(min=9, stop=True)
     assert desk.out.endswith(
-        "No checkpoint is made: records done since the newest one are trained on again.\n"
+        "A checkpoint is taken first, if that takes no longer than 30 s: nothing that is done is trained on again.\n"
         "Go on with it once it has ended (edl stop --wait waits for that): edl submit JOB.yaml --resume 0a1b\n"
     )
 
@@ -70,9 +70,9 @@ def test_it_waits_until_the_job_can_be_gone_on_with(desk: Desk, stopping: list[C
     assert desk.edl("stop", "mnist", "--wait", "--timeout", "5m") == 0
     assert desk.err == "mnist is Training, and stops\n"
     assert desk.out.splitlines() == [
-        "mnist is asked to stop; its pods go within seconds.",
+        "mnist is asked to stop; its pods go once a checkpoint is taken.",
         "mnist: stopped after 0 s",
-        "No checkpoint is made: records done since the newest one are trained on again.",
+        "A checkpoint is taken first, if that takes no longer than 30 s: nothing that is done is trained on again.",
         "Go on with it later: edl submit JOB.yaml --resume 0a1b",
     ]
 

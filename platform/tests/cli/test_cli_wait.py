@@ -53,9 +53,9 @@ def waited(aim: str, *looks: JobSeen | Exception, seconds: float | None = None) 
         ("done", [TRAINING, FAILED], 1),
         ("started", [NEW, STARTING, TRAINING], 0),
         ("started", [DONE], 0),
-        ("workers=2", [NEW, TRAINING], 0),
+        ("workers=1", [NEW, TRAINING], 0),
         ("workers=3", [TRAINING, DONE], 1),
-        ("workers=1", [TRAINING, TRAINING, DONE], 1),
+        ("workers=2", [TRAINING, TRAINING, DONE], 1),
     ],
 )
 def test_goals(aim: str, looks: list[JobSeen], code: int) -> None:
@@ -65,7 +65,7 @@ def test_goals(aim: str, looks: list[JobSeen], code: int) -> None:
 def test_the_time_is_over() -> None:
     code, said = waited("done", *[TRAINING] * 9, seconds=3)
     assert code == TIMED_OUT == 124
-    assert said == "mnist is still Training after 3 s"
+    assert said == "mnist is still Training after 3 s; 1 of 4 workers work, 1 more starts"
 
 
 def test_a_job_that_is_deleted_meanwhile() -> None:
@@ -104,7 +104,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_at_the_command_line(desk: Desk) -> None:
-    assert desk.edl("wait", "mnist", "--for", "workers=2") == 0
+    assert desk.edl("wait", "mnist", "--for", "workers=1") == 0
     assert desk.edl("wait", "mnist", "--timeout", "0") == 124
     assert desk.edl("wait", "mnist", "--timeout", "soon") == 2
     put_job(desk.cluster, told=with_status(phase="Failed"), status=conditions(Failed=""))

@@ -186,6 +186,14 @@ class ApiServer:
             )
             self._record("MODIFIED", pod)
 
+    def set_ready(self, uid: str, ready: bool) -> None:
+        """What the node controller does to a pod whose node it does not hear of, and the kubelet that is back."""
+        with self.changed:
+            pod = self.pod(uid)
+            since = "2023-11-14T22:13:20Z"
+            pod["status"]["conditions"] = [{"type": "Ready", "status": str(ready), "lastTransitionTime": since}]
+            self._record("MODIFIED", pod)
+
     def grace_over(self) -> None:
         """SIGKILL to all that were told to go and are still there."""
         with self.changed:

@@ -67,6 +67,12 @@ class KubeStand:
     def stubborn(self, uid: str) -> None:
         self.server.behave(uid, None)
 
+    def lose_node(self, uid: str) -> None:
+        self.server.set_ready(uid, False)
+
+    def find_node(self, uid: str) -> None:
+        self.server.set_ready(uid, True)
+
     def let_pass(self, seconds: float) -> None:
         self.server.grace_over()
 

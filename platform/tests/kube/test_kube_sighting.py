@@ -74,6 +74,26 @@ def test_recorded_pod(label: str) -> None:
     assert seen.node == REAL[label]["spec"].get("nodeName", "")
 
 
+@pytest.mark.parametrize("label", EXPECTED)
+def test_only_pods_of_lost_nodes_are_unreachable(label: str) -> None:
+    lost = "node does not answer" in label or "for its node's taint" in label
+    assert bool(sighting.read(REAL[label]).unreachable) == lost
+
+
+def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
+    """Its readiness probe fails, or a container of somebody else's is restarted: the kubelet says why."""
+    false = {"status": "False", "lastTransitionTime": "2026-01-31T12:00:00Z"}
+    for ready, containers in (
+        ({**false, "reason": "ContainersNotReady"}, "False"),
+        ({**false, "reason": "ReadinessGatesNotReady"}, "True"),
+        (false, "False"),
+    ):
+        conditions = [{"type": "Ready", **ready}, {"type": "ContainersReady", "status": containers}]
+        assert sighting.read(running(conditions=conditions)).unreachable == 0
+    lost = [{"type": "Ready", **false}, {"type": "ContainersReady", "status": "True"}]
+    assert sighting.read(running(conditions=lost)).unreachable == 1769860800
+
+
 @pytest.mark.parametrize("label", [label for label in EXPECTED if "deletionTimestamp" in REAL[label]["metadata"]])
 def test_deletion_that_the_master_asked_for_has_no_cause(label: str) -> None:
     assert sighting.read(REAL[label], asked=True).cause == Cause.NONE

@@ -160,7 +160,7 @@ def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
     status, summary = stage.reporter.status(), stage.reporter.summary()
     assert (status.records_total, status.records_done, status.step, status.loss) == (8, 2, 1, 1.5)
     assert (status.epoch, status.epochs, status.phase) == (1, 1, "Training")
-    assert [(worker.index, worker.state) for worker in status.workers] == [(0, "starting")]  # it has built no model yet
+    assert [(worker.index, worker.state) for worker in status.workers] == [(0, "training")]
     stage.shell.handle(ModelDeclared("worker-0"))
     assert stage.reporter.status().workers[0].state == "training"
     assert [(ps.index, ps.state) for ps in status.ps] == [(0, "serving")]

@@ -44,6 +44,12 @@ class FakeStand:
     def stubborn(self, uid: str) -> None:
         self.fake.behave(uid, on_sigterm=None)
 
+    def lose_node(self, uid: str) -> None:
+        self.fake.lose_node(uid, 1_700_000_000.0)
+
+    def find_node(self, uid: str) -> None:
+        self.fake.lose_node(uid, 0.0)
+
     def let_pass(self, seconds: float) -> None:
         self.clock.advance(seconds)
 

@@ -57,7 +57,7 @@ def _body(job: JobSeen, now: float, width: int) -> Iterator[str]:
         yield ""
         yield from block(heading(job.phase, job.told.summary), rows(job.told.summary))
     if not job.ended and now - status.updated > _STALE_SECONDS:
-        yield f"The master said this {age(now - status.updated)} ago: it may be away."
+        yield f"The master said this {age(now - status.updated)} ago: {job.silence or 'it may be away'}."
 
 
 def _progress(status: Status, width: int, evaluations: Sequence[EvaluationEnded]) -> Iterator[str]:
@@ -82,7 +82,8 @@ def _wishes(job: JobSeen) -> Iterator[str]:
     if wanted.stop and not job.ended:
         yield "It was asked to stop."
     if not job.ended:
-        yield f"{workers(job.running)} of {status.workers_wanted} wanted, at least {status.workers_min}"
+        starting = f" and {job.starting} starting" if job.starting else ""
+        yield f"{workers(job.working)}{starting} of {status.workers_wanted} wanted, at least {status.workers_min}"
 
 
 def _exchange(told: ParametersStatus) -> Iterator[str]:

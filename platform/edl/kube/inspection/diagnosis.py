@@ -50,6 +50,7 @@ def diagnose(evidence: Evidence) -> list[Complaint]:
         return [*_ended(evidence), *_costs(evidence)]
     found = [
         *_master(evidence),
+        *_stalled(evidence),
         *_pending(evidence),
         *_refused(evidence.job),
         *_starved(evidence),
@@ -97,6 +98,14 @@ def _master(evidence: Evidence) -> Iterator[Complaint]:
         yield Complaint(
             "master", "the Job controller has not started its pod yet; after a deletion it waits 10 s and more"
         )
+
+
+def _stalled(evidence: Evidence) -> Iterator[Complaint]:
+    """That training stands, and for want of what."""
+    job = evidence.job
+    if job.stall:
+        remedy = "It goes on by itself when that is there; the master replaces what does not answer."
+        yield Complaint(job.name, f"it is stalled: {job.stall}", remedy)
 
 
 def _pending(evidence: Evidence) -> Iterator[Complaint]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,13 +14,15 @@ from edl.core.cluster import Role
 from edl.core.errors import BadInputError
 from edl.kube import names
 from edl.kube.api import EVERYWHERE, Api
-from edl.kube.errors import ApiError, NotFoundError
+from edl.kube.errors import ApiError, ForbiddenError, NotFoundError
 from edl.kube.inspection import wishes
+from edl.kube.inspection.waiting import waits_for
 from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, Manifest
 from edl.kube.moments import created, moment
+from edl.kube.pods.sighting import unreachable_since
 from edl.spec.problem import SpecError
 from edl.spec.publication import Publication
-from edl.spec.status import ENDED, Status
+from edl.spec.status import ENDED, STALLED, Status
 from edl.spec.status import PHASES as MASTERS_PHASES
 
 MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
@@ -27,6 +30,8 @@ PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
 """All that a job can be, its master's own words and those of Kubernetes."""
 AWAY = ("pending", "leaving")
 """States of a worker that does not run, or not for long."""
+SILENT_SECONDS = 30.0
+"""A master publishes every second; one of which nothing is heard for so long is away."""
 _NONE_THERE = "-n names another namespace; `edl list -A` shows the jobs of all."
 
 
@@ -44,6 +49,7 @@ class JobSeen:
         job: the Job, as the API server has it.
         told: what its master published last; empty before the first time, and when it cannot be read.
         unreadable: why it cannot be read: the master is of another version of EDL.
+        silence: why nobody knows what a job that had begun does now: nothing is heard of its master.
     """
 
     name: str
@@ -51,6 +57,7 @@ class JobSeen:
     job: Manifest
     told: Publication
     unreadable: str = ""
+    silence: str = field(default="", kw_only=True)
 
     @property
     def uid(self) -> str:
@@ -96,12 +103,31 @@ class JobSeen:
             return said if said in ENDED else "Failed"
         if spec.get("suspend"):
             return "Suspended"
+        if self.silence:
+            return STALLED
         return said or ("Starting" if self.job.get("status", {}).get("ready") else "Pending")
 
     @property
     def running(self) -> int:
         """Workers that run: neither waiting for room nor told to go."""
         return sum(worker.state not in AWAY for worker in self.status.workers) if self.status else 0
+
+    @property
+    def starting(self) -> int:
+        """Of them, those that cannot work yet: they import TensorFlow and build the model."""
+        return sum(worker.state == "starting" for worker in self.status.workers) if self.status else 0
+
+    @property
+    def working(self) -> int:
+        """Workers that run and have started: they train, or would if there were something to do."""
+        return self.running - self.starting
+
+    @property
+    def stall(self) -> str:
+        """What a job that is stalled waits for; empty for any other."""
+        if self.phase != STALLED:
+            return ""
+        return self.silence or (self.status.reason if self.status else "")
 
     @property
     def ended(self) -> bool:
@@ -126,8 +152,9 @@ def listed(api: Api, *, everywhere: bool = False) -> list[JobSeen]:
     """All jobs of the namespace, or of all namespaces, by namespace and name."""
     where = EVERYWHERE if everywhere else None
     pages = _pages(api.list(CONFIGMAPS, namespace=where, labels=names.selector()).items)
-    jobs = api.list(JOBS, namespace=where, labels=MASTER_LABELS).items
-    found = [_seen(job, pages.get((job["metadata"]["namespace"], _job_of(job)), {})) for job in jobs]
+    jobs = api.list(JOBS, namespace=where, labels=MASTER_LABELS)
+    found = [_seen(job, pages.get((job["metadata"]["namespace"], _job_of(job)), {})) for job in jobs.items]
+    found = [_heard(api, job, jobs.server_time) for job in found]
     return sorted(found, key=lambda each: (each.namespace, each.name))
 
 
@@ -138,14 +165,14 @@ def find(api: Api, job: str) -> JobSeen:
         UnknownJobError: there is none; says which there are.
     """
     try:
-        found = api.get(JOBS, names.master(job))
+        answer = api.ask("GET", JOBS.path(api.namespace, names.master(job)))
     except NotFoundError as error:
         raise _unknown(api, job) from error
     try:
         status = api.get(CONFIGMAPS, names.status(job))
     except NotFoundError:  # somebody deleted it: the master makes it anew
         status = {}
-    return _seen(found, status.get("data") or {})
+    return _heard(api, _seen(answer.body, status.get("data") or {}), answer.server_time)
 
 
 def job_names(api: Api) -> list[str]:
@@ -193,6 +220,40 @@ def _seen(job: Manifest, pages: dict[str, str]) -> JobSeen:
         return JobSeen(name, namespace, job, Publication.from_pages(pages))
     except SpecError as error:  # one job's master of another version must not hide the others
         return JobSeen(name, namespace, job, Publication(), str(error))
+
+
+def _heard(api: Api, job: JobSeen, now: float | None) -> JobSeen:
+    """The job, with what is known of its master if nothing has been heard of that for too long.
+
+    Args:
+        now: the server's clock, which the master's is nearer to than the user's; None if it does not say.
+    """
+    status = job.status
+    if status is None or now is None or job.phase in (*ENDED, "Deleting", "Suspended"):
+        return job
+    silent = now - status.updated
+    if silent < SILENT_SECONDS:
+        return job
+    try:
+        masters = api.list(PODS, namespace=job.namespace, labels=names.selector(job.name, Role.MASTER)).items
+    except ForbiddenError:
+        return replace(job, silence=f"its master has not said anything for {silent:.0f} s")
+    return replace(job, silence=f"{_about(masters)}; it has not said anything for {silent:.0f} s")
+
+
+def _about(masters: Iterable[Manifest]) -> str:
+    """What is the matter with the newest of a job's masters."""
+    newest = max(masters, key=created, default=None)
+    if newest is None:
+        return "its master is not there, and the Job controller has not started another one yet"
+    lost = unreachable_since(newest)
+    if lost:
+        since = datetime.fromtimestamp(lost, UTC)
+        return f"its master's node {newest['spec'].get('nodeName')} is unreachable since {since:%Y-%m-%d %H:%M:%S} UTC"
+    wait = waits_for(newest)
+    if wait is not None:
+        return f"its master waits: {wait.text}"
+    return "its master runs" if "deletionTimestamp" not in newest["metadata"] else "its master was told to go"
 
 
 def _job_of(manifest: Manifest) -> str:

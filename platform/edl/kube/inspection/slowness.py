@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import dropwhile, pairwise
 
-from edl.core.cluster import Cause
 from edl.kube.inspection.complaint import Complaint
 from edl.kube.inspection.jobs import JobSeen
-from edl.spec.event import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
+from edl.spec.event import Warned
+from edl.spec.losses import LossCounter, Losses
 from edl.spec.publication import Moment
 
 ENOUGH = 0.9
 """Share of the wanted workers below which too few are worth a word."""
 LONG_SECONDS = 60.0
 """Workers that have been awaited for a shorter time are no reason for anything."""
-_PLANNED = ("Completed", "Deleted")
-_CAUSES = {cause.value for cause in Cause}
 
 
 def slowed(job: JobSeen, called: str) -> Iterator[Complaint]:
     """What cost time so far; ``called`` is the job as the next command names it."""
     yield from _few_workers(job, called)
     yield from _not_applied(job, called)
-    yield from _losses(job.name, job.told.events, called)
+    told = job.told
+    yield from _losses(job.name, told.losses or LossCounter.of(told.events).losses, called)
     for message in dict.fromkeys(event.message for event in job.told.events if isinstance(event, Warned)):
         yield Complaint(job.name, message)
 
@@ -60,37 +58,25 @@ def average_workers(moments: Sequence[Moment]) -> float:
     return sum(span * workers for span, workers in spans) / whole if whole > 0 else float(moments[-1].workers)
 
 
-def _losses(job: str, events: Sequence[Event], called: str) -> Iterator[Complaint]:
-    """What the newest events tell of losses; older ones are forgotten."""
-    for role, what in (("worker", "workers"), ("ps", "parameter servers"), ("master", "the master")):
-        lost = Counter(end.reason.partition(": ")[0] or "no reason known" for end in _lost(events) if end.role == role)
-        if lost:
-            told = ", ".join(f"{count} x {reason}" for reason, count in sorted(lost.items()))
+def _losses(job: str, losses: Losses, called: str) -> Iterator[Complaint]:
+    """What was lost, over the job's whole life."""
+    for what, by_reason in (
+        ("workers", losses.workers),
+        ("parameter servers", losses.ps),
+        ("the master", losses.master),
+    ):
+        if by_reason:
+            told = ", ".join(f"{count} x {reason}" for reason, count in sorted(by_reason.items()))
             yield Complaint(job, f"{what} lost: {told}", f"`edl events {called}` shows when.")
-    returned, again = _records(events, RecordsReturned), _records(events, RecordsLeased)
-    back = [e for e in events if isinstance(e, RolledBack)]
-    if back:
-        records = sum(e.records for e in back)
-        text = f"rolled back {len(back)} times, {records:,} records again: {back[-1].reason}"
+    if losses.rollbacks:
+        text = (
+            f"rolled back {losses.rollbacks} times, {losses.records_rolled_back:,} records again: "
+            f"{losses.rollback_reason}"
+        )
         yield Complaint(job, text, "More frequent checkpoints (checkpoint.every_steps) make that cheaper.")
-    if returned:
+    if losses.records_returned:
         yield Complaint(
             job,
-            f"{returned:,} records went back to the queue; {min(again, returned):,} of them were leased again since",
+            f"{losses.records_returned:,} records went back to the queue; {losses.records_leased_again:,} of them were "
+            "leased again since",
         )
-
-
-def _records(events: Sequence[Event], kind: type[RecordsReturned] | type[RecordsLeased]) -> int:
-    return sum(event.end - event.start for event in events if isinstance(event, kind))
-
-
-def _lost(events: Sequence[Event]) -> Iterator[RoleEnded]:
-    """Ends that nobody had planned; whom the master itself told to go is none of them."""
-    dismissed: set[tuple[str, int]] = set()
-    for event in events:
-        if isinstance(event, RoleLeaving) and event.cause not in _CAUSES:
-            dismissed.add((event.role, event.index))
-        if not isinstance(event, RoleEnded) or event.reason in _PLANNED:
-            continue
-        if (event.role, event.index) not in dismissed:
-            yield event

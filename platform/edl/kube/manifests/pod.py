@@ -28,6 +28,8 @@ GRACE_SECONDS = 30
 DISK, DISK_REQUEST = "ephemeral-storage", 256 << 20
 """Kubernetes' name for a node's own disk, and the bytes of it that a pod asks for, unless its limit is lower."""
 _UNHEALTHY_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_NODE_LOST_SECONDS: Mapping[Role, int | None] = {Role.MASTER: 30, Role.PS: None, Role.WORKER: 10}
+"""The master deletes a PS of which nobody hears (``edl.core.unreachable_ps``), and one that answers is to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _spec(spec: JobSpec, place: Place, wish: Wish) -> Manifest:
         "securityContext": security.of_pod(spec.security.run_as),
         "containers": [_container(spec, place, section.resources, wish)],
         "volumes": mounts.volumes(spec, place.token_secret),
-        "tolerations": tolerations(spec.pod.tolerations, 10 if place.role is Role.WORKER else 30),
+        "tolerations": tolerations(spec.pod.tolerations, _NODE_LOST_SECONDS[place.role]),
     }
     return found | _optional(spec)
 
@@ -150,16 +152,15 @@ def _disk(most: int | None) -> tuple[Manifest, Manifest]:
     return {DISK: size_text(min(most, DISK_REQUEST))}, {DISK: size_text(most)}
 
 
-def tolerations(own: tuple[Mapping[str, Json], ...], seconds: int) -> list[dict[str, Any]]:
+def tolerations(own: tuple[Mapping[str, Json], ...], seconds: int | None) -> list[dict[str, Any]]:
     """The spec's tolerations, and how long a pod stays on a node that is lost, where the spec does not say it.
 
-    Clusters add 300 s themselves to pods without such tolerations.
+    Clusters add 300 s themselves to pods without such tolerations. None: until somebody deletes it.
     """
+    limit = {} if seconds is None else {"tolerationSeconds": seconds}
     said = [one.get("key") for one in own if one.get("effect") in (None, "", "NoExecute")]
     waits = [
-        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
-        for key in _UNHEALTHY_NODE
-        if key not in said
+        {"key": key, "operator": "Exists", "effect": "NoExecute", **limit} for key in _UNHEALTHY_NODE if key not in said
     ]
     return [*(dict(one) for one in own), *waits]
 

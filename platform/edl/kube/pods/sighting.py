@@ -20,6 +20,7 @@ from typing import Any
 from edl.core.cluster import Cause, Phase, PodSeen, Role
 from edl.kube import names
 from edl.kube.kinds import Manifest
+from edl.kube.moments import moment
 from edl.kube.pods.last_words import last_line
 
 DELETED = "Deleted"
@@ -90,6 +91,7 @@ def read(pod: Manifest, *, asked: bool = False) -> PodSeen:
         message=message,
         node=pod.get("spec", {}).get("nodeName") or "",
         elevated=labels.get(names.ELEVATED) == "true",
+        unreachable=unreachable_since(pod) if ending is None else 0.0,
     )
 
 
@@ -99,6 +101,18 @@ def gone(last: PodSeen, *, asked: bool = False) -> PodSeen:
         return last
     cause = last.cause if last.leaving else Cause.NONE if asked else Cause.DELETED
     return replace(last, phase=Phase.GONE, reason=DELETED, leaving=False, cause=cause)
+
+
+def unreachable_since(pod: Manifest) -> float:
+    """Since when the control plane has not heard of the pod's node, in unix seconds; 0: it does.
+
+    A master may not look at nodes. But the node controller sets the condition Ready of their pods to False, and nothing
+    else: the kubelet, which has the last word of it otherwise, gives a reason and says the same of ContainersReady.
+    """
+    ready, containers = _condition(pod, "Ready"), _condition(pod, "ContainersReady")
+    if ready.get("status") != "False" or ready.get("reason") or containers.get("status") == "False":
+        return 0.0
+    return moment(ready.get("lastTransitionTime")) or 1.0
 
 
 # ---------------------------------------------------------------------- phase

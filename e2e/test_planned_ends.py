@@ -1,0 +1,66 @@
+"""Planned ends cost nothing: a parameter server that is told to go, a job that is stopped or deleted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from e2e.jobs import Job, delete_pod, digits
+from e2e.ledger import Run, finished
+from e2e.namespaces import Namespace
+
+RARELY = {"every_steps": 100_000}
+"""No checkpoint but the first and those of planned ends: whatever goes back is seen."""
+DELETE_SECONDS = 15.0
+
+
+def started(place: Namespace, name: str, *, ps: int = 1) -> Job:
+    """A job of two workers, amid its training."""
+    job = Job.write(place, digits(name, image=place.images.zoo, seconds=200, workers=2, ps=ps, checkpoint=RARELY))
+    job.submit()
+    job.wait_training(workers=2)
+    job.wait_step(40)
+    return job
+
+
+@pytest.mark.parametrize("ps", [1, 2])
+def test_a_ps_that_is_deleted_hands_over(place: Namespace, ps: int) -> None:
+    """``kubectl delete pod``, with the 30 s of grace that a pod has: no record and no update goes back."""
+    job = started(place, f"handover-{ps}", ps=ps)
+    name, uid = max(job.ps_uids().items())
+    workers = job.worker_uids()
+    delete_pod(place, name)
+    job.wait("its successor under the same name", lambda: job.ps_uids().get(name, uid) != uid or None, 60)
+    job.wait_more_steps()
+    assert job.worker_uids() == workers
+    summary, run = finished(job)
+    assert (summary["records_rolled_back"], summary["updates_rolled_back"], summary["records_repeated"]) == (0, 0, 0)
+    assert (run.ledger.rollbacks, run.ledger.parts) == ([], [])
+    job.must("delete", "--yes")
+
+
+def test_a_stopped_job_has_done_nothing_in_vain(place: Namespace) -> None:
+    """``edl stop --wait`` takes a checkpoint: what is resumed goes on behind the last step that was done."""
+    job = started(place, "stopped-in-time")
+    run_id = job.status()["run"]
+    job.must("stop", "--wait", "--timeout", "60s")
+    done = job.status()["step"]
+    stopped = Run.fetch(job, run_id)
+    assert stopped.of("checkpoint_saved")[-1]["step"] >= done > 0
+    job.must("delete", "--yes")
+    job.must("submit", "--yes", "--detach", "--resume", run_id)
+    job.wait_training(workers=2)
+    job.hurry()
+    assert job.wait_end() == "Complete"
+    summary = job.wait("its summary", lambda: job.page("summary.json"), 10)
+    assert (summary["records_lost"], summary["records_rolled_back"], summary["updates_rolled_back"]) == (0, 0, 0)
+    job.must("delete", "--yes")
+
+
+def test_a_job_that_trains_is_deleted_soon(place: Namespace) -> None:
+    """Nothing is handed over or saved for a job that goes."""
+    job = started(place, "deleted", ps=2)
+    began = time.monotonic()
+    job.must("delete", "--yes")
+    assert time.monotonic() - began < DELETE_SECONDS
+    assert job.leftovers() == []

@@ -1,0 +1,67 @@
+"""When training stands for want of parameter servers, and what is said of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.events import PodChanged, PsHeard, Tick
+from edl.core.stall import SILENT_SECONDS, MissingPs, missing_ps
+from edl.testing.scenarios import Stage
+
+JOB = "job minibatch=2 task_records=4 workers=1 ps=2 training=a:8"
+
+
+def trains() -> Stage:
+    stage = Stage()
+    stage.play(JOB)
+    stage.play("started")
+    stage.play("1.0 wants worker-0")
+    return stage
+
+
+def see(stage: Stage, uid: str, now: float, **fields: Any) -> None:
+    values = {"phase": Phase.RUNNING, "node": "n1", **fields}
+    stage.job.handle(PodChanged(PodSeen(uid, Role.PS, int(uid[3]), **values)), now)
+
+
+def test_a_job_that_trains_waits_for_nobody() -> None:
+    stage = trains()
+    for now in (5.0, 10.0, 15.0):
+        for ps in ("ps-0", "ps-1"):
+            stage.job.handle(PsHeard(ps), now)
+    assert missing_ps(stage.job, 16.0) == ()
+
+
+def test_a_ps_that_does_not_answer_and_one_whose_node_is_lost() -> None:
+    stage = trains()
+    assert missing_ps(stage.job, SILENT_SECONDS - 0.1) == ()
+    stage.job.handle(PsHeard("ps-1"), 12.0)
+    see(stage, "ps-0", 13.0, unreachable=1_700_000_000.0)
+    assert missing_ps(stage.job, 20.0) == (MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),)
+    assert missing_ps(stage.job, 25.0)[1] == MissingPs(1, "it has not answered for 13 s")
+
+
+def test_a_ps_that_is_lost_until_its_successor_has_loaded_its_checkpoint() -> None:
+    stage = trains()
+    stage.job.handle(PsHeard("ps-1"), 4.0)
+    see(stage, "ps-0", 5.0, phase=Phase.FAILED, exit_code=137)
+    assert missing_ps(stage.job, 5.0) == (MissingPs(0, "a new one is asked for"),)
+    see(stage, "ps-0-b", 6.0, phase=Phase.PENDING, node="", message="0/3 nodes are available")
+    assert missing_ps(stage.job, 6.0) == (MissingPs(0, "it has no place yet: 0/3 nodes are available"),)
+    see(stage, "ps-0-b", 7.0)
+    stage.play("7.1 registered ps-0-b")
+    stage.play("7.2 attached ps-0-b empty")
+    assert missing_ps(stage.job, 7.3) == (MissingPs(0, "it loads its checkpoint"),)
+    stage.play("7.4 attached ps-0-b")
+    assert missing_ps(stage.job, 7.5) == ()
+
+
+def test_a_job_that_has_not_begun_or_is_over_is_not_stalled() -> None:
+    stage = Stage()
+    stage.play(JOB)
+    assert missing_ps(stage.job, 100.0) == ()
+    stage = trains()
+    stage.play("2.0 stop enough")
+    stage.job.handle(Tick(), 3.0)
+    assert missing_ps(stage.job, 100.0) == ()

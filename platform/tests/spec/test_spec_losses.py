@@ -1,0 +1,42 @@
+"""Losses are counted over a job's whole life, whoever wanted them."""
+
+from __future__ import annotations
+
+from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.spec.losses import LossCounter, Losses
+from edl.spec.publication import EVENTS_KEPT, Publication
+
+
+def ended(index: int, reason: str, role: str = "worker") -> RoleEnded:
+    return RoleEnded(1.0, role, index, None, reason, 143)
+
+
+def test_losses_are_counted_and_planned_ends_are_not() -> None:
+    told = LossCounter.of(
+        [
+            ended(0, "preempted: by default/serving"),
+            ended(1, "preempted"),
+            RoleLeaving(1.0, "worker", 2, "only 1 of 2 workers are wanted", ""),
+            ended(2, "Terminated"),
+            ended(3, "Completed"),
+            ended(0, "its node is unreachable", "ps"),
+            ended(0, "killed", "supervisor"),
+            RolledBack(1.0, 640, 2, "ps-0: killed"),
+            RecordsReturned(1.0, 0, 30, "a", None, "killed"),
+            RecordsLeased(1.0, 0, 10, "a", None),
+        ]
+    ).losses
+    assert told == Losses({"preempted": 2}, {"its node is unreachable": 1}, {}, 1, 640, "ps-0: killed", 30, 10)
+
+
+def test_they_are_published_and_outlive_the_events() -> None:
+    counter = LossCounter()
+    events = [ended(index, "deleted") for index in range(3 * EVENTS_KEPT)]
+    for event in events:
+        counter.hear(event)
+    pages = Publication(events=events, losses=counter.losses).to_pages()
+    told = Publication.from_pages(pages)
+    assert len(told.events) <= EVENTS_KEPT
+    assert told.losses is not None
+    assert told.losses.workers == {"deleted": 3 * EVENTS_KEPT}
+    assert Publication.from_pages({}).losses is None
