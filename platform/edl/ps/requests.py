@@ -108,20 +108,17 @@ def share(head: pb.Push, most_steps: int = MOST_STEPS) -> Share:
     A PS remembers the newest step of a lease, and the master believes it: one far ahead would count as many as done.
 
     Args:
-        head: of the push; the others of its round are looked at as well.
+        head: of the push, of which no number is negative; the others of its round are looked at as well.
         most_steps: that a lease has.
 
     Raises:
-        Refused: no lease has such a step, or a number is negative.
+        Refused: no lease has such a step.
     """
     pushes: list[pb.Push | pb.Share] = [head, *head.round]
     for one in pushes:
-        if one.lease < 0 or not 0 <= one.step < most_steps:
+        if one.step >= most_steps:
             what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {most_steps - 1}"
             raise Refused(what, kind="bad")
-    if min(head.worker, head.version, head.next) < 0:
-        what = f"a push of worker {head.worker}, of version {head.version}, before lease {head.next}: none is negative"
-        raise Refused(what, kind="bad")
     return Share(head.lease, head.step)
 
 

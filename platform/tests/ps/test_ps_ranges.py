@@ -29,13 +29,14 @@ HUGE = 1 << 62
     ("fields", "says"),
     [
         ({"step": 64}, "a lease has the steps 0 to 63"),
-        ({"step": HUGE}, "a lease has the steps 0 to 63"),
-        ({"step": -1}, "a lease has the steps 0 to 63"),
-        ({"lease": -1}, "of lease -1"),
-        ({"round": [pb.Share(lease=LEASE, step=HUGE)]}, "a lease has the steps 0 to 63"),
-        ({"worker": -1}, "worker -1"),
-        ({"version": -HUGE}, "none is negative"),
-        ({"next": -1}, "none is negative"),
+        ({"step": HUGE - 1}, "a lease has the steps 0 to 63"),
+        ({"step": HUGE}, "Push.step"),
+        ({"step": -1}, "Push.step: -1"),
+        ({"lease": -1}, "Push.lease: -1"),
+        ({"round": [pb.Share(lease=LEASE, step=64)]}, "a lease has the steps 0 to 63"),
+        ({"worker": -1}, "Push.worker: -1"),
+        ({"version": -HUGE}, "Push.version"),
+        ({"next": -1}, "Push.next: -1"),
     ],
     ids=str,
 )
@@ -53,7 +54,7 @@ def test_a_refused_step_closes_none_of_its_lease(start: Callable[..., Ps]) -> No
     worker = ps.worker()
     worker.declare({"w": np.zeros(2, np.float32)})
     with pytest.raises(BulkRefused, match="steps 0 to"):
-        worker.push(LEASE, HUGE, [1, 1])
+        worker.push(LEASE, HUGE - 1, [1, 1])
     assert worker.push(LEASE, 0, [1, 1])[0].outcome == pb.Pushed.APPLIED
     assert ps.revoke(LEASE) == {LEASE: 1}
 
