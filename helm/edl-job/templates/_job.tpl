@@ -3,7 +3,8 @@ The chart's own values, which are no part of the job.
 */}}
 {{- define "edl-job.own" -}}
 [submitter, schedule, timeZone, concurrencyPolicy, suspend, startingDeadlineSeconds, successfulJobsHistoryLimit,
- failedJobsHistoryLimit, resume, podDisruptionBudgets, global]
+ failedJobsHistoryLimit, resume, podDisruptionBudgets, nameOverride, commonLabels,
+ commonAnnotations, extraObjects, global]
 {{- end -}}
 
 {{/*

@@ -6,13 +6,26 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ include "edl-job.identity" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/*
+Annotations of every object: the common ones, and those of a dict. Takes a list: the root context, the dict.
+*/}}
+{{- define "edl-job.annotations" -}}
+{{- with merge (deepCopy (index . 1)) (index . 0).Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/*
 Labels by which the submitters of a release are found; they never change, so that they do not make a new Job.
 */}}
 {{- define "edl-job.identity" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ .Values.nameOverride | default .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: submitter
 app.kubernetes.io/part-of: edl
@@ -34,6 +47,7 @@ jobs of earlier times still mount the ConfigMap.
 
 {{- define "edl-job.image" -}}
 {{- with .Values.submitter.image -}}
+{{- with .registry | default $.Values.global.imageRegistry }}{{ . }}/{{ end -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
@@ -91,15 +105,17 @@ enableServiceLinks: false
 {{- with $submitter.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with $submitter.image.pullSecrets }}
+{{- with concat .root.Values.global.imagePullSecrets ($submitter.image.pullSecrets | default list) | uniq }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
   {{- end }}
 {{- end }}
-{{- with $submitter.nodeSelector }}
-nodeSelector:
+{{- range $field := list "nodeSelector" "affinity" "topologySpreadConstraints" }}
+{{- with get $submitter $field }}
+{{ $field }}:
   {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 tolerations:
   {{- with $submitter.tolerations }}

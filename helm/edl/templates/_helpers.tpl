@@ -6,12 +6,20 @@ Labels of every object. Takes the root context.
 {{- define "edl.labels" -}}
 {{- $own := dict
       "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-")
-      "app.kubernetes.io/name" .Chart.Name
+      "app.kubernetes.io/name" (.Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-")
       "app.kubernetes.io/instance" (trunc 63 .Release.Name)
       "app.kubernetes.io/version" .Chart.AppVersion
       "app.kubernetes.io/part-of" "edl"
       "app.kubernetes.io/managed-by" .Release.Service -}}
 {{- toYaml (merge $own .Values.commonLabels) -}}
+{{- end }}
+
+{{/*
+The name of an image, whole. Takes a dict: root; image, with registry, repository, tag and digest.
+*/}}
+{{- define "edl.image" -}}
+{{- with .image.registry | default .root.Values.global.imageRegistry }}{{ . }}/{{ end }}{{ .image.repository }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end }}
 
 {{/*
