@@ -100,5 +100,9 @@ def dataset_entry(state: State) -> dict[str, Any]:
     def rows(sources: Sequence[Source]) -> list[list[Any]]:
         return [[source.name, source.records] for source in sources]
 
-    found = {k: rows(state.ledgers[k].plan.sources) for k in (TRAINING, PREDICTION) if k in state.ledgers}
+    found: dict[str, Any] = {
+        k: rows(state.ledgers[k].plan.sources) for k in (TRAINING, PREDICTION) if k in state.ledgers
+    }
+    if state.order is not None:
+        found |= {TRAINING: rows(state.order.sources), "order": state.order.to_json()}
     return {**found, "validation": rows(state.validation)}

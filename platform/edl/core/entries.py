@@ -9,11 +9,12 @@ from edl.core import balance, evaluation
 from edl.core.callbacks import from_json
 from edl.core.checkpoint import Checkpoint
 from edl.core.evaluation import Round
-from edl.core.kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
+from edl.core.kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, shuffled, unit
 from edl.core.memory import Memory
 from edl.core.results import exported
 from edl.core.revocations import Revocation
 from edl.core.shards import Plan, Source
+from edl.core.shuffle import Order
 from edl.core.tasks import Lease, Ledger, Work
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ def _dataset(state: State, entry: Mapping[str, Any]) -> None:
         sources = _filled(entry.get(kind))
         if sources and (kind == PREDICTION) == s.predict:  # a worker describes whatever the job names
             state.ledgers[kind] = Ledger(Plan(sources, s.task_records, seed), epochs, s.minibatch)
+    order = entry.get("order")  # journals from before there was one have ranges of files
+    if order is not None and TRAINING in state.ledgers:
+        state.order = Order.from_json(entry[TRAINING], order, s.seed or 0)
+        state.ledgers[TRAINING] = shuffled(state.order, s.epochs, s.minibatch, s.task_records)
     state.validation = _filled(entry.get("validation"))
 
 

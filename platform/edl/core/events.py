@@ -13,6 +13,7 @@ from typing import Any
 from edl.core.callbacks import Callback
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import PLAIN, PodSeen, Role, Wish
+from edl.core.shuffle import Blocks
 from edl.core.tasks import Work
 
 # ------------------------------------------------------------------------------------------------ events
@@ -63,11 +64,16 @@ class PsLeaving:
 
 @dataclass(frozen=True, slots=True)
 class DatasetDescribed:
-    """What records there are: ``[[name, records], ...]`` of each part of the data set."""
+    """What records there are: ``[[name, records], ...]`` of each part of the data set.
+
+    Attributes:
+        blocks: of the training sources; None: their reader has no random access.
+    """
 
     training: tuple[tuple[str, int], ...] = ()
     validation: tuple[tuple[str, int], ...] = ()
     prediction: tuple[tuple[str, int], ...] = ()
+    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +350,13 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Answer: work for the worker. ``seconds``: without progress for so long, the lease is revoked."""
+    """Answer: work for the worker.
+
+    Attributes:
+        seconds: without progress for so long, the lease is revoked.
+        window: the work is positions of a shuffled order with such windows; 0: records of a source.
+        order: fingerprint of that order.
+    """
 
     lease: int
     kind: str
@@ -354,6 +366,8 @@ class Granted:
     pin: int = 0
     step: int = 0
     payload: Any = None
+    window: int = 0
+    order: str = ""
 
 
 @dataclass(frozen=True, slots=True)

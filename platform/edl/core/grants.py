@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edl.core import evaluation_callbacks, reclaim
 from edl.core.checkpoint_failures import steps_before_pause
 from edl.core.cluster import Role
+from edl.core.errors import BadInputError
 from edl.core.events import (
     Acknowledged,
     Command,
@@ -25,6 +27,7 @@ from edl.core.kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTI
 from edl.core.pods import STEPS_PER_CRASH
 from edl.core.results import refusal
 from edl.core.shards import minibatch_too_large
+from edl.core.shuffle import SHUFFLED_NAME, Blocks, Order, choose_window
 from edl.core.state import State
 from edl.core.tasks import Lease, Work
 
@@ -60,7 +63,7 @@ def _answer(state: State, worker: str, held: frozenset[int] | None, now: float) 
     if lost is not None:
         return lost
     for kind in _ORDER:
-        work = _next(state, kind) if _may_do(state, worker, kind) else None
+        work = _next(state, worker, kind) if _may_do(state, worker, kind) else None
         if work is not None:
             return _grant(state, worker, kind, work, now)
     return WaitForWork(idle_reason(state))
@@ -87,12 +90,12 @@ def _may_do(state: State, worker: str, kind: str) -> bool:
     return kind == TRAINING and not state.leases_of(worker)
 
 
-def _next(state: State, kind: str) -> Work | None:
+def _next(state: State, worker: str, kind: str) -> Work | None:
     ledger = state.ledgers.get(kind)
     if ledger is None:
         return None
     if kind == TRAINING:
-        return ledger.next(budget(state)) if serving(state) else None
+        return ledger.next(budget(state), worker) if serving(state) else None
     if kind in (EVALUATION, EXPORT) and not state.fleet.ps_ready():
         return None
     return ledger.next()
@@ -144,13 +147,17 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
     state.holders[worker].hold(number, now)
     state.fleet.pods[worker].leased = True
     if again:
-        state.tell("records_leased", source=work.source, start=work.start, end=work.end, worker=worker, task=kind)
+        where = {"source": work.source or SHUFFLED_NAME, "start": work.start, "end": work.end}
+        state.tell("records_leased", **where, worker=worker, task=kind)
     return _granted(state, kind, ledger.leases[number])
 
 
 def _granted(state: State, kind: str, lease: Lease) -> Granted:
     pin, step, payload = _extras(state, kind)
-    return Granted(lease.number, kind, lease.work, lease.minibatch, state.patience.silence, pin, step, payload)
+    granted = Granted(lease.number, kind, lease.work, lease.minibatch, state.patience.silence, pin, step, payload)
+    if kind == TRAINING and state.order is not None:
+        return replace(granted, window=state.order.window, order=state.order.fingerprint)
+    return granted
 
 
 def _extras(state: State, kind: str) -> tuple[int, int, Any]:
@@ -258,21 +265,32 @@ def reported(state: State, event: TaskReported, now: float) -> None:
     state.do(Acknowledged())
 
 
-def enter_dataset(state: State, parts: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-    """Enter what the data set was described as; end a job that could not fill a single minibatch with an epoch of it.
+def enter_dataset(state: State, parts: Mapping[str, Any], blocks: Blocks | None) -> None:
+    """Enter what the data set is, and with it whether and how its training records are shuffled.
 
-    Such a job would make one small step an epoch, export an untrained model and call that done. What an older master
-    entered already stays as it is.
+    Ends a job that could not fill a single minibatch with an epoch of it: it would make one small step an epoch, export
+    an untrained model and call that done. What an older master entered already stays as it is.
 
     Args:
-        parts: sources by ``training``, ``validation`` and ``prediction``: [name, records] each.
+        parts: ``[name, records]`` of each source, by the name of the part of the data set.
+        blocks: of the training sources; None: their reader has no random access.
     """
-    records = sum(int(row[1]) for row in parts.get("training") or ())
-    why = None if state.settings.predict else minibatch_too_large(state.settings.minibatch, records)
-    if why is not None:
-        state.end("Failed", why, kind="input")
-        return
-    state.record({"kind": "dataset", **parts})
+    s, rows = state.settings, parts.get(TRAINING) or ()
+    entry: dict[str, Any] = {"kind": "dataset", **parts}
+    if not s.predict:
+        records = sum(int(row[1]) for row in rows)
+        if (why := minibatch_too_large(s.minibatch, records)) is not None:
+            state.end("Failed", why, kind="input")
+            return
+        try:
+            window = choose_window(s.shuffle, records, s.task_records, blocks) if rows else 0
+        except BadInputError as error:
+            state.end("Failed", str(error), kind="input")
+            return
+        if window and blocks is not None:
+            entry["order"] = Order.of(rows, blocks.runs, window, s.seed or 0).to_json()
+            entry[TRAINING] = [row for row in rows if row[1]]
+    state.record(entry)
 
 
 def _limit_corrupt(state: State) -> None:
@@ -292,7 +310,9 @@ def _result(state: State, kind: str, event: TaskReported) -> None:
     """One entry a result: a master that dies between two would leave half of it behind."""
     state.fleet.worked(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
-        enter_dataset(state, event.result)
+        parts = dict(event.result)
+        blocks = parts.pop("blocks", None)
+        enter_dataset(state, parts, None if blocks is None else Blocks.from_json(blocks))
     elif kind == METRICS and state.round is not None:
         at = state.round
         entry = {"kind": "evaluated", "metrics": event.result, "step": at.step, "pin": at.pin, "final": at.final}

@@ -97,7 +97,7 @@ class JobState(State):
 def _dataset(state: State, event: events.DatasetDescribed, now: float) -> None:
     parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
     if not state.described:
-        grants.enter_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()})
+        grants.enter_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
 
 
 _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edl.core.shards import Plan, Source
+from edl.core.shuffle import SHUFFLED, Order
 from edl.core.tasks import Ledger
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
@@ -17,3 +18,15 @@ STEPWISE = (TRAINING, PREDICTION)
 def unit(kind: str) -> Ledger:
     """A ledger of one thing to do."""
     return Ledger(Plan((Source(kind, 1),), 1), 1, 1)
+
+
+def shuffled(order: Order, epochs: int, minibatch: int, portion: int) -> Ledger:
+    """The ledger of an order's positions, one after the other, in leases of ``portion`` records.
+
+    Where a window is several leases it is one shard, so that it stays with one worker as far as possible: each worker
+    that has a part of it reads all of its blocks.
+    """
+    positions = (Source(SHUFFLED, order.records),)
+    if order.window <= portion:
+        return Ledger(Plan(positions, portion), epochs, minibatch)
+    return Ledger(Plan(positions, order.window), epochs, minibatch, portion)

@@ -19,7 +19,6 @@ from edl.core.events import (
 from edl.core.fleet import Pod
 from edl.core.kinds import TRAINING
 from edl.core.state import State
-from edl.core.tasks import Ledger
 
 ATTACH_PATIENCE = 70.0
 """Seconds after which a PS that did not answer, and registers again, is asked again: longer than calls are retried."""
@@ -245,7 +244,7 @@ def roll_back(state: State, reason: str) -> None:
     if state.checkpoint is not None:
         cut, ledger = state.checkpoint.cut, dict(state.checkpoint.ledger)
     else:
-        cut, ledger = 0, Ledger(training.plan, training.epochs, training.minibatch).snapshot()
+        cut, ledger = 0, training.anew().snapshot()
     # The checkpoint may have steps that are in and that no worker has reported yet.
     records = max(0, training.done_records - ledger["done_records"])
     for holder in state.holders.values():

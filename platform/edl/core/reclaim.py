@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from edl.core import final_checkpoint, snapshots
 from edl.core.cluster import Role
@@ -10,6 +11,7 @@ from edl.core.events import Revoked, RevokeLeases, Tick
 from edl.core.kinds import TRAINING
 from edl.core.leases import Holder
 from edl.core.revocations import Revocation, Settlement, settle
+from edl.core.shuffle import SHUFFLED_NAME, named
 from edl.core.state import State
 from edl.core.tasks import Work
 
@@ -85,7 +87,7 @@ def closed(state: State, worker: str, lease: int, now: float) -> None:
 
 
 def _where(work: Work) -> dict[str, int | str]:
-    return {"epoch": work.epoch, "source": work.source, "start": work.start, "end": work.end}
+    return {"epoch": work.epoch, "source": work.source or SHUFFLED_NAME, "start": work.start, "end": work.end}
 
 
 def _revoke(state: State, revocation: Revocation, now: float) -> None:
@@ -133,9 +135,15 @@ def settle_revocations(state: State, now: float) -> None:
 def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int) -> None:
     lease = state.ledgers[TRAINING].leases[s.lease]
     rest = lease.work.split(lease.position(s.through))[1]
-    entry = {"kind": "returned", "lease": s.lease, "through": s.through, "partial": s.partial, "repeated": s.repeated}
+    entry: dict[str, Any] = {"kind": "returned", "lease": s.lease, "through": s.through}
+    entry |= {"partial": s.partial, "repeated": s.repeated}
     entry |= {"extra": dict(s.extra)} if s.extra else {}
-    state.record({**entry, "quarantine": quarantine} if quarantine else entry)
+    if quarantine:
+        entry["quarantine"] = quarantine
+        if state.order is not None:  # positions mean nothing to people, nor to a program that looks at the files
+            at = min(rest.end, rest.start + quarantine)
+            entry["records"] = state.order.epoch(rest.epoch).ranges(rest.start, at)
+    state.record(entry)
     if rest.records:
         told = _where(rest)
         state.tell("records_returned", **told, worker=revocation.worker, reason=revocation.reason, repeated=s.repeated)
@@ -153,7 +161,10 @@ def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settle
     count = state.range_crashes[work] = state.range_crashes.get(work, 0) + 1
     if count < CRASHES_OF_A_RANGE:
         return {}
-    what = f"records {start} to {end} of {work.source} made workers crash {count} times"
+    which = f"records {start} to {end} of {work.source}"
+    if state.order is not None:
+        which = named(state.order.epoch(work.epoch).ranges(start, end))
+    what = f"{which} made workers crash {count} times"
     if not state.settings.skip_crashing:
         message, detail = state.failure or ("the workers' logs say why", "")
         state.end("Failed", f"{what}: {message}", detail, "crash")

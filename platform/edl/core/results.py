@@ -12,6 +12,7 @@ from typing import Any
 from edl.core import evaluation
 from edl.core.evaluation import Round
 from edl.core.events import Steps
+from edl.core.shuffle import MOST_BLOCKS
 from edl.core.tasks import Lease
 
 PARTS = ("training", "validation", "prediction")
@@ -39,11 +40,37 @@ def _anything(result: Any, at: Round | None) -> str:
 
 
 def _dataset(result: Any, at: Round | None) -> str:
-    if not isinstance(result, dict) or not set(result) <= set(PARTS):
+    if not isinstance(result, dict) or not set(result) <= {*PARTS, "blocks"}:
         return f"the data set is described by an object of {', '.join(PARTS)}, not by {_named(result)}"
-    rows = [row for part in result.values() for row in (part if isinstance(part, list) else [part])]
+    parts = [part for name, part in result.items() if name != "blocks"]
+    rows = [row for part in parts for row in (part if isinstance(part, list) else [part])]
     wrong = next((row for row in rows if not _is_source(row)), None)
-    return "" if wrong is None else f"a source is [name, records], not {wrong!r}"
+    if wrong is not None:
+        return f"a source is [name, records], not {wrong!r}"
+    fine = result.get("blocks") is None or _are_blocks(result["blocks"], result.get("training"))
+    return "" if fine else "the blocks of the training sources do not add up to their records"
+
+
+def _are_blocks(found: Any, rows: Any) -> bool:
+    match found:
+        case {"runs": list(runs), "record_bytes": int(record_bytes)} if isinstance(rows, list):
+            numbers = [x for source in runs for run in source for x in run] if _is_nested(runs) else [-1]
+            return (
+                record_bytes >= 0
+                and len(runs) == len(rows)
+                and all(x > 0 for x in numbers)
+                and sum(times for source in runs for _, times in source) <= MOST_BLOCKS + len(rows)
+                and all(sum(n * t for n, t in source) == row[1] for source, row in zip(runs, rows, strict=True))
+            )
+    return False
+
+
+def _is_nested(runs: list[Any]) -> bool:
+    """Whether it is a list of pairs of whole numbers for each source."""
+    pairs = [pair for source in runs for pair in (source if isinstance(source, list) else [source])]
+    return all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in pairs
+    )
 
 
 def _is_source(row: Any) -> bool:

@@ -16,6 +16,7 @@ class Settings:
         task_records: records a lease.
         evaluation_steps, checkpoint_steps: None switches the periodic one off.
         describe: the data set is described by a worker (a user's own reader).
+        shuffle: window of training records that are mixed; 0 shuffles ranges only, None as far as the reader can.
         max_corrupt: corrupt records that one pass over a data set may skip, by all workers together.
         skip_crashing: a range that makes workers crash is skipped instead of failing the job.
         workers, workers_min: as the spec says; somebody may want others (``State.workers_max``).
@@ -39,6 +40,7 @@ class Settings:
     predict: bool = False
     describe: bool = False
     skip_crashing: bool = False
+    shuffle: int | None = None
     max_corrupt: int = 0
     ps: int = 1
     workers: int = 1

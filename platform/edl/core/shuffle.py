@@ -25,13 +25,15 @@ from edl.core.shards import Source, permuted
 
 SHUFFLED = ""
 """The source of a range of positions, in the journal and in a lease: no single file has these records."""
+SHUFFLED_NAME = "the epoch's shuffled order"
+"""The same for people."""
 
 MOST_WINDOW = 65_536
 """Records of a window when the job does not say."""
 WINDOW_BYTES = 64 << 20
 """Memory that the records of such a window may take; it is smaller where they are large."""
 MOST_BLOCKS = 65_536
-"""Of a data set: the journal holds their sizes. More of them are put together, neighbours first."""
+"""Of a data set, and one a source: the journal holds their sizes. More of them are put together, neighbours first."""
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Sizes of the blocks of one source, in its order, as ``(records, times)``: most blocks are as large as the next."""
@@ -152,6 +154,8 @@ class Order:
     runs: tuple[Runs, ...]
     window: int
     seed: int
+    fingerprint: str = field(init=False, compare=False)
+    """The same only for the same order: by it a worker sees that its files are those that were described."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -159,6 +163,15 @@ class Order:
         for source, runs in zip(self.sources, self.runs, strict=True):
             if sum(records * times for records, times in runs) != source.records:
                 raise ValueError(f"the blocks of {source.name} do not add up to its {source.records} records")
+        rows = [[source.name, source.records] for source in self.sources]
+        text = json.dumps([rows, self.to_json(), self.seed], separators=(",", ":"))
+        object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[Any]], runs: Sequence[Runs], window: int, seed: int) -> Order:
+        """Of a data set that is described by ``rows`` of name and records; empty sources are left out."""
+        kept = [(Source(name, records), blocks) for (name, records), blocks in zip(rows, runs, strict=True) if records]
+        return cls(tuple(source for source, _ in kept), tuple(blocks for _, blocks in kept), window, seed)
 
     @property
     def records(self) -> int:
@@ -170,16 +183,9 @@ class Order:
         return {"window": self.window, "blocks": _rows(self.runs)}
 
     @classmethod
-    def from_json(cls, sources: Sequence[Source], value: Mapping[str, Any], seed: int) -> Order:
-        """What ``to_json`` wrote."""
-        return cls(tuple(sources), _from_rows(value["blocks"]), value["window"], seed)
-
-    @property
-    def fingerprint(self) -> str:
-        """The same only for the same order: by it a worker sees that its files are those that were described."""
-        rows = [[source.name, source.records] for source in self.sources]
-        text = json.dumps([rows, self.to_json(), self.seed], separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any], seed: int) -> Order:
+        """What ``to_json`` wrote, beside the sources' rows of name and records."""
+        return cls.of(rows, _from_rows(value["blocks"]), value["window"], seed)
 
     def epoch(self, number: int) -> EpochOrder:
         """The order of one epoch; takes time and memory by the number of blocks."""

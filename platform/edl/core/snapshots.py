@@ -177,7 +177,7 @@ def _ledger(state: State) -> Ledger:
     """The training ledger as the cut has it."""
     training = state.training
     assert training is not None
-    ledger = Ledger(training.plan, training.epochs, training.minibatch)
+    ledger = training.anew()
     ledger.restore(state.frozen)
     return ledger
 

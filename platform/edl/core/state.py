@@ -25,6 +25,7 @@ from edl.core.leases import Holder, Patience
 from edl.core.revocations import Revocation
 from edl.core.settings import MOST_WORKERS, Settings
 from edl.core.shards import Source
+from edl.core.shuffle import Order
 from edl.core.tasks import Lease, Ledger, Work
 
 __all__ = [
@@ -70,6 +71,7 @@ class State:
     Attributes:
         incarnation: of the master that decides now.
         ledgers: ranges by kind of work; a kind appears when there is such work.
+        order: of the training records, if they are shuffled: its positions are what the training ledger is about.
         revoked: returned training leases at or above the floor.
         revocations: leases on their way back.
         final_pin: the cut at the end of training, once taken.
@@ -99,6 +101,7 @@ class State:
     incarnation: int = 1
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     validation: tuple[Source, ...] = ()
+    order: Order | None = None
     described: bool = False
     fleet: Fleet = field(init=False)
     counters: Counters = field(default_factory=Counters)

@@ -1,9 +1,10 @@
 """Who works on what: the ledger of record ranges.
 
 Every record of every epoch is in exactly one place: *planned* (not yet reached by the lazy plan), *returned* (to be
-leased again, before anything that is planned), *leased*, or *done*; a range that was given up by the user's rule is
-*quarantined*. Ranges move between these places and are cut in two, and nothing else: what is dropped nowhere is
-never lost, and ranges that never overlap are never done twice.
+leased again, before anything that is planned), *begun* (the rest of a shard of several leases, which stays with the
+worker that began it as long as there is other work for others), *leased*, or *done*; a range that was given up by the
+user's rule is *quarantined*. Ranges move between these places and are cut in two, and nothing else: what is dropped
+nowhere is never lost, and ranges that never overlap are never done twice.
 
 The methods that change a ledger are called from ``JobState.apply`` only, live and in replay alike.
 """
@@ -20,7 +21,7 @@ from edl.core.shards import Plan
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Records ``[start, end)`` of a source in one epoch."""
+    """Records ``[start, end)`` of a source in one epoch; of ``shuffle.SHUFFLED``: positions of the epoch's order."""
 
     epoch: int
     source: str
@@ -68,14 +69,21 @@ class Lease:
 
 @dataclass(slots=True)
 class Ledger:
-    """The ranges of one kind of work: a plan, repeated for a number of epochs."""
+    """The ranges of one kind of work: a plan, repeated for a number of epochs.
+
+    Attributes:
+        portion: records of a lease; 0: a lease is a whole shard of the plan.
+        begun: rests of shards, by the epoch, source and record that they start at.
+    """
 
     plan: Plan
     epochs: int
     minibatch: int
+    portion: int = 0
     epoch: int = 0
     index: int = 0
     returned: deque[Work] = field(default_factory=deque)
+    begun: dict[tuple[int, str, int], Work] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     done_records: int = 0
     done_steps: int = 0
@@ -94,13 +102,14 @@ class Ledger:
         """Records of all epochs; of a run that had got further when it was given fewer, all that it is to have done."""
         if (self.epoch, self.index) <= (self.epochs, 0):
             return self.plan.records * self.epochs
-        handed_out = self.plan.records * self.epoch + self._begun()
-        return handed_out - sum(work.records for work in self.returned if work.epoch >= self.epochs)
+        handed_out = self.plan.records * self.epoch + self._reached()
+        back = (*self.returned, *self.begun.values())
+        return handed_out - sum(work.records for work in back if work.epoch >= self.epochs)
 
     @property
     def waiting(self) -> bool:
         """Whether there is something to lease."""
-        return self.epoch < self.epochs or self._due() is not None
+        return self.epoch < self.epochs or self._due() is not None or self._rest() is not None
 
     @property
     def finished(self) -> bool:
@@ -115,18 +124,37 @@ class Ledger:
         """The leases of one worker, oldest first."""
         return self._held.get(worker, _NOTHING).values()
 
-    def next(self, max_steps: int | None = None) -> Work | None:
-        """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing."""
+    def next(self, max_steps: int | None = None, worker: str = "") -> Work | None:
+        """What is to be leased next, at most ``max_steps`` steps of it; None when there is nothing.
+
+        Args:
+            max_steps: that may still be handed out.
+            worker: who asks: it goes on with the shard that it has begun, whose blocks it holds in memory.
+        """
         if max_steps is not None and max_steps <= 0:
             return None
-        work = self._due() or self._planned()
-        if work is None or max_steps is None:
-            return work
-        return work.split(min(work.end, work.start + max_steps * self.minibatch))[0]
+        work = self._due() or self._continued(worker) or self._rest(self.epoch) or self._planned() or self._rest()
+        if work is None:
+            return None
+        most = [work.records] if max_steps is None else [work.records, max_steps * self.minibatch]
+        return work.split(work.start + min([*most, self.portion] if self.portion else most))[0]
 
     def _due(self) -> Work | None:
         """What was returned first; what lies beyond the last epoch stays where it is."""
         return next((work for work in self.returned if work.epoch < self.epochs), None)
+
+    def _continued(self, worker: str) -> Work | None:
+        """The rest of the shard of which a worker holds a lease."""
+        if not self.begun:
+            return None
+        ends = ((lease.work.epoch, lease.work.source, lease.work.end) for lease in self.held(worker))
+        rests = (self.begun.get(end) for end in ends)
+        return next((rest for rest in rests if rest is not None and rest.epoch < self.epochs), None)
+
+    def _rest(self, before: int | None = None) -> Work | None:
+        """The first rest, whoever began its shard; ``before``: of an earlier epoch only, which is finished first."""
+        last = self.epochs if before is None else min(before, self.epochs)
+        return next((work for work in self.begun.values() if work.epoch < last), None)
 
     def _planned(self) -> Work | None:
         return self._shard() if self.epoch < self.epochs else None
@@ -143,19 +171,29 @@ class Ledger:
         """
         at = next((at for at, each in enumerate(self.returned) if _begins(each, work)), None)
         if at is not None:
-            whole = self.returned[at]
+            rest = self.returned[at].split(work.end)[1]
             del self.returned[at]
+            if rest.records:
+                self.returned.insert(at, rest)
         else:
-            at, whole = 0, self._shard()
-            if self._due() or not _begins(whole, work):
-                raise ValueError(f"{work} is not next: {self.next()}")
-            self._advance()
-        rest = whole.split(work.end)[1]
-        if rest.records:
-            self.returned.insert(at, rest)
+            whole = self.begun.pop((work.epoch, work.source, work.start), None)
+            if whole is None:
+                whole = self._shard()
+                if self._due() or not _begins(whole, work):
+                    raise ValueError(f"{work} is not next: {self.next()}")
+                self._advance()
+            self._keep_rest(whole.split(work.end)[1])
         lease = self._enter(Lease(number, work, self.minibatch, worker))
         self.outstanding_steps += lease.steps
         return lease
+
+    def _keep_rest(self, rest: Work) -> None:
+        if not rest.records:
+            return
+        if self.portion:
+            self.begun[rest.epoch, rest.source, rest.start] = rest
+        else:
+            self.returned.appendleft(rest)
 
     def _enter(self, lease: Lease) -> Lease:
         self.leases[lease.number] = self._held.setdefault(lease.worker, {})[lease.number] = lease
@@ -211,11 +249,12 @@ class Ledger:
         """Records that are still to be done, counted by looking at every place they can be in."""
         planned = 0
         if self.epoch < self.epochs:
-            planned = self.plan.records * (self.epochs - self.epoch) - self._begun()
+            planned = self.plan.records * (self.epochs - self.epoch) - self._reached()
         leased = sum(lease.work.end - lease.position(lease.through) for lease in self.leases.values())
-        return planned + leased + sum(work.records for work in self.returned if work.epoch < self.epochs)
+        back = (*self.returned, *self.begun.values())
+        return planned + leased + sum(work.records for work in back if work.epoch < self.epochs)
 
-    def _begun(self) -> int:
+    def _reached(self) -> int:
         """Records of the epoch that is being handed out that were handed out."""
         shards = (self.plan.shard(self.epoch, index) for index in range(self.index))
         return sum(shard.end - shard.start for shard in shards)
@@ -224,6 +263,8 @@ class Ledger:
         """Every range that is not planned and not done, with the place it is in."""
         for work in self.returned:
             yield "returned", work
+        for work in self.begun.values():
+            yield "begun", work
         for lease in self.leases.values():
             yield "leased", lease.work.split(lease.position(lease.through))[1]
         for work in self.quarantined:
@@ -239,12 +280,14 @@ class Ledger:
             "done_records": self.done_records,
             "done_steps": self.done_steps,
             "quarantined": [_row(work) for work in self.quarantined],
+            **({"begun": [_row(work) for work in self.begun.values()]} if self.begun else {}),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Become what ``snapshot`` described."""
         self.epoch, self.index = state["epoch"], state["index"]
         self.returned = deque(Work(*row) for row in state["returned"])
+        self.begun = {(row[0], row[1], row[2]): Work(*row) for row in state.get("begun", ())}
         self.leases, self._held = {}, {}
         for n, row, m, w, t in state["leases"]:
             self._enter(Lease(n, Work(*row), m, w, t))
@@ -252,12 +295,16 @@ class Ledger:
         self.done_records, self.done_steps = state["done_records"], state["done_steps"]
         self.quarantined = [Work(*row) for row in state["quarantined"]]
 
+    def anew(self) -> Ledger:
+        """A ledger of the same work, of which nothing is done."""
+        return Ledger(self.plan, self.epochs, self.minibatch, self.portion)
+
     def position(self, applied: Mapping[int, int]) -> dict[str, Any]:
         """The snapshot of a ledger in which ``applied`` steps of each lease are done and no lease is held.
 
         This is the ledger's half of a cut: what is not in the parameters is to be leased again.
         """
-        copy = Ledger(self.plan, self.epochs, self.minibatch)
+        copy = self.anew()
         copy.restore(self.snapshot())
         for number in sorted(copy.leases, reverse=True):
             copy.give_back(number, applied.get(number, 0))

@@ -54,7 +54,7 @@ def cut_agrees(
     training: Ledger, command: ev.SaveCheckpoint, shards: Mapping[int, Copy], *, twice: AbstractSet[Minibatch]
 ) -> None:
     """Every PS holds exactly what the ledger position of the cut says is done."""
-    position = Ledger(training.plan, training.epochs, training.minibatch)
+    position = training.anew()
     position.restore(json.loads(json.dumps(command.ledger)))
     done = set(done_minibatches(position))
     for index, copy in shards.items():

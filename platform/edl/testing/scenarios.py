@@ -130,7 +130,8 @@ def pod(stage: Stage, who: Words, fields: Fields) -> ev.Event:
 
 def dataset(stage: Stage, who: Words, fields: Fields) -> ev.Event:
     """``dataset``: as the job says."""
-    return ev.DatasetDescribed(**{name: _sources(value) for name, value in stage.dataset.items()})
+    parts = {name: _sources(value) for name, value in stage.dataset.items()}
+    return ev.DatasetDescribed(training=parts.get("training", ()), validation=parts.get("validation", ()))
 
 
 def _sources(text: str) -> tuple[tuple[str, int], ...]:

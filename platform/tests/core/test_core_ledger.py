@@ -32,10 +32,11 @@ class LedgerMachine(RuleBasedStateMachine):
         minibatch=st.integers(1, 5),
         epochs=st.integers(1, 3),
         seed=st.none() | st.integers(0, 9),
+        portion=st.sampled_from([0, 0, 3, 7]),
     )
-    def begin(self, counts: list[int], size: int, minibatch: int, epochs: int, seed: int | None) -> None:
+    def begin(self, counts: list[int], size: int, minibatch: int, epochs: int, seed: int | None, portion: int) -> None:
         sources = tuple(Source(f"s{i}", n) for i, n in enumerate(counts))
-        self.make = lambda epochs=epochs: Ledger(Plan(sources, size, seed), epochs, minibatch)
+        self.make = lambda epochs=epochs: Ledger(Plan(sources, size, seed), epochs, minibatch, portion)
         self.ledger = self.make()
         self.epochs = epochs
         self.moves: list[Callable[[Ledger], object]] = []
@@ -48,15 +49,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ moves
 
-    @rule(most=st.none() | st.integers(0, 4))
-    def lease(self, most: int | None) -> None:
-        work = self.ledger.next(most)
+    @rule(most=st.none() | st.integers(0, 4), worker=st.sampled_from(["v", "w"]))
+    def lease(self, most: int | None, worker: str) -> None:
+        work = self.ledger.next(most, worker)
         if work is None:
             assert not self.ledger.waiting or (most is not None and most <= 0)
             return
         self.number += 1
-        lease = self._move("lease", self.number, work, "w")
+        lease = self._move("lease", self.number, work, worker)
         assert most is None or lease.steps <= most
+        assert not self.ledger.portion or work.records <= self.ledger.portion
         assert records(work) <= self.todo
         self.todo -= records(work)
         self.leased[self.number] = records(work)
@@ -189,12 +191,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def ranges_show_what_is_neither_planned_nor_done(self) -> None:
-        found: dict[str, Counter[Record]] = {"returned": Counter(), "leased": Counter(), "quarantined": Counter()}
+        found: dict[str, Counter[Record]] = {
+            place: Counter() for place in ("returned", "begun", "leased", "quarantined")
+        }
         for place, work in self.ledger.ranges():
             found[place].update(records(work))
         assert found["leased"] == Counter(record for left in self.leased.values() for record in left)
         assert found["quarantined"] == Counter(self.aside)
-        assert found["returned"].keys() <= self.todo
+        assert found["returned"].keys() | found["begun"].keys() <= self.todo
         assert all(count == 1 for place in found.values() for count in place.values())
 
 
@@ -206,6 +210,33 @@ def test_only_what_is_next_can_be_leased() -> None:
     ledger = Ledger(Plan((Source("a", 20),), 10), 1, 4)
     with pytest.raises(ValueError, match="is not next"):
         ledger.lease(1, Work(0, "a", 10, 20), "w")
+
+
+def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_end_of_an_epoch() -> None:
+    ledger = Ledger(Plan((Source("", 40),), 20), 2, 5, portion=10)
+    asked = ["v", "w", "v", "w", "w"]
+    for number, worker in enumerate(asked):
+        work = ledger.next(worker=worker)
+        assert work is not None
+        ledger.lease(number, work, worker)
+    assert [(lease.worker, lease.work.epoch, lease.work.start) for lease in ledger.leases.values()] == [
+        ("v", 0, 0),
+        ("w", 0, 20),
+        ("v", 0, 10),
+        ("w", 0, 30),
+        ("w", 1, 0),
+    ]
+    assert ledger.next(worker="v") == Work(1, "", 20, 30), "a shard of its own, as long as there is one"
+    ledger.lease(7, Work(1, "", 20, 30), "v")
+    assert ledger.next(worker="u") == Work(1, "", 10, 20), "nothing is planned: it helps"
+    ledger.give_back(0, 1)
+    assert ledger.next(worker="v") == Work(0, "", 5, 10), "what came back goes before everything else"
+
+
+def test_an_epoch_is_finished_before_the_next_one_is_begun() -> None:
+    ledger = Ledger(Plan((Source("", 20),), 20), 2, 5, portion=10)
+    ledger.lease(1, Work(0, "", 0, 10), "v")
+    assert ledger.next(worker="w") == Work(0, "", 10, 20)
 
 
 def test_nothing_planned_is_finished() -> None:

@@ -128,7 +128,8 @@ def test_blocks_that_do_not_add_up_are_refused() -> None:
 
 def test_an_order_comes_back_from_the_journal() -> None:
     order = order_of([[4, 4, 3], [4]], 8, seed=7)
-    assert Order.from_json(order.sources, order.to_json(), 7) == order
+    rows = [[source.name, source.records] for source in order.sources]
+    assert Order.from_json(rows, order.to_json(), 7) == order
     assert order_of([[4, 4, 3], [4]], 9, seed=7).fingerprint != order.fingerprint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from random import Random
 
@@ -10,11 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.core.events import StopWanted
+from edl.core.job import JobState
+from edl.core.shuffle import Blocks, named
 from edl.core.state import Settings
 from edl.testing.promises import BrokenPromiseError
 from edl.testing.simulation import TICK, Network, World
 
 SOURCES = (("a", 260), ("b", 77))
+BLOCKS = Blocks((((50, 5), (10, 1)), ((7, 11),)), 100)
 DAYS = 86_400.0
 
 
@@ -67,6 +71,7 @@ def jobs(draw: st.DrawFn, ps: int | None = None) -> Settings:
         epochs=draw(st.integers(1, 3)),
         seed=draw(st.integers(0, 3)),
         max_steps=draw(st.sampled_from([None, None, 17])),
+        shuffle=draw(st.sampled_from([0, None, 10, 48, 100])),
         evaluation_steps=draw(st.sampled_from([None, 5, 12])),
         checkpoint_steps=draw(st.sampled_from([None, 6, 15])),
         export=draw(st.booleans()),
@@ -88,7 +93,15 @@ class Run:
 
     def to_end(self) -> World:
         validation = (("v", self.validation),) if self.validation else ()
-        world = World(self.job, SOURCES, validation, seed=self.seed, network=self.network, forgets=self.forgets)
+        world = World(
+            self.job,
+            SOURCES,
+            validation,
+            seed=self.seed,
+            network=self.network,
+            forgets=self.forgets,
+            blocks=BLOCKS,
+        )
         for fault in self.faults:
             world.clock.at(fault.at, lambda fault=fault: fault.strike(world))
         world.run(DAYS)
@@ -150,7 +163,7 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     job: Settings, bad: list[Fault], at: float, seed: int
 ) -> None:
     """Whatever is lost before: nothing of what the ledger calls done is lost with the stop."""
-    world = World(job, SOURCES, (), seed=seed, network=Network(repeated=0.05, lost=0.02))
+    world = World(job, SOURCES, (), seed=seed, network=Network(repeated=0.05, lost=0.02), blocks=BLOCKS)
     for fault in bad:
         if fault.at < at:  # later ones would hit the run that goes on
             world.clock.at(fault.at, lambda fault=fault: fault.strike(world))
@@ -247,3 +260,49 @@ def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() ->
     assert world.ended is not None
     assert world.ended.phase == "Failed"
     assert "records 40 to 44 of a" in world.ended.reason
+
+
+def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_record() -> None:
+    job = Settings(minibatch=4, task_records=24, workers=2, skip_crashing=True, shuffle=100)
+    world = World(job, SOURCES, seed=3, poison=frozenset({(0, "", 40)}), blocks=BLOCKS)
+    world.run(DAYS)
+    world.check_end()
+    assert world.master is not None
+    order = world.master.order
+    assert order is not None
+    expected = order.epoch(0).ranges(40, 44)
+    (entry,) = (entry for entry in world.settled if entry.get("quarantine"))
+    assert entry["records"] == expected
+    (told,) = (told.fields for told in world.told if told.event == "quarantined")
+    assert f"{named(expected)} made workers crash 3 times" in told["reason"]
+    training = world.master.ledgers["training"]
+    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("", 40, 44)]
+    assert training.done_records == training.total - 4
+
+
+def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none() -> None:
+    job = Settings(minibatch=4, task_records=24, workers=2, shuffle=100)
+    world = World(job, SOURCES, (("v", 20),), seed=3, blocks=BLOCKS)
+    world.run(1.0)
+    assert world.master is not None
+    assert world.master.order is not None
+    assert world.master.order.window == 96
+    assert world.shadow.order == world.master.order
+    fresh = JobState(job)
+    fresh.replay(json.loads(json.dumps(world.master.snapshot())), [])
+    assert fresh.order == world.master.order
+    assert fresh.snapshot() == world.master.snapshot()
+    old = JobState(job)
+    old.replay(None, [{"kind": "dataset", "training": [["a", 260], ["b", 77]]}])
+    assert old.order is None
+    work = old.ledgers["training"].next()
+    assert work is not None
+    assert work.source in ("a", "b")
+
+
+def test_a_window_that_is_wanted_of_a_reader_without_random_access_ends_the_job() -> None:
+    world = World(Settings(minibatch=4, task_records=24, workers=2, shuffle=100), SOURCES, seed=3)
+    world.run(DAYS)
+    assert world.ended is not None
+    assert world.ended.phase == "Failed"
+    assert "train.shuffle.window" in world.ended.reason

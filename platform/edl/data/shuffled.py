@@ -1,0 +1,228 @@
+"""Reading the records at positions of a shuffled epoch.
+
+A position is one record (``edl.core.shuffle``). The blocks of the window that is being read stay in memory, so that a
+block is read once for all the minibatches that have a record of it. That is what a window costs: its records, and the
+rest of the two blocks that its ends lie in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.core.errors import BadInputError
+from edl.core.shards import scrambled
+from edl.core.shuffle import Block, Blocks, EpochOrder, Order, named
+from edl.data.reader import CorruptRange, OnCorrupt, Reader, Record
+
+Positions: TypeAlias = npt.NDArray[np.uint64]
+
+_AT_ONCE = 4096
+"""Positions that are looked up together: NumPy is slow for the few records of a minibatch."""
+
+
+@dataclass(frozen=True)
+class BlockSizes:
+    """How a source is divided into blocks.
+
+    Args:
+        records: of each block, in the source's order; they add up to the source's records.
+        bytes: about what its records take in memory, all together.
+    """
+
+    records: Sequence[int]
+    bytes: int
+
+
+@runtime_checkable
+class BlockReader(Protocol):
+    """A reader with random access. ``blocks`` says where; the rest is as in ``Reader``.
+
+    A block should be a few hundred kilobytes or more, which ``read`` gets at about as fast alone as in its turn.
+    """
+
+    def blocks(self, source: str) -> BlockSizes:
+        """The blocks of one source. Every process finds the same ones."""
+
+
+def blocks_of(reader: Reader) -> Blocks | None:
+    """The blocks of all sources of a reader; None: it has no random access.
+
+    Raises:
+        BadInputError: the reader's blocks do not add up to its records.
+    """
+    found = getattr(reader, "blocks", None)
+    if found is None:
+        return None
+    sizes, taken, records = [], 0, 0
+    for source in reader.sources():
+        told = found(source.name)
+        counts = [int(count) for count in told.records]
+        if sum(counts) != source.records or any(count < 0 for count in counts):
+            raise BadInputError(
+                f"blocks() of the data reader tells of {sum(counts)} records, sources() of {source.records}",
+                where=source.name,
+                hint="the records of all blocks of a source add up to its records",
+            )
+        sizes.append(counts)
+        taken, records = taken + int(told.bytes), records + source.records
+    return Blocks.of(sizes, -(-taken // max(1, records)))
+
+
+def order_of(reader: Reader, window: int, seed: int) -> Order:
+    """The shuffled order of a reader's records.
+
+    Raises:
+        BadInputError: the reader has no random access.
+    """
+    blocks = blocks_of(reader)
+    if blocks is None:
+        raise BadInputError("the data reader has no random access: its records cannot be shuffled")
+    return Order.of([(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed)
+
+
+def permuted_all(indices: Positions, count: int, key: int) -> Positions:
+    """``edl.core.shards.permuted`` of many indices."""
+    found = scrambled(indices, count, key)
+    while (beyond := np.flatnonzero(found >= count)).size:
+        found[beyond] = scrambled(found[beyond], count, key)
+    return found  # type: ignore[no-any-return]
+
+
+class _Piece(NamedTuple):
+    """Positions ``[start, end)``: the block of each, and the record's number within the block."""
+
+    epoch: int
+    start: int
+    end: int
+    blocks: list[int]
+    records: list[int]
+
+
+class ShuffledReader:
+    """Reads positions of a shuffled order. For one thread; what it names may be asked for by any.
+
+    Args:
+        reader: of the records.
+        order: of its records.
+    """
+
+    def __init__(self, reader: Reader, order: Order) -> None:
+        self._reader = reader
+        self._order = order
+        self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._piece = _Piece(-1, 0, 0, [], [])
+        self._window: tuple[int, int] = (-1, -1)
+        self._held: dict[int, Sequence[Any]] = {}
+        self._damaged: set[int] = set()
+
+    def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[Record]:
+        """The records at positions ``[start, end)`` of an epoch, in order; ``on_corrupt`` as in ``Reader.read``.
+
+        Each record that cannot be read is reported by itself, with all that are damaged with it in ``whole``.
+
+        Raises:
+            CorruptRecordError: a record of one of the blocks cannot be read and ``on_corrupt`` is None.
+            BadInputError: the reader does not give the records that it was asked for.
+        """
+        found: list[Record] = []
+        while start < end:
+            piece = self._looked_up(epoch, start)
+            until = min(end, piece.end)
+            part = slice(start - piece.start, until - piece.start)
+            self._enter(epoch, start)
+            self._take(found, piece.blocks[part], piece.records[part], on_corrupt)
+            start = until
+        return found
+
+    def name(self, epoch: int, start: int, end: int) -> str:
+        """Which records are at positions ``[start, end)``, for people."""
+        return named(self._order.epoch(epoch).ranges(start, end))
+
+    def _take(
+        self, found: list[Record], blocks: Sequence[int], records: Sequence[int], on_corrupt: OnCorrupt | None
+    ) -> None:
+        held = self._held
+        for number in {*blocks}.difference(held):
+            held[number] = self._load(number, on_corrupt)
+        taken = [held[block][record] for block, record in zip(blocks, records, strict=True)]
+        if self._damaged.isdisjoint(blocks):
+            found += taken
+            return
+        for one in taken:
+            if not isinstance(one, CorruptRange):
+                found.append(one)
+            elif on_corrupt is not None:
+                on_corrupt(one)
+
+    def _load(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
+        """A block's records; in the place of one that cannot be read stands its ``CorruptRange``."""
+        block = self._epoch[1].blocks[number]
+        if on_corrupt is None:
+            records = self._reader.read(block.source, block.start, block.end)
+            _check(block, len(records))
+            return records
+        corrupt: list[CorruptRange] = []
+        records = self._reader.read(block.source, block.start, block.end, corrupt.append)
+        _check(block, len(records) + sum(each.records for each in corrupt))
+        if not corrupt:
+            return records
+        self._damaged.add(number)
+        bad = {at: each for each in corrupt for at in range(each.start, each.end)}
+        good = iter(records)
+        return [_alone(bad[at], at) if at in bad else next(good) for at in range(block.start, block.end)]
+
+    def _enter(self, epoch: int, position: int) -> None:
+        """Forget the blocks that the window of a position does not have."""
+        order = self._of(epoch)
+        start, size, _ = order.window_at(position)
+        if self._window == (epoch, start):
+            return
+        # The block that the last window ended in is the first of the next one.
+        shared = order.blocks_of(start, start + size) if self._window[0] == epoch else range(0)
+        self._held = {number: self._held[number] for number in shared if number in self._held}
+        self._damaged &= self._held.keys()
+        self._window = (epoch, start)
+
+    def _looked_up(self, epoch: int, position: int) -> _Piece:
+        """The piece that a position is in: as many positions after it as lie in its window, up to some thousand."""
+        piece = self._piece
+        if piece.epoch == epoch and piece.start <= position < piece.end:
+            return piece
+        order = self._of(epoch)
+        start, size, key = order.window_at(position)
+        end = min(position + _AT_ONCE, start + size)
+        offsets = np.arange(position - start, end - start, dtype=np.uint64)
+        unmixed = permuted_all(offsets, size, key).astype(np.int64) + start
+        blocks = np.searchsorted(self._ends, unmixed, side="right")
+        firsts = np.where(blocks > 0, self._ends[blocks - 1], 0)
+        self._piece = _Piece(epoch, position, end, blocks.tolist(), (unmixed - firsts).tolist())
+        return self._piece
+
+    def _of(self, epoch: int) -> EpochOrder:
+        if self._epoch[0] != epoch:
+            order = self._order.epoch(epoch)
+            self._ends = np.array(order.ends, np.int64)
+            self._held, self._damaged, self._window = {}, set(), (-1, -1)
+            self._epoch = (epoch, order)
+        return self._epoch[1]
+
+
+def _alone(corrupt: CorruptRange, record: int) -> CorruptRange:
+    damaged = corrupt.damaged
+    whole = (damaged.start, damaged.stop)
+    return CorruptRange(corrupt.source, record, record + 1, corrupt.chunk, corrupt.offset, corrupt.reason, whole)
+
+
+def _check(block: Block, found: int) -> None:
+    if found != block.end - block.start:
+        raise BadInputError(
+            f"the data reader gave {found} of the {block.end - block.start} records from {block.start} on",
+            where=block.source,
+            hint="read(source, start, end) returns the records [start, end), or reports those that it leaves out",
+        )
