@@ -33,7 +33,7 @@ def _dataset(state: State, entry: Mapping[str, Any]) -> None:
             state.ledgers[kind] = Ledger(Plan(sources, s.task_records, seed), epochs, s.minibatch)
     order = entry.get("order")  # journals from before there was one have ranges of files
     if order is not None and TRAINING in state.ledgers:
-        state.order = Order.from_json(entry[TRAINING], order, s.seed or 0)
+        state.order = Order.from_json(entry[TRAINING], order)
         state.ledgers[TRAINING] = shuffled(state.order, s.epochs, s.minibatch, s.task_records)
     state.validation = _filled(entry.get("validation"))
 

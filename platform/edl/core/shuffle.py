@@ -164,7 +164,7 @@ class Order:
             if sum(records * times for records, times in runs) != source.records:
                 raise ValueError(f"the blocks of {source.name} do not add up to its {source.records} records")
         rows = [[source.name, source.records] for source in self.sources]
-        text = json.dumps([rows, self.to_json(), self.seed], separators=(",", ":"))
+        text = json.dumps([rows, self.to_json()], separators=(",", ":"))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest()[:16])
 
     @classmethod
@@ -180,12 +180,12 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """What the journal's entry of the data set says besides its sources."""
-        return {"window": self.window, "blocks": _rows(self.runs)}
+        return {"window": self.window, "seed": self.seed, "blocks": _rows(self.runs)}
 
     @classmethod
-    def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any], seed: int) -> Order:
+    def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any]) -> Order:
         """What ``to_json`` wrote, beside the sources' rows of name and records."""
-        return cls.of(rows, _from_rows(value["blocks"]), value["window"], seed)
+        return cls.of(rows, _from_rows(value["blocks"]), value["window"], value["seed"])
 
     def epoch(self, number: int) -> EpochOrder:
         """The order of one epoch; takes time and memory by the number of blocks."""

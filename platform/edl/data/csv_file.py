@@ -18,9 +18,11 @@ from typing import BinaryIO
 from edl.core.errors import BadInputError
 from edl.data.conversion_hints import hint_for_encoding
 from edl.data.files import unreadable
-from edl.data.reader import NOT_UTF8
+from edl.data.reader import NOT_UTF8, BlockSizes
 
 _INDEX_EVERY = 256
+_MEMORY_FACTOR = 10
+"""What rows take in memory, as lists of text, for a byte in the file: more the shorter the cells are."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -84,6 +86,12 @@ class CsvFile:
                 return self._scan(stream)
         except OSError as error:
             raise unreadable(self.path, error) from error
+
+    def blocks(self) -> BlockSizes:
+        """Rows between two entries of the index."""
+        rows = self.index.rows
+        sizes = [min(_INDEX_EVERY, rows - start) for start in range(0, rows, _INDEX_EVERY)]
+        return BlockSizes(sizes, _MEMORY_FACTOR * self.index.version[0])
 
     def rows(self, start: int, end: int) -> list[Row]:
         """Rows ``[start, end)``, which must lie within the file."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from edl.core.errors import BadInputError
 from edl.data.csv_file import CsvFile, Dialect
 from edl.data.options import Options
-from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 
 
 class CsvReader:
@@ -47,9 +47,7 @@ class CsvReader:
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[list[str]]:
         """Rows ``[start, end)`` of one file; see the port. A row is corrupt if its cells are not one for a column."""
-        file = self._files.get(source)
-        if file is None:
-            raise BadInputError("no such source in this data set", where=source)
+        file = self._file(source)
         if not 0 <= start <= end <= file.index.rows:
             raise BadInputError(f"rows {start} to {end} of {file.index.rows} were asked for", where=source)
         found = []
@@ -62,6 +60,16 @@ class CsvReader:
             else:
                 on_corrupt(CorruptRange(source, number, number + 1, None, row.offset, fault))
         return found
+
+    def blocks(self, source: str) -> BlockSizes:
+        """Pieces of one file of 256 rows."""
+        return self._file(source).blocks()
+
+    def _file(self, source: str) -> CsvFile:
+        file = self._files.get(source)
+        if file is None:
+            raise BadInputError("no such source in this data set", where=source)
+        return file
 
     def _misfit(self, cells: Sequence[str]) -> str | None:
         expected = len(self._header)

@@ -28,6 +28,19 @@ class Source:
 
 
 @dataclass(frozen=True)
+class BlockSizes:
+    """How a source is divided into blocks.
+
+    Args:
+        records: of each block, in the source's order; they add up to the source's records.
+        bytes: about what its records take in memory, all together.
+    """
+
+    records: Sequence[int]
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Metadata:
     """What a model's ``feed(dataset, mode, metadata)`` is told about the records.
 
@@ -127,4 +140,15 @@ class Reader(Protocol):
         Raises:
             CorruptRecordError: a record cannot be read and ``on_corrupt`` is None.
             BadInputError: unknown source, or a range outside of it.
+        """
+
+
+class BlockReader(Reader, Protocol):
+    """A reader with random access, which says so by this method: its records are shuffled by default."""
+
+    def blocks(self, source: str) -> BlockSizes:
+        """The blocks of one source; every process finds the same ones.
+
+        A block is what ``read`` gets at about as fast alone as in its turn, and is in memory whole: some hundred
+        kilobytes, or some ten records where these are large.
         """

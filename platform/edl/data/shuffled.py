@@ -8,81 +8,20 @@ rest of the two blocks that its ends lie in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.core.errors import BadInputError
 from edl.core.shards import scrambled
-from edl.core.shuffle import Block, Blocks, EpochOrder, Order, named
+from edl.core.shuffle import Block, EpochOrder, Order, named
 from edl.data.reader import CorruptRange, OnCorrupt, Reader, Record
 
 Positions: TypeAlias = npt.NDArray[np.uint64]
 
 _AT_ONCE = 4096
 """Positions that are looked up together: NumPy is slow for the few records of a minibatch."""
-
-
-@dataclass(frozen=True)
-class BlockSizes:
-    """How a source is divided into blocks.
-
-    Args:
-        records: of each block, in the source's order; they add up to the source's records.
-        bytes: about what its records take in memory, all together.
-    """
-
-    records: Sequence[int]
-    bytes: int
-
-
-@runtime_checkable
-class BlockReader(Protocol):
-    """A reader with random access. ``blocks`` says where; the rest is as in ``Reader``.
-
-    A block should be a few hundred kilobytes or more, which ``read`` gets at about as fast alone as in its turn.
-    """
-
-    def blocks(self, source: str) -> BlockSizes:
-        """The blocks of one source. Every process finds the same ones."""
-
-
-def blocks_of(reader: Reader) -> Blocks | None:
-    """The blocks of all sources of a reader; None: it has no random access.
-
-    Raises:
-        BadInputError: the reader's blocks do not add up to its records.
-    """
-    found = getattr(reader, "blocks", None)
-    if found is None:
-        return None
-    sizes, taken, records = [], 0, 0
-    for source in reader.sources():
-        told = found(source.name)
-        counts = [int(count) for count in told.records]
-        if sum(counts) != source.records or any(count < 0 for count in counts):
-            raise BadInputError(
-                f"blocks() of the data reader tells of {sum(counts)} records, sources() of {source.records}",
-                where=source.name,
-                hint="the records of all blocks of a source add up to its records",
-            )
-        sizes.append(counts)
-        taken, records = taken + int(told.bytes), records + source.records
-    return Blocks.of(sizes, -(-taken // max(1, records)))
-
-
-def order_of(reader: Reader, window: int, seed: int) -> Order:
-    """The shuffled order of a reader's records.
-
-    Raises:
-        BadInputError: the reader has no random access.
-    """
-    blocks = blocks_of(reader)
-    if blocks is None:
-        raise BadInputError("the data reader has no random access: its records cannot be shuffled")
-    return Order.of([(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed)
 
 
 def permuted_all(indices: Positions, count: int, key: int) -> Positions:
@@ -113,11 +52,12 @@ class ShuffledReader:
 
     def __init__(self, reader: Reader, order: Order) -> None:
         self._reader = reader
-        self._order = order
+        self.order = order
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._piece = _Piece(-1, 0, 0, [], [])
         self._window: tuple[int, int] = (-1, -1)
+        self._blocks: tuple[Block, ...] = ()
         self._held: dict[int, Sequence[Any]] = {}
         self._damaged: set[int] = set()
 
@@ -142,7 +82,7 @@ class ShuffledReader:
 
     def name(self, epoch: int, start: int, end: int) -> str:
         """Which records are at positions ``[start, end)``, for people."""
-        return named(self._order.epoch(epoch).ranges(start, end))
+        return named(self.order.epoch(epoch).ranges(start, end))
 
     def _take(
         self, found: list[Record], blocks: Sequence[int], records: Sequence[int], on_corrupt: OnCorrupt | None
@@ -183,10 +123,14 @@ class ShuffledReader:
         start, size, _ = order.window_at(position)
         if self._window == (epoch, start):
             return
-        # The block that the last window ended in is the first of the next one.
-        shared = order.blocks_of(start, start + size) if self._window[0] == epoch else range(0)
-        self._held = {number: self._held[number] for number in shared if number in self._held}
-        self._damaged &= self._held.keys()
+        # The block that the last window ended in is the first of the next one; a small data set is one window, and its
+        # blocks are those of the next epoch too.
+        held = {self._blocks[number]: records for number, records in self._held.items()}
+        damaged = {self._blocks[number] for number in self._damaged}
+        self._blocks = order.blocks
+        numbers = [number for number in order.blocks_of(start, start + size) if order.blocks[number] in held]
+        self._held = {number: held[order.blocks[number]] for number in numbers}
+        self._damaged = {number for number in numbers if order.blocks[number] in damaged}
         self._window = (epoch, start)
 
     def _looked_up(self, epoch: int, position: int) -> _Piece:
@@ -206,9 +150,8 @@ class ShuffledReader:
 
     def _of(self, epoch: int) -> EpochOrder:
         if self._epoch[0] != epoch:
-            order = self._order.epoch(epoch)
+            order = self.order.epoch(epoch)
             self._ends = np.array(order.ends, np.int64)
-            self._held, self._damaged, self._window = {}, set(), (-1, -1)
             self._epoch = (epoch, order)
         return self._epoch[1]
 

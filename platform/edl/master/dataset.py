@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl.core.events import DatasetDescribed
+from edl.data.blocks import blocks_of
 from edl.data.opening import open_reader
+from edl.data.reader import Reader
 from edl.spec.job import JobSpec
 
 Rows = tuple[tuple[str, int], ...]
@@ -19,13 +21,17 @@ def describe(spec: JobSpec, *, predict: bool) -> DatasetDescribed:
     """
     if predict:
         return DatasetDescribed(prediction=_sources(spec.data.prediction, spec))
+    reader = open_reader(spec.data.training, spec.data.reader) if spec.data.training else None
     return DatasetDescribed(
-        training=_sources(spec.data.training, spec), validation=_sources(spec.data.validation, spec)
+        training=() if reader is None else _rows(reader),
+        validation=_sources(spec.data.validation, spec),
+        blocks=None if reader is None or spec.train.shuffle.window == 0 else blocks_of(reader),
     )
 
 
 def _sources(paths: Sequence[str], spec: JobSpec) -> Rows:
-    if not paths:
-        return ()
-    reader = open_reader(tuple(paths), spec.data.reader)
+    return _rows(open_reader(tuple(paths), spec.data.reader)) if paths else ()
+
+
+def _rows(reader: Reader) -> Rows:
     return tuple((source.name, source.records) for source in reader.sources())

@@ -92,5 +92,7 @@ def task_of(granted: Granted) -> pb.Task:
         pin=granted.pin,
         step=granted.step,
         expires_seconds=granted.seconds,
+        window=granted.window,
+        order=granted.order,
         payload=b"" if granted.payload is None else json.dumps(granted.payload).encode(),
     )

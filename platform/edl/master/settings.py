@@ -31,6 +31,7 @@ def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) 
         export=spec.export is not None and not predict,
         predict=predict,
         describe=describe,
+        shuffle=train.shuffle.window,
         max_corrupt=spec.data.max_corrupt_records,
         skip_crashing=train.on_crashing_range == "skip",
         ps=0 if predict else spec.ps.count,

@@ -164,7 +164,7 @@ class Stop(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload")
+    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload", "window", "order")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,8 @@ class Task(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     lease: int
     kind: str
     epoch: int
@@ -187,7 +189,9 @@ class Task(_message.Message):
     step: int
     expires_seconds: float
     payload: bytes
-    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    window: int
+    order: str
+    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
     __slots__ = ("member", "leases")

@@ -73,6 +73,24 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
+class Shuffle:
+    """How training records are mixed."""
+
+    window: Annotated[
+        int | None,
+        Option(
+            Nullable(_COUNT),
+            "Training records that are mixed with each other. The blocks of all files come in random order, and a "
+            "worker holds the records of one window and of up to two blocks more (a chunk of RecordIO, 256 rows of "
+            "CSV) in memory. null: as many as take about 64 MiB, 65536 at most; none where a custom reader has no "
+            "blocks(). 0: no record is mixed, only ranges of train.minibatches_per_task minibatches come in random "
+            "order.",
+            "records",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """How long and in which portions to train."""
 
@@ -93,6 +111,9 @@ class Train:
     max_steps: Annotated[
         int | None, Option(Nullable(_POSITIVE), "Steps after which the job ends; null ends with the epochs.", "steps")
     ] = None
+    shuffle: Annotated[Shuffle, Option(Section(Shuffle), "How training records are mixed.")] = field(
+        default_factory=Shuffle
+    )
     seed: Annotated[int, Option(_COUNT, "Seed of the initial weights and of the order of the records.")] = 0
     on_nan: Annotated[
         str,

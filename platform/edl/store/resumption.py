@@ -27,6 +27,7 @@ FIXED = (
     "train.minibatch_size",
     "train.minibatches_per_task",
     "train.seed",
+    "train.shuffle",
     "model.definition",
     "model.params",
     "strategy.name",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from edl.core.shuffle import EpochOrder
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class CountedStep:
-    """The ``step``-th minibatch of a lease: records ``[start, end)`` of a source in an epoch."""
+    """The ``step``-th minibatch of a lease: records ``[start, end)`` of a source in an epoch.
+
+    With an ``order``: positions ``[start, end)`` of that order of the epoch.
+    """
 
     lease: int
     step: int
@@ -15,11 +20,19 @@ class CountedStep:
     source: str
     start: int
     end: int
+    order: EpochOrder | None = field(default=None, compare=False, repr=False)
 
     @property
     def records(self) -> int:
         """How many records it covers."""
         return self.end - self.start
+
+    def places(self) -> list[tuple[str, int]]:
+        """Source and number of each record."""
+        if self.order is None:
+            return [(self.source, record) for record in range(self.start, self.end)]
+        places = (self.order.place(position) for position in range(self.start, self.end))
+        return [(place.source, place.record) for place in places]
 
 
 @dataclass(slots=True)
@@ -30,6 +43,7 @@ class LeasedRange:
     worker: str
     work: tuple[int, str, int, int]
     minibatch: int
+    order: EpochOrder | None = None
     through: int = 0
     closed: bool = False
 
@@ -42,7 +56,9 @@ class LeasedRange:
         """The first ``through`` steps."""
         epoch, source, start, end = self.work
         edges = [(k, start + k * self.minibatch) for k in range(through)]
-        return [CountedStep(self.number, k, epoch, source, a, min(a + self.minibatch, end)) for k, a in edges]
+        return [
+            CountedStep(self.number, k, epoch, source, a, min(a + self.minibatch, end), self.order) for k, a in edges
+        ]
 
 
 Steps = frozenset[CountedStep]

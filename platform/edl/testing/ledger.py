@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edl.core.shuffle import SHUFFLED, EpochOrder, Order
 from edl.testing.counted_steps import CountedStep, LeasedRange, PartRollback, Steps
 from edl.testing.journal_bytes import read_entries
 
@@ -27,6 +28,7 @@ class Recount:
 
     Attributes:
         sources: records of each training source.
+        order: in which they are shuffled; None: leases are ranges of the sources.
         leases: training leases that are in force or closed, by number; none from before the newest rollback's cut.
         cuts: steps in the parameters at each cut that was taken.
         repeated, rolled_back: records. partial: steps.
@@ -37,6 +39,8 @@ class Recount:
     """
 
     sources: dict[str, int] = field(default_factory=dict)
+    order: Order | None = None
+    epochs: dict[int, EpochOrder] = field(default_factory=dict)
     leases: dict[int, LeasedRange] = field(default_factory=dict)
     cuts: dict[int, Steps] = field(default_factory=dict)
     saved: list[int] = field(default_factory=list)
@@ -72,13 +76,22 @@ class Recount:
 
     def _dataset(self, entry: Mapping[str, Any]) -> None:
         self.sources = dict(entry.get("training") or ())
+        if entry.get("order"):
+            self.order = Order.from_json(entry["training"], entry["order"])
+
+    def _order_of(self, epoch: int) -> EpochOrder | None:
+        if self.order is not None and epoch not in self.epochs:
+            self.epochs[epoch] = self.order.epoch(epoch)
+        return self.epochs.get(epoch)
 
     def _leased(self, entry: Mapping[str, Any]) -> None:
         if entry["task"] == "training":
             number, work = entry["lease"], tuple(entry["work"])
             if number in self.leases:
                 raise LedgerError(f"lease {number} was granted twice")
-            self.leases[number] = LeasedRange(number, entry["worker"], work, entry["minibatch"])
+            self.leases[number] = LeasedRange(
+                number, entry["worker"], work, entry["minibatch"], self._order_of(work[0])
+            )
 
     def _open(self, entry: Mapping[str, Any]) -> LeasedRange | None:
         lease = self.leases.get(entry["lease"])
@@ -173,15 +186,29 @@ def recount(run_dir: Path) -> Recount:
 
 
 def problems(found: Recount, epochs: int) -> list[str]:
-    """What is wrong with the ledger of a job that is done: every record of every epoch counts exactly once."""
+    """What is wrong with the ledger of a job that is done: every record of every epoch counts exactly once.
+
+    Where records are shuffled, every position of the order does; and the order has every record once.
+    """
     wrong: list[str] = []
+    if found.order is not None:
+        wrong += [text for epoch in range(epochs) for text in _not_in_order(found, epoch)]
+    sources = found.sources if found.order is None else {SHUFFLED: found.order.records}
     ranges = [(step.epoch, step.source, step.start, step.end) for step in found.counted] + found.quarantined
     for epoch in range(epochs):
-        for source, records in found.sources.items():
+        for source, records in sources.items():
             covered = sorted((start, end) for e, s, start, end in ranges if (e, s) == (epoch, source))
             wrong += [f"epoch {epoch}, {source}: {text}" for text in _gaps(covered, records)]
-    strangers = {(e, s) for e, s, _, _ in ranges if e >= epochs or s not in found.sources}
+    strangers = {(e, s) for e, s, _, _ in ranges if e >= epochs or s not in sources}
     return wrong + [f"epoch {epoch} of {source} is not in the plan" for epoch, source in sorted(strangers)]
+
+
+def _not_in_order(found: Recount, epoch: int) -> list[str]:
+    order = found._order_of(epoch)
+    assert order is not None
+    ranges = order.ranges(0, order.records)
+    whole = {source: [[0, records]] for source, records in found.sources.items() if records}
+    return [] if ranges == whole else [f"the order of epoch {epoch} has not every record once"]
 
 
 def _gaps(covered: Iterable[tuple[int, int]], records: int) -> list[str]:

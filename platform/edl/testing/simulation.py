@@ -140,6 +140,9 @@ class World:
             snapshot = json.loads(self.base) if self.base is not None else None
             state.replay(snapshot, [json.loads(line) for line in self.journal])
         self.master = master
+        if master.ended:  # the one before wrote so, and died before it could say so
+            self.ended = ev.EndJob(master.phase, master.reason)
+            return
         self.links = {}
         for command in master.new_incarnation(self.incarnation):
             self._carry_out(command)

@@ -52,7 +52,7 @@ class Coordination:
         self.module: Future[ModelModule] = Future()
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
         self.session = Session(member, _call(channel), lost_timeout=spec.master.lost_timeout)
-        self.leases = Leases(self.session, self._held, lambda: self.progress.known())
+        self.leases = Leases(self.session, self._held, lambda: self.progress.known(), named=self._named)
         self.progress = Progress(self.session, self.leases.lose)
         self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
         self._feeders: dict[str, Feeder] = {}
@@ -115,6 +115,9 @@ class Coordination:
             if self._reads_early:
                 stream.read_early(task)
 
+    def _named(self, epoch: int, start: int, end: int) -> str:
+        return self.streams["training"].named(epoch, start, end)
+
     def sample(self, kind: str = "training") -> Any:
         """Features of the first records: what a model needs that is built by its first call. None if there are none."""
         from edl.worker.sample import first_features
@@ -137,7 +140,8 @@ class Coordination:
 
             return fed(self._feeder(kind), windows)
 
-        return RecordStream(lambda: self.reader(SETS[kind]), self._corrupt, pipeline, self.leases.alive)
+        seed = self.spec.train.seed
+        return RecordStream(lambda: self.reader(SETS[kind]), self._corrupt, pipeline, self.leases.alive, seed=seed)
 
 
 def _call(channel: Channel) -> Callable[..., Any]:

@@ -11,7 +11,8 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from edl.core.errors import EdlError
 from edl.rpc import edl_pb2 as pb
@@ -23,13 +24,19 @@ AHEAD = 1
 """Leases held besides the current one."""
 TRAINING = "training"
 """Kind of a task that pushes."""
+Named: TypeAlias = Callable[[int, int, int], str]
+"""Names the records at positions ``[start, end)`` of an epoch for people: (epoch, start, end)."""
 PLACEMENT = "placement"
 """Kind of what ``take`` gives, besides tasks, after ``look_at_placement``; it has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A task in the hands of this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto."""
+    """A task in the hands of this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto.
+
+    With a ``shuffle_window``: positions ``[start, end)`` of the shuffled order that has the fingerprint ``order``;
+    ``named`` says which records they are, by epoch, start and end.
+    """
 
     lease: int
     kind: str
@@ -42,9 +49,12 @@ class Leased:
     step: int = 0
     expires_seconds: float = 60.0
     payload: bytes = b""
+    shuffle_window: int = 0
+    order: str = ""
+    named: Named | None = field(default=None, compare=False)
 
     @classmethod
-    def from_message(cls, task: pb.Task) -> Leased:
+    def from_message(cls, task: pb.Task, named: Named | None = None) -> Leased:
         """The task of a lease reply."""
         return cls(
             lease=task.lease,
@@ -58,6 +68,9 @@ class Leased:
             step=task.step,
             expires_seconds=task.expires_seconds,
             payload=task.payload,
+            shuffle_window=task.window,
+            order=task.order,
+            named=named if task.window else None,
         )
 
     @property
@@ -66,9 +79,16 @@ class Leased:
         return -(-(self.end - self.start) // self.minibatch)
 
     def window(self, step: int) -> tuple[int, int]:
-        """The records ``[start, end)`` of one step."""
+        """The records, or positions, ``[start, end)`` of one step."""
         first = self.start + step * self.minibatch
         return first, min(self.end, first + self.minibatch)
+
+    def records(self, step: int) -> tuple[str | None, str]:
+        """For people: the source of the records of one step, None if they are of several, and which they are."""
+        start, end = self.window(step)
+        if self.named is None:
+            return self.source, f"records {start} to {end - 1}"
+        return None, self.named(self.epoch, start, end)
 
 
 class Leases:
@@ -79,6 +99,7 @@ class Leases:
         held: is told of every task the moment it is leased, on the asking thread; may start to read its records.
         known: the leases that are not over, those whose report is under way included.
         wait_seconds: how long the master may keep a question waiting when there is no work.
+        named: says which records the positions of a shuffled epoch are.
     """
 
     def __init__(
@@ -88,11 +109,13 @@ class Leases:
         known: Callable[[], Iterable[int]],
         *,
         wait_seconds: float = 5.0,
+        named: Named | None = None,
     ) -> None:
         self._session = session
         self._held = held
         self._known = known
         self._wait_seconds = wait_seconds
+        self._named = named
         self._room = threading.Semaphore(1 + AHEAD)
         self._tasks: queue.SimpleQueue[Leased | EdlError | None] = queue.SimpleQueue()
         self._queued: deque[Leased] = deque()
@@ -114,7 +137,7 @@ class Leases:
         reply = self._session.lease(self._wait_seconds, self._known)
         answer = reply.WhichOneof("answer")
         if answer == "task":
-            task = Leased.from_message(reply.task)
+            task = Leased.from_message(reply.task, self._named)
             self._held(task)
             self._put(task)
             return True

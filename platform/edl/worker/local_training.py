@@ -19,7 +19,10 @@ from typing import Any
 from edl.core import shards
 from edl.core.errors import BadInputError
 from edl.core.final_checkpoint import STOPPED
+from edl.core.shuffle import SHUFFLED, choose_window
+from edl.data.blocks import blocks_of, order_of
 from edl.data.reader import Reader
+from edl.data.shuffled import ShuffledReader
 from edl.spec.event import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
 from edl.spec.job import JobSpec
 from edl.store import checkpoint
@@ -27,7 +30,7 @@ from edl.store.rundir import RunDir
 from edl.worker import export
 from edl.worker.callbacks import KerasCallbacks, NoCallbacks
 from edl.worker.corruption import CorruptRecords, Window
-from edl.worker.leases import Leased
+from edl.worker.leases import Leased, Named
 from edl.worker.local_model import LocalModel
 from edl.worker.local_report import LocalReport
 from edl.worker.not_finite import report_not_finite
@@ -48,13 +51,34 @@ class Planned:
     step: int
 
 
-def steps(spec: JobSpec, sources: list[shards.Source]) -> Iterator[Planned]:
-    """All steps of a job, lazily."""
-    train = spec.train
+def steps(
+    spec: JobSpec, sources: list[shards.Source], window: int = 0, named: Named | None = None
+) -> Iterator[Planned]:
+    """All steps of a job, lazily.
+
+    Args:
+        spec: the job.
+        sources: of the training records.
+        window: of the shuffled order whose positions the steps are about; 0: they are about records of the sources.
+        named: says which records positions are.
+    """
+    train, seed = spec.train, None if window else spec.train.seed
+    if window:
+        sources = [shards.Source(SHUFFLED, sum(source.records for source in sources))]
     size = train.minibatch_size * train.minibatches_per_task
     for epoch in range(train.epochs):
-        for shard in shards.plan(sources, size, train.seed, epoch):
-            task = Leased(0, "training", shard.source, shard.start, shard.end, train.minibatch_size, epoch)
+        for shard in shards.plan(sources, size, seed, epoch):
+            task = Leased(
+                0,
+                "training",
+                shard.source,
+                shard.start,
+                shard.end,
+                train.minibatch_size,
+                epoch,
+                shuffle_window=window,
+                named=named,
+            )
             for step in range(task.steps):
                 yield Planned(epoch, task, step)
 
@@ -104,6 +128,8 @@ class LocalTraining:
         self._windows: dict[int, tuple[int, int]] = {}
         self.export_loading: str | None = None
         """Python that loads the export, where it takes more than Keras."""
+        self._window: int | None = None
+        self._shuffled: ShuffledReader | None = None
 
     @property
     def skipped(self) -> int:
@@ -130,6 +156,7 @@ class LocalTraining:
         self._watcher.restore(found.ledger.get("callbacks", {}), kept)
         self._step = self._saved = found.version
         self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
+        self._window = found.ledger.get("window", 0)  # checkpoints from before there was one: none
         self._report.event(Warned(time.time(), f"goes on from checkpoint {found.cut}, at step {self._step:,}"))
 
     def run(self) -> str | None:
@@ -139,10 +166,12 @@ class LocalTraining:
             StoppedError: the user stops the run; if it keeps checkpoints, after one of all steps so far.
             BadInputError: an epoch has fewer records than a minibatch.
         """
-        sources = [shards.Source(s.name, s.records) for s in self._readers("training").sources()]
+        reader = self._readers("training")
+        sources = [shards.Source(s.name, s.records) for s in reader.sources()]
         epochs, records = self._spec.train.epochs, sum(source.records for source in sources)
         if not self._step and (why := shards.minibatch_too_large(self._spec.train.minibatch_size, records)):
             raise BadInputError(why)
+        self._choose_order(reader, records)
         total = self._all = epochs * records
         if (limit := self._spec.train.max_steps) is not None:
             total = min(total, limit * self._spec.train.minibatch_size)
@@ -165,11 +194,22 @@ class LocalTraining:
             self._save()
             raise StoppedError(self._stop.wanted, f"{STOPPED}: checkpoint {self._saved} holds all {self._step:,} steps")
 
+    def _choose_order(self, reader: Reader, records: int) -> None:
+        """Shuffle the records, as the master of a distributed job would decide; a run that goes on keeps its window."""
+        train = self._spec.train
+        if self._window is None:
+            blocks = None if train.shuffle.window == 0 else blocks_of(reader)
+            portion = train.minibatch_size * train.minibatches_per_task
+            self._window = choose_window(train.shuffle.window, records, portion, blocks)
+        if self._window:
+            self._shuffled = ShuffledReader(reader, order_of(reader, self._window, train.seed))
+
     def _train(self, sources: list[shards.Source]) -> None:
         train, every = self._spec.train, self._spec.checkpoint
 
         def rest() -> Iterator[Planned]:
-            return islice(steps(self._spec, sources), self._step, train.max_steps)
+            named = None if self._shuffled is None else self._shuffled.name
+            return islice(steps(self._spec, sources, self._window or 0, named), self._step, train.max_steps)
 
         if getattr(self._model.model, "stop_training", False):  # before this run went on
             self._stopped = True
@@ -191,7 +231,10 @@ class LocalTraining:
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
             start, end = plan.task.window(plan.step)
-            window = self._corrupt.read(reader, plan.task.source, start, end)
+            if self._shuffled is not None:
+                window = self._corrupt.read_shuffled(self._shuffled, plan.epoch, start, end)
+            else:
+                window = self._corrupt.read(reader, plan.task.source, start, end)
             self._windows[tag] = (end - start, window.skipped)
             yield tag, window
 
@@ -257,6 +300,7 @@ class LocalTraining:
         ledger = {
             "records_done": self._done,
             "records_skipped": self._skipped,
+            "window": self._window,
             "callbacks": self._watcher.state(),
         }
         created = datetime.now(UTC).isoformat(timespec="seconds")

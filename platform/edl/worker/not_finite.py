@@ -46,12 +46,13 @@ def report_not_finite(
     Raises:
         NotFiniteError: the job does not skip.
     """
-    start, end = task.window(step)
+    source, records = task.records(step)
     what = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g},"
     if not skip:
         raise NotFiniteError(
-            f"{what} from records {start} to {end - 1}",
-            where=task.source,
+            f"{what} from {records}",
+            where=source,
             hint="look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out",
         )
-    _LOG.warning("%s: %s from records %d to %d: not applied, %d so far", task.source, what, start, end - 1, count)
+    place = records if source is None else f"{source}: {records}"
+    _LOG.warning("%s: %s: not applied, %d so far", place, what, count)

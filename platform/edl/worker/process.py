@@ -141,4 +141,4 @@ def _describe(c: Coordination, task: Leased) -> None:
     from edl.worker.weights import PredictRun
 
     predict = PredictRun.of(c.identity.run_dir) is not None
-    c.progress.finish(task.lease, describe(c.spec.data, c.reader, predict=predict))
+    c.progress.finish(task.lease, describe(c.spec.data, c.reader, predict=predict, shuffle=c.spec.train.shuffle.window))

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edl.core.errors import BadInputError
+from edl.data.blocks import blocks_of
 from edl.data.opening import open_reader
-from edl.data.reader import CorruptRange, OnCorrupt, Reader, Source
+from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.spec.job import Data
 from edl.spec.zoo import ANYTHING, locate, names
 from edl.worker.user_code import defined_in, user_code
@@ -63,6 +64,19 @@ class GuardedReader:
                 f"custom_data_reader() returned {_kind(reader)}, which has no {', '.join(missing)}",
                 "a reader has metadata, sources() and read(source, start, end, on_corrupt=None)",
             )
+
+    @property
+    def blocks(self) -> Callable[[str], BlockSizes] | None:
+        """``blocks`` of the user's reader; None if it has none, and so no random access."""
+        return self._blocks if hasattr(self._reader, "blocks") else None
+
+    def _blocks(self, source: str) -> BlockSizes:
+        with user_code(self._zoo, "blocks() of the custom reader"):
+            found = self._reader.blocks(source)
+        if not isinstance(found, BlockSizes) or not all(isinstance(count, Integral) for count in found.records):
+            said = f"blocks({source!r}) of the custom reader returned {_kind(found)}, not an edl.data.BlockSizes"
+            raise self._wrong(said, "return BlockSizes(records of each block, bytes of all of them in memory)")
+        return found
 
     @property
     def metadata(self) -> Any:
@@ -139,14 +153,22 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool) -> bytes:
-    """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that this run uses."""
+def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool, shuffle: int | None = None) -> bytes:
+    """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that this run uses.
+
+    With ``blocks`` of the training records, if they may be shuffled (``shuffle`` is not 0) and their reader has random
+    access.
+    """
     used = ("prediction",) if predict else ("training", "validation")
-    sets = {
+    sets: dict[str, Any] = {
         name: [[source.name, source.records] for source in open_named(name).sources()]
         for name in used
         if paths_of(data, name)
     }
+    if "training" in sets and shuffle != 0:
+        blocks = blocks_of(open_named("training"))
+        if blocks is not None:
+            sets["blocks"] = blocks.to_json()
     return json.dumps(sets).encode()
 
 

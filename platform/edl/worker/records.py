@@ -16,6 +16,6 @@ def of_records(task: Leased, step: int) -> Iterator[None]:
         yield
     except BadInputError as error:
         if error.where is None:
-            start, end = task.window(step)
-            error.where = f"{task.source}, records {start} to {end - 1}"
+            source, records = task.records(step)
+            error.where = records if source is None else f"{source}, {records}"
         raise

@@ -11,12 +11,17 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from edl.core.errors import EdlError, RetryableError
+from edl.core.errors import BadInputError, EdlError, RetryableError
+from edl.core.shuffle import SHUFFLED_NAME
+from edl.data.blocks import order_of
 from edl.data.reader import Reader
 from edl.worker.corruption import CorruptRecords, Window
 from edl.worker.leases import Leased
+
+if TYPE_CHECKING:
+    from edl.data.shuffled import ShuffledReader
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,6 +69,7 @@ class RecordStream:
         corrupt: what may be skipped.
         pipeline: turns windows into minibatches; called once, on the thread that takes the first minibatch.
         alive: whether a lease is still this worker's; the rest of one that is not is left unread.
+        seed: of the job, by which the order of shuffled records is found.
     """
 
     def __init__(
@@ -72,8 +78,12 @@ class RecordStream:
         corrupt: CorruptRecords,
         pipeline: Pipeline,
         alive: Callable[[int], bool],
+        *,
+        seed: int = 0,
     ) -> None:
         self._open = reader
+        self._seed = seed
+        self._shuffled: ShuffledReader | None = None
         self._corrupt = corrupt
         self._pipeline = pipeline
         self._alive = alive
@@ -174,6 +184,8 @@ class RecordStream:
         start, end = task.window(step)
         for attempt in range(1, _READ_TRIES + 1):
             try:
+                if task.shuffle_window:
+                    return self._corrupt.read_shuffled(self._in_order(task), task.epoch, start, end)
                 return self._corrupt.read(self._source(), task.source, start, end)
             except RetryableError as error:
                 if attempt == _READ_TRIES:
@@ -181,6 +193,31 @@ class RecordStream:
                 _LOG.warning("%s; reading again", error)
                 threading.Event().wait(_READ_PAUSE)
         raise AssertionError("unreachable")
+
+    def _in_order(self, task: Leased) -> ShuffledReader:
+        """The reader of the shuffled order that a task is about.
+
+        Raises:
+            BadInputError: the files are not those that were described to the master.
+        """
+        if self._shuffled is None:
+            from edl.data.shuffled import ShuffledReader  # NumPy, which is on its way with TensorFlow
+
+            reader = self._source()
+            self._shuffled = ShuffledReader(reader, order_of(reader, task.shuffle_window, self._seed))
+        if self._shuffled.order.fingerprint != task.order:
+            raise BadInputError(
+                "the training data is not what it was when this run began: other files, records or chunks",
+                where="data.training",
+                hint="put the files back as they were, or start a new run",
+            )
+        return self._shuffled
+
+    def named(self, epoch: int, start: int, end: int) -> str:
+        """Which records are at positions ``[start, end)`` of an epoch's shuffled order, for people."""
+        if self._shuffled is None:
+            return f"records {start} to {end - 1} of {SHUFFLED_NAME}"
+        return self._shuffled.name(epoch, start, end)
 
     def _source(self) -> Reader:
         if self._reader is None:

@@ -88,7 +88,7 @@ def check_parameters(shards: list[ShardCounts], found: Recount, *, records: int,
     """Compare the applications of each record on each PS with the ledger."""
     partial = np.zeros(records)
     for step in found.halves:
-        partial[step.start : step.end] += 1
+        partial[[record for _, record in step.places()]] += 1
     wrong, missing, uncertain = [], 0.0, 0.0
     for index, shard in enumerate(shards):
         if shard.torn:

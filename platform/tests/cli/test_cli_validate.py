@@ -129,8 +129,8 @@ def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixtu
     assert captured.out == ""
     assert captured.err == (
         "job.yaml:4: train.epoch: unknown field; did you mean 'epochs'?\n"
-        "  allowed here: epochs, minibatch_size, minibatches_per_task, evaluation_steps, max_steps, seed, on_nan, "
-        "on_crashing_range\n"
+        "  allowed here: epochs, minibatch_size, minibatches_per_task, evaluation_steps, max_steps, shuffle, seed, "
+        "on_nan, on_crashing_range\n"
     )
 
 

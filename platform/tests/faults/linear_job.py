@@ -162,11 +162,11 @@ class LinearJob:
         """The parameters after exactly these steps; the values of ``items`` by row id."""
         kernel, bias, rows = np.zeros((WIDTH, 1)), np.zeros(1), np.zeros((ROWS, DIM))
         for step in steps:
-            records = self.records[step.source]
-            part = slice(step.start, step.end)
-            kernel += records.x[part].T @ records.y[part]
-            bias += records.y[part].sum(axis=0)
-            np.add.at(rows, records.ids[part].ravel(), np.repeat(records.y[part], IDS)[:, None])
+            for source, part in _by_source(step):
+                records = self.records[source]
+                kernel += records.x[part].T @ records.y[part]
+                bias += records.y[part].sum(axis=0)
+                np.add.at(rows, records.ids[part].ravel(), np.repeat(records.y[part], IDS)[:, None])
         dense = {f"{name}/{part}": value for name in "abcd" for part, value in (("kernel", kernel), ("bias", bias))}
         return {name: (LEARNING_RATE * value).astype(np.float32) for name, value in {**dense, "items": rows}.items()}
 
@@ -198,6 +198,14 @@ class LinearJob:
                 sums += [total + half[name] for total in sums]
             allowed = np.any([value == total for total in sums], axis=0)
             assert allowed.all(), f"{name} in {folder.name}: {value[~allowed]} is not {expected[name][~allowed]}"
+
+
+def _by_source(step: CountedStep) -> Iterable[tuple[str, list[int]]]:
+    """The records of a step, for each source that has some of them."""
+    found: dict[str, list[int]] = {}
+    for source, record in step.places():
+        found.setdefault(source, []).append(record)
+    return found.items()
 
 
 def cut_of(folder: Path) -> int:

@@ -13,8 +13,10 @@ import pytest
 import edl.data
 from edl.core.errors import BadInputError
 from edl.core.shards import Source
+from edl.data.reader import BlockSizes
 from edl.spec.job import Data
 from edl.worker.readers import GuardedReader, describe
+from edl.worker.user_code import ModuleError
 
 ZOO = Path(__file__).parent
 DATA = Data(training=("a",), validation=("b",), prediction=("c",))
@@ -34,7 +36,24 @@ def test_only_the_sets_that_a_run_uses_are_opened_and_described(predict: bool, u
 
     found = json.loads(describe(DATA, open_named, predict=predict))
     assert found == {name: [[f"{name}-0", 5], [f"{name}-1", 7]] for name in used}
-    assert names == used
+    assert set(names) == set(used)
+
+
+def test_the_blocks_of_the_training_records_are_told_where_they_may_be_shuffled() -> None:
+    reader = SimpleNamespace(sources=lambda: [Source("s", 12)], blocks=lambda source: BlockSizes([5, 5, 2], 1200))
+    told = json.loads(describe(DATA, lambda name: reader, predict=False))  # type: ignore[arg-type, return-value]
+    assert told["blocks"] == {"runs": [[[5, 2], [2, 1]]], "record_bytes": 100}
+    for other in ({"predict": False, "shuffle": 0}, {"predict": True}):
+        assert "blocks" not in json.loads(describe(DATA, lambda name: reader, **other))  # type: ignore[arg-type, return-value]
+
+
+def test_a_custom_reader_has_random_access_only_if_it_says_so() -> None:
+    plain = SimpleNamespace(metadata=None, sources=None, read=None)
+    assert GuardedReader(plain, Path()).blocks is None
+    reader = GuardedReader(SimpleNamespace(metadata=None, sources=None, read=None, blocks=lambda source: 1 / 0), Path())
+    assert reader.blocks is not None
+    with pytest.raises(ModuleError, match=r"blocks\(\) of the custom reader"):
+        reader.blocks("s")
 
 
 # ------------------------------------------------------------------------------------------------ what a user returns

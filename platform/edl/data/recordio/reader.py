@@ -10,9 +10,14 @@ from pathlib import Path
 from edl.core.errors import BadInputError
 from edl.data.files import unreadable
 from edl.data.options import Options
-from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
-from edl.data.recordio.chunk import HEADER_BYTES, CorruptChunkError, DecodedChunk, Header, decode_chunk
+from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.recordio.chunk import COMPRESSORS, HEADER_BYTES, CorruptChunkError, DecodedChunk, Header, decode_chunk
 from edl.data.recordio.index import Index, load_index
+
+_OBJECT_BYTES = 40
+"""What a record takes in memory besides its bytes."""
+_EXPANDED = {COMPRESSORS["snappy"]: 3, COMPRESSORS["gzip"]: 4}
+"""How much larger a payload is once it is decompressed: usual for records that are worth it."""
 
 
 class RecordFile:
@@ -40,6 +45,16 @@ class RecordFile:
     def records(self) -> int:
         """Records in the file, as the headers say."""
         return self.index.records
+
+    def blocks(self) -> BlockSizes:
+        """The chunks."""
+        headers = self.index.headers
+        stored = sum(_EXPANDED.get(header.compressor, 1) * header.size for header in headers)
+        return BlockSizes([header.records for header in headers], stored + self.records * _OBJECT_BYTES)
+
+    def forget(self) -> None:
+        """Keep no chunk in memory."""
+        self._last = (-1, "")
 
     def read(self, start: int = 0, end: int | None = None, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
         """Records ``[start, end)``, clipped to the file as the original's Scanner does; ``on_corrupt`` as in the port.
@@ -108,6 +123,7 @@ class RecordIOReader:
 
     def __init__(self, files: Sequence[Path], *, save_index: bool = False) -> None:
         self._files = {str(file): RecordFile(file, save_index=save_index) for file in files}
+        self._newest: RecordFile | None = None
 
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> RecordIOReader:
@@ -120,10 +136,21 @@ class RecordIOReader:
         return tuple(Source(name, file.records) for name, file in self._files.items())
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
-        """Records ``[start, end)`` of one file; see the port."""
-        file = self._files.get(source)
-        if file is None:
-            raise BadInputError("no such source in this data set", where=source)
+        """Records ``[start, end)`` of one file; see the port. A chunk of one file stays in memory, not one of each."""
+        file = self._file(source)
+        newest, self._newest = self._newest, file
+        if newest is not None and newest is not file:
+            newest.forget()
         if not 0 <= start <= end <= file.records:
             raise BadInputError(f"records {start} to {end} of {file.records} were asked for", where=source)
         return file.read(start, end, on_corrupt)
+
+    def blocks(self, source: str) -> BlockSizes:
+        """The chunks of one file."""
+        return self._file(source).blocks()
+
+    def _file(self, source: str) -> RecordFile:
+        file = self._files.get(source)
+        if file is None:
+            raise BadInputError("no such source in this data set", where=source)
+        return file
