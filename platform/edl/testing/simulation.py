@@ -73,19 +73,13 @@ class World:
         lethal: frozenset[Minibatch] = frozenset(),
         forgets: bool = False,
         capacity: int | None = None,
-<<<<<<< HEAD
         alone: float = 1.0,
+        blocks: Blocks | None = None,
     ) -> None:
         self.settings, self.network, self.pace = settings, network, pace
         self.poison, self.lethal = poison, lethal
-        self.dataset = ev.DatasetDescribed(training, validation)
-        self.alone = alone
-=======
-        blocks: Blocks | None = None,
-    ) -> None:
-        self.settings, self.network, self.pace, self.poison = settings, network, pace, poison
         self.dataset = ev.DatasetDescribed(training, validation, blocks=blocks)
->>>>>>> 14c29f8 (Core: a training ledger of positions of a shuffled order; windows stay with their worker; what is quarantined is named by file and record)
+        self.alone = alone
         self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets  # noqa: S311  chance, not secrets
         self.journal: list[str] = []
         self.history: list[Mapping[str, Any]] = []
