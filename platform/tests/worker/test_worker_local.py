@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,11 +151,11 @@ def test_the_process_is_the_runs_only_worker(local: Callable[..., Local]) -> Non
 def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, code = local().run(max_steps=11)
+    run, code = local().run(max_steps=13)
     assert code == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert summary["reason"] == "11 steps are done, as many as max_steps asks for"
-    assert (summary["records_done"], summary["records_total"]) == (42, 44), "a task ends with a short step"
+    assert summary["reason"] == "13 steps are done, as many as max_steps asks for"
+    assert (summary["records_done"], summary["records_total"]) == (50, 52), "an epoch ends with a short step"
     assert summary["logs"] == str(run.logs)
     run, _ = local().run(max_steps=1000)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -184,6 +185,28 @@ def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(local: Callable[..., 
 
     expected, found = arrays(whole), arrays(parted)
     assert expected.keys() == found.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_a_run_from_before_there_were_windows_goes_on_without_one(
+    local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edl.worker import local_training
+
+    def older(*arguments: Any) -> Any:
+        found = newest(*arguments)
+        assert found is not None
+        assert found.ledger["window"] == 0
+        return replace(found, ledger={name: value for name, value in found.ledger.items() if name != "window"})
+
+    job = local()
+    whole, _ = job.run(shuffle={"window": 0})
+    parted, _ = job.run(max_steps=11, shuffle={"window": 0})
+    monkeypatch.setattr(local_training.checkpoint, "newest", older)
+    job.run(parted)
+    monkeypatch.undo()
+    expected, found = arrays(whole), arrays(parted)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
@@ -223,7 +246,7 @@ def test_an_id_that_no_embedding_has_is_told_with_its_records(
     )
     _, code = local(model).run()
     assert code == 2
-    told = r"data\.csv, records \d+ to \d+: id 7 is outside of the embedding 'sequential/emb/embeddings' \(5 x 3\)"
+    told = r"records [\d, to]+ of \S+data\.csv: id 7 is outside of the embedding 'sequential/emb/embeddings' \(5 x 3\)"
     assert re.search(told, capsys.readouterr().err)
 
 
