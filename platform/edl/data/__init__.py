@@ -17,10 +17,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edl.data.example import serialize_example
     from edl.data.opening import open_reader
-    from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Reader, Record, Source
+    from edl.data.reader import (
+        BlockReader,
+        BlockSizes,
+        CorruptRange,
+        CorruptRecordError,
+        Metadata,
+        OnCorrupt,
+        Reader,
+        Record,
+        Source,
+    )
     from edl.data.recordio.writer import Writer
 
 __all__ = [
+    "BlockReader",
+    "BlockSizes",
     "CorruptRange",
     "CorruptRecordError",
     "Metadata",
