@@ -64,7 +64,7 @@ def fitted(x: NDArray[np.float32], y: NDArray[np.int32], test: tuple[Any, Any]) 
 
     keras.utils.set_random_seed(0)
     space: dict[str, Any] = {}
-    exec(MODEL, space)  # noqa: S102  the text above
+    exec(MODEL, space)
     model = space["custom_model"]()
     model.compile(space["optimizer"](), space["loss"], metrics=["sparse_categorical_accuracy"])
     model.fit(x, y, batch_size=MINIBATCH, epochs=EPOCHS, verbose=0)
