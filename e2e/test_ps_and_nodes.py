@@ -21,6 +21,8 @@ from edl.core.cluster import Role
 from edl.kube.connection import connected
 
 AWAY_SECONDS = 60.0
+REPLACED_SECONDS = 45.0
+"""From the moment in which the cluster notices that a PS's node is lost, until training goes on."""
 DEAD_SECONDS = 150.0
 """A dead node is noticed, its pods' tolerations pass, a master's Lease runs out."""
 
@@ -88,6 +90,43 @@ def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
     summary, _ = finished(job, rolled_back=one_interval(job))
     baseline.check(summary)
     gone(job)
+
+
+@pytest.mark.alone
+@pytest.mark.breaks
+def test_a_ps_on_a_lost_node_is_replaced_as_soon_as_the_cluster_notices(places: Places) -> None:
+    """Nobody waits for its pod's tolerations and grace: the master deletes what neither it nor workers hear of."""
+    dead, *safe = homes(connected())
+    with only(safe):
+        job = start(places(), "bereft-of-ps", seconds=300)
+        job.wait_training(workers=2)
+    with only([dead]):
+        (ps, _), *_ = job.ps_uids().items()
+        delete_pod(job.place, ps)
+        _is_on(dead, job, Role.PS)
+        job.wait_more_steps()
+    with lost(job.place.site.faults, dead):
+        job.wait("the job says that it waits", lambda: _stalled(job), DEAD_SECONDS)
+        job.wait("the cluster has noticed", lambda: _unready(job, ps, dead), DEAD_SECONDS)
+        noticed = time.monotonic()
+        job.wait("the PS is back elsewhere", lambda: _moved(job, ps, dead), REPLACED_SECONDS)
+        job.wait_more_steps(1, REPLACED_SECONDS)
+        assert time.monotonic() - noticed < REPLACED_SECONDS
+        finished(job, rolled_back=2 * one_interval(job))
+        gone(job)
+
+
+def _stalled(job: Job) -> str | None:
+    status = job.status()
+    return (
+        str(status["reason"]) if status.get("phase") == "Stalled" and "waiting for ps-0" in status["reason"] else None
+    )
+
+
+def _unready(job: Job, ps: str, node: str) -> bool | None:
+    """Whether the node controller has turned the PS's condition, or the PS is elsewhere already."""
+    pod = job.place.observer.pod(ps)
+    return (pod is None or pod["spec"].get("nodeName") != node or not condition(pod, "Ready")) or None
 
 
 @pytest.mark.alone
