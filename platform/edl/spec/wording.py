@@ -127,8 +127,12 @@ def measurements(status: Status) -> list[str]:
 
 def earlier_evaluations(ended: Sequence[EvaluationEnded]) -> str:
     """The evaluations before the newest, newest first, in a line; empty where there are none."""
-    before = [each for each in reversed(ended[:-1]) if each.metrics]
-    return "earlier: " + "   ".join(f"step {each.step:,} {measures(each.metrics)}" for each in before) if before else ""
+    told = []
+    for each in reversed(ended[:-1]):
+        shown = {name: value for name, value in each.metrics.items() if name != "loss"} or each.metrics
+        if shown:
+            told.append(f"step {each.step:,} {measures(shown)}")
+    return "earlier: " + "   ".join(told) if told else ""
 
 
 def served(told: ParametersStatus | None) -> str:
