@@ -114,6 +114,12 @@ def test_refusals_and_starvation(cluster: SmallCluster) -> None:
     assert starved.text == "starved: 2 workers run, workers.min is 1; it goes on with them"
 
 
+def test_steps_that_were_reported_and_not_applied_are_said(cluster: SmallCluster) -> None:
+    told = Publication(replace(STATUS, steps_not_applied=1139))
+    (found,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    assert found.text.startswith("1,139 steps differ between what workers reported as done")
+
+
 @pytest.mark.parametrize(
     ("running", "text"),
     [
