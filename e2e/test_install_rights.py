@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import rights_page
-from e2e import namespaces, stage, tries_of_masters, tries_of_people
+from e2e import install, namespaces, stage, tries_of_masters, tries_of_people
 from e2e.conftest import ARTIFACTS
 from e2e.images import Images
 from e2e.jobs import Job, digits
@@ -240,6 +240,29 @@ def test_a_quota_counts_pods_without_a_class_and_so_those_whom_no_policy_holds(p
     finally:
         place.kubectl("delete", "resourcequotas", "--all")
         place.kubectl("delete", "pods", "low-0", "--ignore-not-found", "--grace-period=0", "--force")
+
+
+@pytest.mark.usefixtures("helm")
+def test_a_team_that_kustomize_made_becomes_a_releases_by_one_command(where: Site, built: Images) -> None:
+    """kubectl owns the fields that it has applied, so Helm has to be told to take these, too: docs/operations.md."""
+    with namespaces.namespace(where, built, ARTIFACTS / "from-kustomize", volume=False, base=False) as place:
+        from_kustomize(place.name)
+
+
+def from_kustomize(namespace: str) -> None:
+    """Hand a team over, once without the flag that takes the fields."""
+    kubectl("apply", "-n", namespace, "-k", str(install.TEAM))
+    release = Release("edl-team", namespace)
+    team = {"namespace": namespace, "dataCopy": True}
+    values = {"cluster": {"create": False}, "checks": {"enabled": False}, "teams": [team]}
+    refused = release.try_upgrade(values, "--install", "--take-ownership")
+    assert refused.returncode
+    assert "conflict with" in refused.stderr, refused.stderr
+    taken = release.try_upgrade(values, "--install", "--take-ownership", "--force-conflicts")
+    assert taken.returncode == 0, taken.stderr
+    owners = json.loads(kubectl("-n", namespace, "get", "rolebindings,networkpolicies", "-o", "json"))["items"]
+    assert {each["metadata"]["annotations"]["meta.helm.sh/release-name"] for each in owners} == {"edl-team"}
+    release.upgrade(values)
 
 
 def test_the_job_controller_is_held_to_nothing(place: Namespace, at: Stage) -> None:
