@@ -55,7 +55,7 @@ RAISING = MODULE.replace(
     "    return keras.Sequential",
     '    raise LookupError("the dictionary was not downloaded")\n    return keras.Sequential',
 )
-WRONG_FEED = MODULE.replace('return found["x"], found["y"]', 'return found["x"], found["y"], found["x"]')
+WRONG_FEED = MODULE.replace('return found["x"], found["y"]', 'return found["x"], found["y"], found["x"], found["y"]')
 UNPARSED = MODULE.replace('("x", "y")}', '("x", "y", "z")}')
 WRONG_SHAPE = MODULE.replace("keras.Input((1,))", "keras.Input((3,))")
 AVERAGING = MODULE.replace("SGD(0.01)", "SGD(0.01, use_ema=True)")
@@ -77,8 +77,8 @@ LookupError: the dictionary was not downloaded
 
 FOLDER/zoo/raising.py:7: custom_model() raised LookupError: the dictionary was not downloaded""",
     "wrong-feed": """\
-FOLDER/zoo/wrong_feed.py: feed yields (float32(1,), float32(1,), float32(1,)), expected (features, labels)
-  for training, feed returns a tf.data.Dataset of single (features, labels)""",
+FOLDER/zoo/wrong_feed.py: feed yields (float32(1,), float32(1,), float32(1,), float32(1,)), expected (features, labels)
+  for training, feed returns a tf.data.Dataset of single (features, labels) or (features, labels, sample weights)""",
     "unparsed": """\
 No line of your code was running when this was raised:
 InvalidArgumentError: Feature: z (data type: float) is required but could not be found.
