@@ -31,6 +31,7 @@ class Pod:
         dismissal: why.
         unreachable: since when the cluster has not heard of its node, in unix seconds; 0: it does.
         heard: when this master last heard of a PS, or saw it first.
+        noticed: when this master first saw that the cluster does not hear of the PS's node.
         given_up: a PS that was deleted because neither the cluster, nor the master, nor workers heard of it.
     """
 
@@ -60,6 +61,7 @@ class Pod:
     dismissal: str = ""
     unreachable: float = 0.0
     heard: float = 0.0
+    noticed: float | None = None
     given_up: bool = False
 
     @property

@@ -18,6 +18,9 @@ from edl.core.state import State
 SILENT_SECONDS = 10.0
 """Ten registrations. The cluster itself takes longer to notice, so that mostly nothing is left to wait for."""
 
+TAINT_SECONDS = 5.0
+"""After the pods' conditions the cluster taints the node; before that it would give the successor a place there."""
+
 
 def heard(state: State, event: PsHeard, now: float) -> None:
     """A PS speaks to this master."""
@@ -29,8 +32,11 @@ def heard(state: State, event: PsHeard, now: float) -> None:
 def replace(state: State, now: float) -> None:
     """Give up every PS of which nobody hears; what follows is what follows a lost PS."""
     for pod in state.fleet.live(Role.PS):
+        pod.noticed = (now if pod.noticed is None else pod.noticed) if pod.unreachable else None
+        if pod.noticed is None or now - pod.noticed < TAINT_SECONDS:
+            continue
         silent = now - max(pod.heard, state.stepped)
-        if not pod.unreachable or pod.given_up or silent < SILENT_SECONDS:
+        if pod.given_up or silent < SILENT_SECONDS:
             continue
         pod.given_up, pod.dismissal = True, "its node is unreachable"
         state.tell(

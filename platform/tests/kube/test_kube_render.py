@@ -268,7 +268,7 @@ def test_what_a_container_runs() -> None:
 
 def test_nodes_that_are_lost_are_left_soon() -> None:
     """A PS by its master only, which knows whether it answers."""
-    for pod, seconds in zip(pods_of(MNIST), (30, None, 10), strict=True):
+    for pod, seconds in zip(pods_of(MNIST), (30, 120, 10), strict=True):
         assert {each["key"]: each.get("tolerationSeconds") for each in pod["spec"]["tolerations"]} == {
             "node.kubernetes.io/not-ready": seconds,
             "node.kubernetes.io/unreachable": seconds,

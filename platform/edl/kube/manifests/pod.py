@@ -28,7 +28,7 @@ GRACE_SECONDS = 30
 DISK, DISK_REQUEST = "ephemeral-storage", 256 << 20
 """Kubernetes' name for a node's own disk, and the bytes of it that a pod asks for, unless its limit is lower."""
 _UNHEALTHY_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_NODE_LOST_SECONDS: Mapping[Role, int | None] = {Role.MASTER: 30, Role.PS: None, Role.WORKER: 10}
+_NODE_LOST_SECONDS: Mapping[Role, int | None] = {Role.MASTER: 30, Role.PS: 120, Role.WORKER: 10}
 """The master deletes a PS of which nobody hears (``edl.core.unreachable_ps``), and one that answers is to be kept."""
 
 
