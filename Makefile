@@ -53,7 +53,7 @@ layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
 unit: native ## tests but for those of whole jobs
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native and not thorough" $(ONCE_MORE)
 
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
 # and all goes on without the extensions; with EDL_NATIVE=1 that is an error, and so are skipped tests of them.
@@ -81,7 +81,7 @@ faults: native ## the same with real signals: every process is killed
 	$(BIN)/pytest -q -n 2 --dist load -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
 
 faults-all: native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
-	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs $(ONCE_MORE)
+	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs platform/tests/rpc $(ONCE_MORE)
 
 chaos: native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)

@@ -279,7 +279,8 @@ def enter_dataset(state: State, parts: Mapping[str, Any], blocks: Blocks | None)
     entry: dict[str, Any] = {"kind": "dataset", **parts}
     if not s.predict:
         records = sum(int(row[1]) for row in rows)
-        if (why := minibatch_too_large(s.minibatch, records)) is not None:
+        # A data set without records is left to ``phases``, which says so.
+        if records and (why := minibatch_too_large(s.minibatch, records)) is not None:
             state.end("Failed", why, kind="input")
             return
         try:
