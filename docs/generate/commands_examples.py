@@ -32,6 +32,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "scale": (("edl scale mnist --max 8", "nothing restarts"),),
     "stop": (("edl stop mnist --wait", "`edl submit job.yaml --resume` goes on"),),
     "delete": (("edl delete mnist --yes", "what is on volumes stays"),),
+    "clean": (
+        ("edl clean --keep 3", "the newest 3 ended runs of each job stay"),
+        ("edl clean mnist/r2 --yes", "one run, for scripts"),
+    ),
     "top": (("edl top mnist", "needs the cluster's metrics server"),),
     "doctor": (
         ("edl doctor -n team-a", "can jobs run there?"),

@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def clean(
     jobs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[JOB[/RUN]]...", help="Whose runs, or which one; all jobs by default."),
+        typer.Argument(metavar="JOB[/RUN]", help="Whose runs, or which one; all jobs by default."),
     ] = None,
     keep: Annotated[
         int, typer.Option(metavar="N", min=0, help="Keep the newest N ended runs of each job; not where RUN is named.")

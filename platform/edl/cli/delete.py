@@ -23,7 +23,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def delete(
     jobs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[JOB]...", help="The jobs' names.", show_default=False, autocompletion=complete_jobs),
+        typer.Argument(metavar="JOB", help="The jobs' names.", show_default=False, autocompletion=complete_jobs),
     ] = None,
     phases: Annotated[
         list[str] | None,

@@ -17,7 +17,7 @@ ImageName = Annotated[str, typer.Argument(help="Name of the image, with its regi
 
 @app.command()
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write the zoo.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the zoo.")] = Path(),
 ) -> None:
     """Write a model zoo to start from: a sample model, its job file, a Dockerfile and a README."""
     from edl.cli.zoo_template import unpack

@@ -28,6 +28,7 @@ SOURCES = (
     "kube/release/decision.py",
     "cli/doctor.py",
     "cli/local/follow.py",
+    "cli/local/runs_here.py",
     "master/process.py",
     "worker/local_training.py",
     *(f"core/{path.name}" for path in sorted((EDL / "core").glob("*.py"))),
