@@ -28,7 +28,7 @@ def test_a_wish_survives_the_way(desired: Desired) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "not JSON: {"),
+        ("{", "it is not JSON: "),
         ("[]", "not a JSON object"),
         ('{"max": "4"}', "max is a whole number from 1 to 10000"),
         ('{"max": 0}', "max is a whole number from 1"),

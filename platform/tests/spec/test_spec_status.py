@@ -35,6 +35,7 @@ def test_every_kind_of_event() -> None:
         "rolled_back",
         "quarantined",
         "warning",
+        "callback_decided",
         "exported",
         "job_ended",
     ]
@@ -66,7 +67,14 @@ def test_the_summary_has_the_documented_keys() -> None:
         "metrics",
         "export",
     }
-    added = {"logs", "records_skipped", "updates_rolled_back_of", "parameters", "steps_not_applied"}
+    added = {
+        "logs",
+        "records_skipped",
+        "updates_rolled_back_of",
+        "parameters",
+        "steps_not_applied",
+        "export_loading",
+    }
     assert set(Summary(records_total=1, records_done=1).to_json()) == documented | added
 
 
