@@ -29,8 +29,10 @@ MAX_NUMBER = 2**62 - 1
 MAX_NAME = 4096
 """Characters of a name, an address or a path."""
 
-_SIGNED: Mapping[str, int] = {"edl.v1.Table.seed": -(2**63), "edl.v1.ScannedRows.cursor": -1}
+_SIGNED: Mapping[str, int] = {"edl.v1.ScannedRows.cursor": -1}
 """Whole numbers that may be below 0, with the least that they may be."""
+_ANY_BITS = frozenset({"edl.v1.Table.seed"})
+"""Whole numbers that are 64 random bits, and that nothing is added to."""
 _ANY_NUMBER = frozenset({"edl.v1.LeaseProgress.loss_sum"})
 """Numbers that may be infinite or none: a loss is what the user's model makes of it."""
 _FREE_TEXT = frozenset(
@@ -138,6 +140,8 @@ def _check_of(field: FieldDescriptor) -> _Check | None:
     """The rule of a field; None where every value of its type may be."""
     name = field.full_name
     if field.cpp_type in _INTEGERS:
+        if name in _ANY_BITS:
+            return None
         return _whole(_SIGNED.get(name, 0))
     if field.cpp_type in _FLOATS:
         return None if name in _ANY_NUMBER else _finite

@@ -78,6 +78,7 @@ def test_a_record_that_ends_its_workers_is_put_aside(tmp_path: Path, ends: str) 
             "minibatch_size": MINIBATCH,
             "minibatches_per_task": 4,
             "on_crashing_range": "skip",
+            "shuffle": {"window": 0},  # the range is one of the file: its records are told by number below
         },
         "export": None,
         "workers": {"max": 1},

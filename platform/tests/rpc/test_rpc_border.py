@@ -56,6 +56,12 @@ def test_every_kind_of_field_has_a_rule_and_horrors() -> None:
     assert all(list(horrors(field)) for field in fields)
 
 
+@pytest.mark.parametrize("seed", [-(2**63), -1, 2**62, 2**63 - 1])
+def test_the_seed_of_a_table_is_any_64_bits(seed: int) -> None:
+    declared = pb.Declare(tables=[pb.Table(name="rows", rows=4, dim=2, seed=seed)])
+    assert parse(pb.Declare, declared.SerializeToString()) == declared
+
+
 def test_a_field_far_inside_is_named() -> None:
     request = pb.RegisterRequest(figures=pb.PsFigures(tables=[pb.TableUse(), pb.TableUse(rows=-1)]))
     with pytest.raises(Refused, match=r"RegisterRequest\.figures\.tables\[1\]\.rows: -1 is not from 0"):
