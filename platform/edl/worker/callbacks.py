@@ -63,6 +63,9 @@ class NoCallbacks:
     def end_step(self, step: int, loss: float) -> None:
         """A minibatch is in, or with overlap on its way."""
 
+    def begin(self) -> None:
+        """Training begins, if it has not."""
+
     def begin_epoch(self, epoch: int) -> None:
         """A task of an epoch begins."""
 
@@ -134,6 +137,7 @@ class KerasCallbacks:
         self._zoo = zoo
         self._model = model
         self._local = local
+        self._begun = False
         self._epoch: int | None = None
         self._losses, self._steps = 0.0, 0
         self._warned = False
@@ -177,14 +181,20 @@ class KerasCallbacks:
         with self._calling("on_train_batch_end"):
             self._all.on_train_batch_end(step, {"loss": loss})
 
+    def begin(self) -> None:
+        """Training begins, if it has not: the first task of an epoch does it otherwise."""
+        if self._begun:
+            return
+        self._begun = True
+        with self._calling("on_train_begin"):
+            self._all.on_train_begin()
+
     def begin_epoch(self, epoch: int) -> None:
         """A task of an epoch begins: the first of them begins the epoch, and ends the one before."""
         if epoch == self._epoch:
             return
-        if self._epoch is None:
-            with self._calling("on_train_begin"):
-                self._all.on_train_begin()
-        else:
+        self.begin()
+        if self._epoch is not None:
             self._end_epoch(self._epoch)
         self._epoch = epoch
         with self._calling("on_epoch_begin"):
@@ -215,9 +225,10 @@ class KerasCallbacks:
 
     def end(self) -> None:
         """No more training."""
-        if self._epoch is None:
+        if not self._begun:
             return
-        self._end_epoch(self._epoch)
+        if self._epoch is not None:
+            self._end_epoch(self._epoch)
         with self._calling("on_train_end"):
             self._all.on_train_end()
 

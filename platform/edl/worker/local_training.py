@@ -123,6 +123,8 @@ class LocalTraining:
         self._not_finite = 0
         self._saved = 0
         self._evaluated = -1
+        self._evaluation_due = False
+        """Whether a run that goes on was stopped after a step, and before the evaluation that follows it."""
         self._all = 0
         self._stopped = False
         self._windows: dict[int, tuple[int, int]] = {}
@@ -156,6 +158,9 @@ class LocalTraining:
         self._watcher.restore(found.ledger.get("callbacks", {}), kept)
         self._step = self._saved = found.version
         self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
+        # Checkpoints from before it was kept count as evaluated
+        evaluated, every = found.ledger.get("evaluated", found.version), self._spec.train.evaluation_steps
+        self._evaluation_due = every is not None and self._step % every == 0 and evaluated < self._step
         self._window = found.ledger.get("window", 0)  # checkpoints from before there was one: none
         self._report.event(Warned(time.time(), f"goes on from checkpoint {found.cut}, at step {self._step:,}"))
 
@@ -211,7 +216,11 @@ class LocalTraining:
             named = None if self._shuffled is None else self._shuffled.name
             return islice(steps(self._spec, sources, self._window or 0, named), self._step, train.max_steps)
 
-        if getattr(self._model.model, "stop_training", False):  # before this run went on
+        before = bool(getattr(self._model.model, "stop_training", False))
+        if self._evaluation_due and not before:  # callbacks are to see the evaluations of a run that nobody stopped
+            self._watcher.begin()
+            self._evaluate(final=False)
+        if getattr(self._model.model, "stop_training", False):  # before this run went on, or at that evaluation
             self._stopped = True
             return
         for plan, minibatch in zip(rest(), fed(self._feeders("training"), self._read(rest())), strict=True):
@@ -267,7 +276,6 @@ class LocalTraining:
     def _evaluate(self, *, final: bool) -> None:
         if not self._spec.data.validation or self._evaluated == self._step:
             return
-        self._evaluated = self._step
         self._report.event(EvaluationStarted(time.time(), self._step))
         if final:
             self._report.changed(now=True, phase="Evaluating")
@@ -278,6 +286,7 @@ class LocalTraining:
                 self._model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
             self._leave_if_stopped()
         self._watcher.end_test()
+        self._evaluated = self._step
         values = self._model.metric_values()
         self._report.event(EvaluationEnded(time.time(), self._step, values))
         self._report.changed(metrics=values)
@@ -301,6 +310,7 @@ class LocalTraining:
             "records_done": self._done,
             "records_skipped": self._skipped,
             "window": self._window,
+            "evaluated": self._evaluated,
             "callbacks": self._watcher.state(),
         }
         created = datetime.now(UTC).isoformat(timespec="seconds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -390,22 +391,89 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     assert rates[-1] == f"the learning rate is {float(model.optimizer.learning_rate):.6g} now"
 
 
-def test_what_callbacks_have_seen_survives_an_end_in_between(local: Callable[..., Local], tmp_path: Path) -> None:
-    multiply = "\n        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.97),\n    ]\n"
-    model = PLAIN.replace("{best!r}", repr(str(tmp_path / "best.keras"))).removesuffix("\n    ]\n") + multiply
-    job = local(model)
-    several = {"minibatch_size": 16, "minibatches_per_task": 1, "epochs": 9, "evaluation_steps": 2}
-    whole, _ = job.run(**several)
-    decided = [(event.step, event.decision) for event in events(whole) if event.kind == "callback_decided"]
-    parted, _ = job.run(max_steps=6, **several)
-    for steps in (7, 14, None):
-        _, code = job.run(parted, max_steps=steps, **several)
-        assert code == 0
-    found = [(event.step, event.decision) for event in events(parted) if event.kind == "callback_decided"]
-    assert len(decided) > 2
-    assert found == decided
-    expected, mine = arrays(whole), arrays(parted)
-    assert any(name.startswith("best/") for name in expected)
-    assert expected.keys() == mine.keys()
+STOPS = """
+import os, signal
+
+class Stops(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        self.begun = True
+
+    def on_test_begin(self, logs=None):
+        assert self.begun
+
+    def on_train_batch_end(self, batch, logs=None):
+        if str(batch + 1) == os.environ.get("STOP_AFTER"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def callbacks():
+    return [*decide(), keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.97), Stops()]
+"""
+SEVERAL = {"minibatch_size": 16, "minibatches_per_task": 1, "epochs": 9, "evaluation_steps": 2}
+
+
+def deciding(folder: Path, *, restore: bool) -> str:
+    model = PLAIN.replace("{best!r}", repr(str(folder / "best.keras"))).replace("def callbacks", "def decide")
+    return model.replace("restore_best_weights=True", f"restore_best_weights={restore}") + STOPS
+
+
+def values(run: RunDir) -> list[Any]:
+    """What evaluations gave, and what callbacks made of it."""
+    told = {"evaluation_ended": "metrics", "callback_decided": "decision"}
+    return [(event.step, getattr(event, told[event.kind])) for event in events(run) if event.kind in told]
+
+
+def assert_same(parted: RunDir, whole: RunDir) -> None:
+    assert values(parted) == values(whole)
+    assert len([event for event in events(whole) if event.kind == "callback_decided"]) > 2
+    expected, found = arrays(whole), arrays(parted)
+    assert expected.keys() == found.keys()
     for name in expected:
-        np.testing.assert_array_equal(mine[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_what_callbacks_have_seen_survives_a_stop_in_between(
+    local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stops before an evaluation that is due, between two of them, and before the evaluation that ends training."""
+    job = local(deciding(tmp_path, restore=True))
+    whole, _ = job.run(**SEVERAL)
+    parted = None
+    for step in ("6", "7", "14", "16"):
+        monkeypatch.setenv("STOP_AFTER", step)
+        parted, code = job.run(parted, **SEVERAL)
+        assert code == 128 + signal.SIGTERM
+    monkeypatch.delenv("STOP_AFTER")
+    _, code = job.run(parted, **SEVERAL)
+    assert code == 0
+    assert parted is not None
+    assert_same(parted, whole)
+    assert any(name.startswith("best/") for name in arrays(whole))
+
+
+def test_what_callbacks_have_seen_survives_an_end_in_between(local: Callable[..., Local], tmp_path: Path) -> None:
+    """Ends at evaluations; with ``restore_best_weights`` a run that ended goes on from the best weights instead."""
+    job = local(deciding(tmp_path, restore=False))
+    whole, _ = job.run(**SEVERAL)
+    parted = None
+    for steps in (6, 8, 14, None):
+        parted, code = job.run(parted, max_steps=steps, **SEVERAL)
+        assert code == 0
+    assert parted is not None
+    assert_same(parted, whole)
+
+
+def test_a_run_that_ended_goes_on_from_the_best_weights(local: Callable[..., Local], tmp_path: Path) -> None:
+    """As a second ``fit`` would; the evaluation at step 4 is better than that at step 6."""
+    job = local(deciding(tmp_path, restore=True))
+    four, _ = job.run(max_steps=4, **SEVERAL)
+    six, _ = job.run(max_steps=6, **SEVERAL)
+    losses = {event.step: event.metrics["loss"] for event in events(six) if event.kind == "evaluation_ended"}
+    assert losses[4] < losses[6]
+    best = [name for name in arrays(four) if name.startswith("best/")]
+    assert best
+    for name in best:
+        np.testing.assert_array_equal(arrays(six)[name], arrays(four)[name])
+    trained = [name for name in arrays(four) if "dense" in name and "adam" not in name.lower() and name not in best]
+    assert trained
+    for name in trained:
+        np.testing.assert_array_equal(arrays(six)[name], arrays(four)[name], err_msg=name)
