@@ -47,12 +47,12 @@ def report_not_finite(
         NotFiniteError: the job does not skip.
     """
     source, records = task.records(step)
-    what = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g},"
+    what = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
     if not skip:
         raise NotFiniteError(
-            f"{what} from {records}",
+            f"{what} from {records}" if not math.isfinite(loss) else f"{what}, from {records}",
             where=source,
             hint="look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out",
         )
     place = records if source is None else f"{source}: {records}"
-    _LOG.warning("%s: %s: not applied, %d so far", place, what, count)
+    _LOG.warning("%s: %s; the step is not applied, %d so far", place, what, count)

@@ -116,7 +116,7 @@ def test_nan_may_be_skipped_and_the_step_is_still_in(stage: Stage, caplog: pytes
     np.testing.assert_array_equal(parameters.slab(), plain_sgd(LinearNetwork(), [(0, 8), (12, 16)]))
     (report,) = stage.master.requests("Report")
     assert (report.last.through, report.last.loss_steps) == (4, 3)
-    assert "records 8 to 11: not applied, 1 so far" in caplog.text
+    assert "s: records 8 to 11: loss nan; the step is not applied, 1 so far" in caplog.messages
 
 
 def test_a_gradient_that_is_infinite_counts_as_nan(stage: Stage) -> None:

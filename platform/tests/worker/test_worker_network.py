@@ -373,7 +373,11 @@ def _exported(definition: str, folder: Path) -> tuple[Network, Any, Any]:
 @pytest.mark.parametrize(("definition", "module"), [(MNIST[1], ""), (MNIST[2], "model_zoo.mnist.mnist_subclass")])
 def test_exports_load_without_edl(trained: Any, tmp_path: Path, definition: str, module: str) -> None:
     network, slab, said = trained(definition)
-    assert said == {"keras": str(tmp_path / "model.keras"), "saved_model": str(tmp_path / "saved_model")}
+    assert (said["keras"], said["saved_model"]) == (str(tmp_path / "model.keras"), str(tmp_path / "saved_model"))
+    if module:  # has a class of its own, and imports it before it loads the file
+        assert said["loading"].split("; ")[0] == f"import {module}"
+    else:
+        assert said["loading"] == ""
     np.save(tmp_path / "images.npy", IMAGES)
     command = [sys.executable, "-c", _LOAD, str(tmp_path), str(ZOO.parent), module]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)

@@ -66,3 +66,13 @@ def test_the_message_says_what_where_and_what_to_do() -> None:
     )
     with pytest.raises(NotFiniteError, match="loss nan from records 64 to 95"):
         report_not_finite(TASK, 0, float("nan"), 1, skip=False)
+
+
+def test_a_step_that_is_left_out_is_told_with_its_records(caplog: pytest.LogCaptureFixture) -> None:
+    report_not_finite(TASK, 1, 0.5, 1, skip=True, gradient="the gradient of 'head/bias' []")
+    report_not_finite(TASK, 0, float("nan"), 2, skip=True)
+    assert caplog.messages == [
+        "part-0.recordio: records 96 to 99: the gradient of 'head/bias' [] is not finite, loss 0.5; "
+        "the step is not applied, 1 so far",
+        "part-0.recordio: records 64 to 95: loss nan; the step is not applied, 2 so far",
+    ]

@@ -79,8 +79,8 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
     parameters, rival = (stage.parameters(network, worker=index) for index in range(2))
     train, calls = network.train, []
 
-    def interrupted(slab, rows, features, labels):
-        result = train(slab, rows, features, labels)
+    def interrupted(slab, *minibatch):
+        result = train(slab, *minibatch)
         calls.append(slab.copy())
         if len(calls) == 3:  # the second minibatch: the first is computed twice, since it is traced
             push = Push(SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), versions=(99,) * count)
