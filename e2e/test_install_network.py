@@ -22,7 +22,9 @@ from e2e.site import Delivery, Site
 from install.flow_table import Flow, read
 
 TABLE = read((ROOT / "platform" / "tests" / "install" / "network" / "defaults.txt").read_text())
-POLICIES = ROOT / "kustomize" / "components" / "network-policy" / "network-policies.yaml"
+POLICIES = ROOT / "kustomize" / "base" / "team" / "network-policies.yaml"
+WHOLE_NAMESPACE = '[{"op": "replace", "path": "/spec/podSelector", "value": {}}]'
+"""The patch of ``kustomize/components/network-policy``: every pod of the namespace is isolated, not EDL's alone."""
 TEAM, OTHER = "team-a", "team-b"
 PODS = ("master", "ps", "worker", "submitter", "notebook", "stranger")
 PORTS = ("7070", "7071")
@@ -123,6 +125,7 @@ def test_pods_reach_what_the_table_says(pair: tuple[Namespace, Namespace], where
     team.observer.wait("every pod reaches every other", lambda: reached(tried, addresses, team, other) == set(tried))
 
     team.kubectl("apply", "-f", str(POLICIES))
+    team.kubectl("patch", "networkpolicy", "edl-default-deny", "--type=json", "--patch", WHOLE_NAMESPACE)
     expected = {flow for flow in tried if TABLE.verdicts.get(flow, False)}
     deadline, found = time.monotonic() + SECONDS, set(tried)
     while found != expected and time.monotonic() < deadline:

@@ -285,6 +285,9 @@ def test_a_submitter_that_is_killed_changes_nothing(place: Namespace) -> None:
         pod = training.submitter()
         place.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
         pod = training.submitter(other_than=pod["metadata"]["uid"])
+        name = pod["metadata"]["name"]
+        # Process 1 ignores SIGTERM until it has a handler for it; it has when it writes its first line.
+        training.job.wait("the submitter writes its first line", lambda: place.kubectl("logs", name) or None)
         in_container(place, pod["metadata"]["name"], "python3", "-c", "import os; os.kill(1, 15)")
         pod = training.submitter(other_than=pod["metadata"]["uid"])
         place.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
