@@ -35,12 +35,17 @@ class Monitor:
     min_delta: float = 0.0
 
     def improves(self, value: float, reference: float | None) -> bool:
-        """Whether a value is better than another one; any value is better than none, and NaN than nothing."""
+        """Whether a value is better than another one; any value is better than none, and NaN than nothing.
+
+        Keras compares tensors of float32, in which 1.05 is not more than 0.1 above 0.95.
+        """
         if math.isnan(value):
             return False
         if reference is None:
             return True
-        return value - self.min_delta > reference if self.mode == "max" else value + self.min_delta < reference
+        if self.mode == "max":
+            return _float32(value - self.min_delta) > _float32(reference)
+        return _float32(value + self.min_delta) < _float32(reference)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,12 +346,13 @@ def _early_stopping(
     if epoch < callback.start_from_epoch:
         return was, ""
     now = replace(was, wait=was.wait + 1)
-    if callback.restore_best_weights and not was.best_cut:
+    # Where the best evaluation's weights are not on disk, later ones are held to those that are: the kept weights
+    # must not stay far behind the best value. If all are on disk, both comparisons are the same.
+    kept = was.best_metrics.get(callback.monitor) if was.best_cut else None
+    if callback.restore_best_weights and (not was.best_cut or callback.improves(value, kept)):
         now = _kept(now, epoch, at)
     if callback.improves(value, now.best):
         now = replace(now, best=value)
-        if callback.restore_best_weights:
-            now = _kept(now, epoch, at)
         if callback.baseline is None or callback.improves(value, callback.baseline):
             now = replace(now, wait=0)
         return now, ""
@@ -378,5 +384,8 @@ def _best(callback: BestCheckpoint, was: Progress, value: float, epoch: int, at:
 
 
 def _float32(value: float) -> float:
-    """What an optimizer's variable makes of a rate."""
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    """The nearest number of single precision, as a variable or tensor of Keras has it; infinite beyond the largest."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)

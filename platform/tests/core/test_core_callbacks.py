@@ -94,6 +94,16 @@ def test_a_best_value_whose_weights_are_not_on_disk_keeps_those_before() -> None
     assert callbacks.restored.best_step == 10
 
 
+def test_later_weights_are_kept_where_the_best_evaluation_is_not_on_disk() -> None:
+    """Those of 0.9 must not be restored where 0.11 is on disk, and 0.1 alone is not."""
+    callbacks = Callbacks().declare((EarlyStopping("loss", "min", 0.02, patience=3, restore_best_weights=True),))
+    for step, cut, loss in [(1, 1, 0.9), (2, 0, 0.1), (3, 3, 0.11), (4, 4, 0.105), (5, 5, 0.12)]:
+        callbacks = callbacks.evaluated(Evaluation(step, cut, {"loss": loss}))
+    assert callbacks.stopped.endswith("the best is 0.1")
+    assert callbacks.restored is not None
+    assert callbacks.restored.best_cut == 3
+
+
 def test_the_best_of_before_stays_until_the_job_cannot_go_back_to_it() -> None:
     callbacks = after([(2.0, 0.5), (1.0, 0.9)])
     assert callbacks.best_cuts == {1, 2}
