@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.core.evaluation import Round, add
-from edl.core.events import Acknowledged, DatasetDescribed, EndJob, Steps, WorkerFailed
+from edl.core.events import Acknowledged, DatasetDescribed, EndJob, PodsSynced, Steps, WorkerFailed
 from edl.core.results import refusal
 from edl.core.state import unit
 from edl.core.tasks import Lease, Work
@@ -97,7 +97,7 @@ def test_a_job_that_trains_leases_no_records_to_predict() -> None:
     assert set(masters.state.ledgers) == {"training"}
 
 
-@pytest.mark.parametrize("sources", [(("a", 7),), (("a", 3), ("b", 4)), ()])
+@pytest.mark.parametrize("sources", [(("a", 7),), (("a", 3), ("b", 4))])
 def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sources: Any) -> None:
     """It would make one small step an epoch, and export an untrained model with exit code 0."""
     masters = Masters()
@@ -107,6 +107,14 @@ def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sourc
         f"train.minibatch_size is 8, and data.training has {sum(n for _, n in sources)} records"
     )
     assert not [entry for entry in masters.journal if entry["kind"] == "dataset"]
+
+
+def test_a_job_without_training_records_ends_and_says_so() -> None:
+    for sources in ((), (("a", 0),)):
+        masters = Masters()
+        masters.see(PodsSynced())
+        (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
+        assert (end.phase, end.kind, end.reason) == ("Failed", "input", "the training data has no records")
 
 
 def test_it_may_be_full_with_records_of_several_sources_and_as_many_as_an_epoch_has() -> None:
