@@ -1,7 +1,8 @@
 """Whether a counting job kept its promises: from its journal, its last checkpoint and its summary.
 
-Shares no code with the master but the arithmetic of the shuffled order. The journal is read by :mod:`edl.testing.journal_bytes` and counted by
-:mod:`edl.testing.ledger`; the parameters are the arrays of the last checkpoint's shards, read with safetensors.
+Shares no code with the master but the arithmetic of the shuffled order. The journal is read by
+:mod:`edl.testing.journal_bytes` and counted by :mod:`edl.testing.ledger`; the parameters are the arrays of the last
+checkpoint's shards, read with safetensors.
 
 What must hold, for each parameter server (PS) by itself, since each lost or kept updates by itself:
 
