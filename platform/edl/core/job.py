@@ -3,7 +3,7 @@
 Parts: ``grants`` (what a worker gets), ``staffing`` (which pods are asked for and which are told to go), ``recovery``
 (pods that are lost), ``reclaim`` (leases that are taken back),
 ``parameters`` (who holds them), ``snapshots`` (cuts and checkpoints), ``handover`` (PS that are told to go),
-``unreachable_ps`` (those on nodes that are lost),
+``unreachable_ps`` (those on nodes that are lost), ``stall`` (what people hear of a job that stands),
 ``phases`` (what the job does next). Each is a
 set of functions over ``state.State``; nothing here waits, logs or asks what time it is.
 """

@@ -11,6 +11,7 @@ from edl.core import (
     handover,
     snapshots,
     staffing,
+    stall,
     unreachable_ps,
 )
 from edl.core.cluster import Role
@@ -35,6 +36,7 @@ def advance(state: State, now: float) -> None:
     # Last: what a cut waited for may be settled by now.
     if not state.ended:
         snapshots.advance(state, now)
+        stall.advance(state, now)
 
 
 def _proceed(state: State, now: float) -> None:

@@ -1,6 +1,8 @@
 """Whether training stands because parameter servers are missing, and which ones: for people.
 
-Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has.
+Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. The
+status says so at once (``missing_ps``); an event tells of its beginning, of its end, and of a PS that turns out to be
+missing too, or to be on a lost node (``advance``).
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from dataclasses import dataclass
 
 from edl.core.cluster import Role
 from edl.core.pod import Pod
-from edl.core.state import State
+from edl.core.state import Stalled, State
 
 SILENT_SECONDS = 10.0
 """Ten registrations: a PS that has not spoken for so long, while no worker made a step, does not answer."""
+TOLD_SECONDS = 3.0
+"""What is over sooner is no event: a master that takes over asks every PS to listen, and that takes a second."""
 _PHASES = ("Training", "Evaluating", "Exporting")
 
 
@@ -28,6 +32,29 @@ class MissingPs:
     index: int
     why: str
     since: float = 0.0
+
+
+def advance(state: State, now: float) -> None:
+    """Tell that training stands, and that it goes on."""
+    missing = missing_ps(state, now)
+    if not missing:
+        _over(state, now)
+        return
+    stalled = state.stalled = state.stalled or Stalled(now)
+    stalled.waits = tuple(each.index for each in missing)
+    news = {(each.index, bool(each.since)) for each in missing} - stalled.told
+    if news and now - stalled.since >= TOLD_SECONDS:
+        # A PS whose node is lost is asked for anew a moment later: that is no news.
+        stalled.told |= news | {(index, False) for index, _ in news}
+        state.tell("stalled", missing=missing)
+
+
+def _over(state: State, now: float) -> None:
+    stalled, state.stalled = state.stalled, None
+    if stalled is not None and stalled.told and not state.ended:
+        names = ", ".join(f"ps-{index}" for index in stalled.waits)
+        verb = "serves" if len(stalled.waits) == 1 else "serve"
+        state.tell("stall_ended", seconds=now - stalled.since, reason=f"{names} {verb} again")
 
 
 def missing_ps(state: State, now: float) -> tuple[MissingPs, ...]:

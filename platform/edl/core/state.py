@@ -65,6 +65,21 @@ class Stopping:
 
 
 @dataclass(slots=True)
+class Stalled:
+    """Training stands for want of parameter servers (module ``stall``).
+
+    Attributes:
+        since: when this master saw it first.
+        told: indices of the PS that people were told of; True beside those whose node is unreachable.
+        waits: for these PS, in the end.
+    """
+
+    since: float
+    told: set[tuple[int, bool]] = field(default_factory=set)
+    waits: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
 class State:
     """Everything the master knows.
 
@@ -83,6 +98,7 @@ class State:
         checkpoint_failure: why the newest checkpoint was not written; None when it was.
         unmet: nor while one of these leases is held and no further step of it is in: how many are, by lease.
         stepped: when a worker last told of a step.
+        stalled: training stands now; None: it does not.
         stopping: somebody wants the job to end after a final checkpoint.
         kept_cut: all PS hold updates after this cut, until every PS that was handed over has a successor; 0: none.
         keeping: uids of the PS that hold them; empty in a master that came later.
@@ -129,6 +145,7 @@ class State:
     checkpoint_failure: CheckpointFailure | None = None
     unmet: dict[int, int] = field(default_factory=dict)
     stepped: float = 0.0
+    stalled: Stalled | None = None
     stopping: Stopping | None = None
     keeping: frozenset[str] = frozenset()
     leaving_ps: set[str] = field(default_factory=set)

@@ -83,6 +83,8 @@ class Reporter:
         if "worker" in given:
             pod = self._state.fleet.pods.get(given["worker"])
             given["worker"] = pod.index if pod else None
+        if "missing" in given:
+            given["reason"] = waits_for(given["missing"])
         event = kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
         self.put(event)
 

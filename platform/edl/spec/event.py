@@ -149,6 +149,23 @@ class Scaled(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled(Event):
+    """Training stands for want of parameter servers; again when another one is missing, or its node is lost."""
+
+    kind: ClassVar[str] = "stalled"
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StallEnded(Event):
+    """Training goes on; not told of a job that ends."""
+
+    kind: ClassVar[str] = "stall_ended"
+    seconds: Annotated[float, Option(Number(0.0), "How long the master saw it stand.", "seconds")]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationStarted(Event):
     """An evaluation of one pinned version began."""
 
@@ -255,6 +272,8 @@ EVENTS: Mapping[str, type[Event]] = {
         LeaseRevoked,
         RecordsReturned,
         RecordsLeased,
+        Stalled,
+        StallEnded,
         EvaluationStarted,
         EvaluationEnded,
         CheckpointSaved,

@@ -26,6 +26,8 @@ from edl.spec.event import (
     RolledBack,
     RunStarted,
     Scaled,
+    Stalled,
+    StallEnded,
     Warned,
 )
 from edl.spec.parameters import ParametersStatus
@@ -60,6 +62,10 @@ def sentence(event: Event) -> str:
             return f"{role(event.role, event.index)} ended{_pid(event.pid)}: {_ending(event)}"
         case Scaled():
             return f"{workers(event.max)} wanted, at least {event.min}"
+        case Stalled():
+            return f"stalled{_because(event.reason)}"
+        case StallEnded():
+            return f"goes on after {duration(event.seconds)}{_because(event.reason)}"
         case JobEnded():
             return f"job {event.phase.lower()}{_because(event.reason.partition(chr(10))[0])}"
         case Warned():

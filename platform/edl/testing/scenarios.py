@@ -253,7 +253,7 @@ _TOLD = (
         "role",
         "index",
     ),
-    *("min", "max"),
+    *("min", "max", "missing"),
 )
 
 
@@ -286,6 +286,8 @@ def _value(name: str, value: Any) -> str:
             return _number(value)
         case "leases", _:
             return _list(value)
+        case "missing", _:
+            return f'"{"; ".join(f"ps-{each.index}: {each.why}" for each in value)}"'
         case "work", [epoch, source, start, end]:
             return f"{epoch}/{source}[{start}:{end}]"
         case "ledger", _:

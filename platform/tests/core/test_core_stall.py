@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.events import PodChanged, PsHeard, Tick
+from edl.core.events import Event, PodChanged, PsAttached, PsHeard, Tell, Tick
 from edl.core.stall import SILENT_SECONDS, MissingPs, missing_ps
 from edl.testing.scenarios import Stage
 
@@ -65,3 +65,59 @@ def test_a_job_that_has_not_begun_or_is_over_is_not_stalled() -> None:
     stage.play("2.0 stop enough")
     stage.job.handle(Tick(), 3.0)
     assert missing_ps(stage.job, 100.0) == ()
+
+
+def told(stage: Stage, now: float) -> list[Tell]:
+    """What people hear of it when time passes."""
+    return heard(stage, Tick(), now)
+
+
+def heard(stage: Stage, event: Event, now: float) -> list[Tell]:
+    """What people hear of it when something happens."""
+    told = (each for each in stage.job.handle(event, now) if isinstance(each, Tell))
+    return [each for each in told if each.event.startswith("stall")]
+
+
+def test_people_are_told_that_it_stands_and_that_it_goes_on() -> None:
+    stage = trains()
+    for now in range(3, 13):  # it is seen to stand from 10 s on
+        stage.job.handle(PsHeard("ps-1"), float(now))
+        assert told(stage, now) == []
+    assert told(stage, 13.0) == [Tell("stalled", {"missing": (MissingPs(0, "it has not answered for 13 s"),)})]
+    stage.job.handle(PsHeard("ps-1"), 16.0)
+    assert told(stage, 16.0) == [], "one line for a change, not for a second"
+    (end,) = heard(stage, PsHeard("ps-0"), 17.0)
+    assert end == Tell("stall_ended", {"seconds": 7.0, "reason": "ps-0 serves again"})
+    assert told(stage, 18.0) == []
+
+
+def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> None:
+    stage = trains()
+    stage.job.handle(PsHeard("ps-1"), 12.0)
+    assert [told(stage, now) for now in (12.0, 13.0)] == [[], []]
+    assert [each.event for each in told(stage, 16.0)] == ["stalled"]
+    lost = PodSeen("ps-0", Role.PS, 0, Phase.RUNNING, node="n1", unreachable=1.7e9)
+    assert heard(stage, PodChanged(lost), 17.0) == [
+        Tell("stalled", {"missing": (MissingPs(0, "its node n1 is unreachable", 1.7e9),)})
+    ]
+    see(stage, "ps-0", 18.0, phase=Phase.FAILED, exit_code=137)
+    see(stage, "ps-0-b", 19.0)
+    stage.job.handle(PsHeard("ps-1"), 20.0)
+    assert told(stage, 20.0) == []
+    stage.play("20.1 registered ps-0-b")
+    stage.play("20.2 attached ps-0-b empty")
+    (end,) = heard(stage, PsAttached("ps-0-b", initialized=True, version=0), 21.0)
+    assert (end.event, end.fields["reason"]) == ("stall_ended", "ps-0 serves again")
+
+
+def test_a_master_that_takes_over_says_nothing_of_the_moment_until_every_ps_listens() -> None:
+    stage = trains()
+    stage.play("2.0 master")
+    assert [told(stage, now) for now in (2.5, 3.0, 4.0)] == [[], [], []]
+
+
+def test_a_job_that_ends_while_it_stands_goes_on_no_more() -> None:
+    stage = trains()
+    assert [each.event for now in (12.0, 16.0) for each in told(stage, now)] == ["stalled"]
+    stage.play("17.0 stop enough")
+    assert told(stage, 18.0) == []

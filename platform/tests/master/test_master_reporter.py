@@ -29,6 +29,7 @@ from edl.core.events import (
     Tell,
     Tick,
 )
+from edl.core.stall import MissingPs
 from edl.master.rate import WINDOW_SECONDS, Rate
 from edl.master.reporter import Reporter, began, rate_since, records_total
 from edl.spec.event import EVENTS, RoleStarted, parse
@@ -111,6 +112,8 @@ WORDS: dict[str, dict[str, Any]] = {
     "role_ended": {"role": "ps", "index": 0, "pid": None, "uid": "ps-0", "reason": "Killed", "exit_code": 137},
     "lease_revoked": {"epoch": 0, "source": "s", "start": 0, "end": 4, "worker": "worker-0", "lease": 7, "reason": "x"},
     "records_returned": {"epoch": 0, "source": "s", "start": 0, "end": 4, "worker": "gone", "reason": "x"},
+    "stalled": {"missing": (MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),)},
+    "stall_ended": {"seconds": 61.5, "reason": "ps-0 serves again"},
     "evaluation_started": {"step": 3, "final": False},
     "evaluation_ended": {"step": 3, "metrics": {"accuracy": 0.5, "loss": None}},
     "checkpoint_saved": {"cut": 1, "step": 3, "pause_seconds": 0.01},
@@ -130,6 +133,12 @@ def test_whatever_the_core_tells_is_an_event_that_can_be_read_back(stage: Stage)
     events = [parse(line) for line in stage.lines()]
     assert [event.kind for event in events] == list(WORDS)
     assert set(WORDS) | {"run_started", "job_ended"} == set(EVENTS)
+
+
+def test_a_stall_is_told_in_the_words_of_the_status(stage: Stage) -> None:
+    stage.reporter.tell(Tell("stalled", WORDS["stalled"]))
+    told = "waiting for ps-0, its node n1 is unreachable since 2023-11-14 22:13:20 UTC"
+    assert [json.loads(line)["reason"] for line in stage.lines()] == [told]
 
 
 def test_workers_are_named_by_index_and_unknown_ones_are_nobody(stage: Stage) -> None:

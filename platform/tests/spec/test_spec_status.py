@@ -29,6 +29,8 @@ def test_every_kind_of_event() -> None:
         "lease_revoked",
         "records_returned",
         "records_leased",
+        "stalled",
+        "stall_ended",
         "evaluation_started",
         "evaluation_ended",
         "checkpoint_saved",
