@@ -113,7 +113,7 @@ def remove() -> None:
 def clear(*releases: str) -> None:
     """Remove releases of the cluster's part, and what is left of it but their namespace, which takes long to go."""
     for name in releases if which("helm") else ():
-        Release(name, SYSTEM).uninstall("--ignore-not-found")
+        Release(name, SYSTEM).uninstall("--ignore-not-found", "--no-hooks")
     kubectl("delete", CLUSTER_KINDS, "-l", OWN, "--ignore-not-found")
     apply(system())  # it remembers nothing any more
 

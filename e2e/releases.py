@@ -54,9 +54,13 @@ class Release:
         """``helm test``; what it printed, and the logs of pods that failed (``--logs`` looks in one namespace only)."""
         return _succeeded(self._call("test", self.name, "--timeout=120s"))
 
+    def try_uninstall(self, *options: str) -> Done:
+        """``helm uninstall``, whatever its exit code; what is deleted is gone afterwards."""
+        return self._call("uninstall", self.name, "--wait", *options)
+
     def uninstall(self, *options: str) -> None:
-        """``helm uninstall``; what is deleted is gone afterwards."""
-        _succeeded(self._call("uninstall", self.name, "--wait", *options))
+        """``helm uninstall``."""
+        _succeeded(self.try_uninstall(*options))
 
     def template(self, values: Manifest) -> list[Manifest]:
         """``helm template``: the objects."""

@@ -18,7 +18,7 @@ from e2e.jobs import Job, digits
 from e2e.ledger import finished
 from e2e.namespaces import Namespace
 from e2e.person import data_scientist
-from e2e.programs import apply, call, kubectl
+from e2e.programs import ROOT, apply, call, edl, kubectl
 from e2e.releases import CHART, Release
 from e2e.site import Site
 from e2e.volume import CLAIM, MOUNT, READER
@@ -157,6 +157,7 @@ def test_a_running_job_is_not_disturbed(place: Namespace, data: Path, tmp_path: 
 
     _upgrade_and_back(place)
     assert uids(job) == pods
+    _uninstall_is_refused_under_another_team()
     EDL.uninstall()
     assert inventory() & {"priorityclass/high", "priorityclass/low", "clusterrole/edl-job-master"} == set()
     kept(place)
@@ -174,6 +175,55 @@ def test_a_running_job_is_not_disturbed(place: Namespace, data: Path, tmp_path: 
     summary, _ = finished(job)
     assert summary["records_repeated"] == 0
     kept(place)
+
+
+def _uninstall_is_refused_under_another_team() -> None:
+    """A team that somebody else made has the roles: nothing is deleted, and its namespace is named."""
+    stranger = ("rolebinding", "edl-job-master-of-others", "-n", install.SYSTEM)
+    kubectl("create", *stranger, "--clusterrole=edl-job-master", f"--serviceaccount={install.SYSTEM}:edl-job-master")
+    before = inventory()
+    refused = EDL.try_uninstall()
+    assert refused.returncode, "it was uninstalled under another team"
+    said = refused.stdout + refused.stderr
+    assert f"namespace {install.SYSTEM} runs jobs with ClusterRoles" in said, said
+    assert inventory() == before
+    kubectl("delete", *stranger)
+
+
+@pytest.mark.usefixtures("helm")
+@pytest.mark.timeout(200)
+def test_a_whole_cluster_goes_from_kustomize_to_helm(place: Namespace) -> None:
+    """The commands of docs/operations.md: taken over, told who needs it, uninstalled and kept."""
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": place.name, "labels": namespaces.LABELS}})
+    kubectl("apply", "-k", str(install.CLUSTER))
+    for name in (install.SYSTEM, place.name):
+        kubectl("apply", "-n", name, "-k", str(install.TEAM))
+    try:
+        _take_a_cluster_over(place)
+    finally:
+        kubectl("delete", "-n", install.SYSTEM, "-k", str(install.TEAM))
+
+
+def _take_a_cluster_over(place: Namespace) -> None:
+    taken = {"commonLabels": install.LABELS, "teams": [{"namespace": place.name}]}
+    refused = EDL.try_upgrade(taken, "--install", "--take-ownership")
+    assert refused.returncode
+    assert "conflict with" in refused.stderr, refused.stderr
+    done = EDL.try_upgrade(taken, "--install", "--take-ownership", "--force-conflicts")
+    assert done.returncode == 0, done.stderr
+    asked = edl("doctor", "--before-uninstall", EDL.name, "-n", EDL.namespace)
+    assert asked.returncode == 1
+    assert [line.split()[4] for line in asked.stdout.splitlines() if "FAIL" in line] == [install.SYSTEM]
+    shared = {"clusterrole/edl-job-master", "priorityclass/high", "validatingadmissionpolicy/edl-job-master-pods"}
+    EDL.uninstall()
+    assert inventory() >= shared
+    command = (
+        "kubectl delete clusterroles,priorityclasses,validatingadmissionpolicies,validatingadmissionpolicybindings "
+    )
+    chosen = "app.kubernetes.io/part-of=edl,app.kubernetes.io/instance=edl"
+    assert f"{command}\\\n  -l {chosen}" in (ROOT / "docs" / "operations.md").read_text()
+    kubectl(*command.split()[1:], "-l", chosen)
+    assert inventory() & shared == set()
 
 
 def _upgrade_and_back(place: Namespace) -> None:

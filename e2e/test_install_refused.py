@@ -16,6 +16,8 @@ from edl.kube.kinds import Manifest
 
 pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared", "helm")]
 
+KEPT = {"clusterrole", "priorityclass", "validatingadmissionpolicy", "validatingadmissionpolicybinding"}
+
 
 @dataclass(frozen=True)
 class Attempts:
@@ -93,6 +95,13 @@ def test_an_install_that_fails_half_way_is_rolled_back(attempts: Attempts) -> No
     meta = {"name": "fileserver-claim"}
     apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": claim}, "-n", attempts.team)
     existing = attempts.team_of(volume={"existing": True})
-    attempts.refused(existing, "exceeded quota", options=("--rollback-on-failure", "--timeout=20s"))
+    before = inventory(attempts.release.namespace, attempts.team)
+    done = attempts.install(existing, "--rollback-on-failure", "--timeout=20s")
+    assert done.returncode
+    assert "exceeded quota" in done.stderr, done.stderr
+    # what other teams may need is kept, as with an uninstall
+    left = inventory(attempts.release.namespace, attempts.team) - before
+    kinds = {each.rpartition("/")[0].rpartition("/")[2] for each in left}
+    assert kinds <= KEPT, left
     kubectl("-n", attempts.team, "get", "persistentvolumeclaim", "fileserver-claim")
     kubectl("-n", attempts.team, "delete", "resourcequota/full", "persistentvolumeclaim/fileserver-claim")

@@ -134,7 +134,7 @@ A policy in force. Takes a dict: root, name.
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
 metadata:
-  {{- include "edl.metadata" . | nindent 2 }}
+  {{- include "edl.metadata" (merge (dict "annotations" (include "edl.clusterKeep" .root | fromYaml)) .) | nindent 2 }}
 spec:
   policyName: {{ .name }}
   validationActions: [Deny]

@@ -54,6 +54,65 @@ argocd.argoproj.io/sync-options: Prune=false,Delete=false
 {{- end }}
 
 {{/*
+Whether an uninstall is checked first, by a pod: "true", or empty. Takes the root context.
+*/}}
+{{- define "edl.uninstallCheck" -}}
+{{- if and .Values.cluster.create .Values.tests.image.repository }}{{ true }}{{ end }}
+{{- end }}
+
+{{/*
+Annotations of what belongs to the cluster, as YAML of a dict: kept, where nothing looks before an uninstall whether other
+teams need it. Takes the root context.
+*/}}
+{{- define "edl.clusterKeep" -}}
+{{- if include "edl.uninstallCheck" . }}{}{{ else }}{{ include "edl.keep" . }}{{ end }}
+{{- end }}
+
+{{/*
+The spec of a pod that runs `edl doctor`, but for its account. Takes a dict: root; args, of the command.
+*/}}
+{{- define "edl.testPod" -}}
+{{- $tests := .root.Values.tests -}}
+# a quota of the class counts it, and policies refuse a pod without one
+priorityClassName: {{ $tests.priorityClassName | default .root.Values.priorityClasses.low.name | quote }}
+{{- with concat .root.Values.global.imagePullSecrets $tests.image.pullSecrets | uniq }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . | quote }}
+  {{- end }}
+{{- end }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
+{{- with get $tests $field }}
+{{ $field }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+restartPolicy: Never
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 1000
+  runAsGroup: 1000
+  seccompProfile:
+    type: RuntimeDefault
+containers:
+  - name: edl
+    image: {{ include "edl.image" (dict "root" .root "image" $tests.image) | quote }}
+    imagePullPolicy: {{ $tests.image.pullPolicy }}
+    command: [edl, doctor]
+    args:
+      {{- toYaml .args | nindent 6 }}
+    resources:
+      requests: {cpu: 100m, memory: 128Mi, ephemeral-storage: 16Mi}
+      limits: {memory: 256Mi, ephemeral-storage: 256Mi}
+    securityContext:
+      allowPrivilegeEscalation: false
+      capabilities:
+        drop: [ALL]
+      readOnlyRootFilesystem: true
+{{- end }}
+
+{{/*
 All teams, complete: teamDefaults with what the team itself says on top. Without teams it is one: the release's namespace
 as it is, of which only EDL's own pods are isolated (ownPodsOnly), since other things may live there. Takes the root context.
 

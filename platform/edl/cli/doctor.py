@@ -29,22 +29,31 @@ def doctor(
     low: Annotated[
         str, typer.Option("--low", metavar="NAME", help="PriorityClass of workers, and of that pod.")
     ] = "low",
+    release: Annotated[
+        str,
+        typer.Option(
+            "--before-uninstall",
+            metavar="RELEASE",
+            help="Only look whether teams that this Helm release has not made need what it has for the whole cluster.",
+        ),
+    ] = "",
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
     """Check a cluster and a namespace: rights, accounts, admission, priorities, volumes, Pod Security, images.
 
-    Exit codes: 0 jobs can run, 1 something that they need is missing, 2 there is no cluster.
+    Exit codes: 0 jobs can run (the release can go), 1 something that they need is missing (other teams need the
+    release), 2 there is no cluster.
     """
     api = api_of(context, namespace)
     levels: Counter[str] = Counter()
     if not as_json:
         print(f"{api.host}, namespace {api.namespace}", flush=True)
-    for found in _examined(api, images or [], high, low):
+    for found in _before_uninstall(api, release) if release else _examined(api, images or [], high, low):
         levels[found.level.value] += 1
         print(_line(found, as_json=as_json), flush=True)
-    if not as_json:
+    if not (as_json or release):
         print(_end(levels))
     raise typer.Exit(1 if levels["FAIL"] else 0)
 
@@ -65,6 +74,12 @@ def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Chec
         image = named_image() or "IMAGE"
         remedy = f"`edl doctor --image {image}` pulls one, such as that of {IMAGE_VARIABLE}, which `edl data` uses."
         yield Checkup(Level.OK, "images", "none was pulled", remedy)
+
+
+def _before_uninstall(api: Api, release: str) -> Iterator[Checkup]:
+    from edl.kube.doctor.doctor import before_uninstall
+
+    yield from before_uninstall(api, release)
 
 
 def _line(found: Checkup, *, as_json: bool) -> str:

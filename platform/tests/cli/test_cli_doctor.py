@@ -71,3 +71,13 @@ def test_the_pod_has_the_class_that_workers_have(desk: Desk, monkeypatch: pytest
     found(monkeypatch, FINE)
     assert desk.edl("doctor", "--image", "img:1", "--low", "batch") == 0
     assert "img:1 pulled as batch" in desk.out
+
+
+@pytest.mark.parametrize(("checkup", "code"), [(FINE, 0), (BAD, 1)])
+def test_before_an_uninstall_only_other_teams_are_looked_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, checkup: Checkup, code: int
+) -> None:
+    found(monkeypatch, ODD)
+    monkeypatch.setattr("edl.kube.doctor.doctor.before_uninstall", lambda api, release: iter((checkup,)))
+    assert desk.edl("doctor", "--before-uninstall", "edl") == code
+    assert [line[:4].strip() for line in desk.out.splitlines()[1:] if line[0] != " "] == [checkup.level.value]

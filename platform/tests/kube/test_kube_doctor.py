@@ -11,7 +11,7 @@ from small_cluster import SmallCluster
 from edl.kube import names
 from edl.kube.api import Answer
 from edl.kube.doctor.checkup import Checkup, Classes, Level, claims, pod_security, priorities, version
-from edl.kube.doctor.doctor import examine, pull
+from edl.kube.doctor.doctor import before_uninstall, examine, pull
 from edl.kube.errors import NoRightError
 from edl.kube.kinds import NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
 
@@ -316,3 +316,28 @@ def test_a_refusal_for_another_reason_vouches_for_nothing(patient: Patient) -> N
 def test_who_may_read_secrets_is_not_held_to_the_policies(patient: Patient) -> None:
     assert looked_at(patient).level is Level.OK
     assert patient.dry_runs == []
+
+
+def test_a_release_that_other_teams_need_is_not_to_be_uninstalled(patient: Patient) -> None:
+    """Of its own teams, other accounts' bindings, and Roles of the same name, nothing is said."""
+
+    def bind(namespace: str, release: str = "", *, kind: str = "ClusterRole", role: str = "edl-job-master") -> None:
+        made = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "team"} if release else {}
+        meta = {"name": f"{role}-{kind}".lower(), "namespace": namespace, "annotations": made}
+        head = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": meta}
+        patient.put({**head, "roleRef": {"kind": kind, "name": role}})
+
+    bind("own", "edl")
+    bind("team", role="edl-data-scientist")
+    bind("team", kind="Role")
+    (fine,) = before_uninstall(patient, "edl")
+    assert fine.level is Level.OK
+    bind("vision", "edl-vision")
+    bind("speech")
+    refused = list(before_uninstall(patient, "edl"))
+    assert [each.level for each in refused] == [Level.FAIL, Level.FAIL]
+    assert [each.text for each in refused] == [
+        "namespace speech runs jobs with ClusterRoles and PriorityClasses of edl; no release made it a team",
+        "namespace vision runs jobs with ClusterRoles and PriorityClasses of edl; release edl-vision made it a team",
+    ]
+    assert "helm uninstall edl -n team --no-hooks" in refused[0].remedy

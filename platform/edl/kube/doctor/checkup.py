@@ -144,6 +144,34 @@ def _binds_masters(binding: Manifest, namespace: str) -> bool:
     )
 
 
+def others_teams(release: str, namespace: str, bindings: Iterable[Manifest]) -> Iterator[Checkup]:
+    """Who would lose rights and priorities with a release that has the cluster's part: teams that it has not made.
+
+    Args:
+        release: name of the Helm release.
+        namespace: where it is installed.
+        bindings: RoleBindings of all namespaces.
+    """
+    teams: dict[str, str] = {}
+    for each in bindings:
+        meta, role = each["metadata"], each["roleRef"]
+        if (role["kind"], role["name"]) != ("ClusterRole", names.MASTER_ACCOUNT):
+            continue
+        said = meta.get("annotations") or {}
+        owner = (said.get("meta.helm.sh/release-name"), said.get("meta.helm.sh/release-namespace"))
+        if owner != (release, namespace):
+            teams[meta["namespace"]] = f"release {owner[0]}" if owner[0] else "no release"
+    for team, maker in sorted(teams.items()):
+        text = f"namespace {team} runs jobs with ClusterRoles and PriorityClasses of {release}; {maker} made it a team"
+        remedy = (
+            f"Remove that team first, or give {team} a cluster's part of another release (docs/operations.md). "
+            f"`helm uninstall {release} -n {namespace} --no-hooks` asks nobody."
+        )
+        yield Checkup(Level.FAIL, "uninstall", text, remedy)
+    if not teams:
+        yield Checkup(Level.OK, "uninstall", f"no other team needs what {release} has installed for the whole cluster")
+
+
 def masters_unknown() -> Checkup:
     """Nobody could be asked."""
     remedy = f"An admin can look: kubectl describe rolebinding {names.MASTER_ACCOUNT}"

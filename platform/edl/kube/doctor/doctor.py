@@ -11,7 +11,7 @@ from functools import partial
 
 from edl.core.errors import EdlError, RetryableError
 from edl.kube import names
-from edl.kube.api import Api
+from edl.kube.api import EVERYWHERE, Api
 from edl.kube.copying.copying import Visit, pod, pod_name, visited
 from edl.kube.doctor.checkup import (
     Checkup,
@@ -23,6 +23,7 @@ from edl.kube.doctor.checkup import (
     masters_bindings,
     masters_rights,
     masters_unknown,
+    others_teams,
     pod_security,
     pod_security_tried,
     priorities,
@@ -68,6 +69,19 @@ def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
             yield Checkup(Level.WARN, about, f"cannot be looked at: {error.message}", error.hint or "")
         except ApiError as error:
             yield Checkup(Level.FAIL, about, error.message, error.hint or "")
+
+
+def before_uninstall(api: Api, release: str) -> Iterator[Checkup]:
+    """Whether a Helm release with the cluster's part can go without taking it from under other teams.
+
+    Args:
+        api: the cluster, and the release's namespace.
+        release: its name.
+
+    Raises:
+        ApiError: RoleBindings of all namespaces cannot be listed.
+    """
+    yield from others_teams(release, api.namespace, api.list(ROLE_BINDINGS, namespace=EVERYWHERE).items)
 
 
 def _namespace(api: Api, classes: Classes) -> Iterator[Checkup]:
