@@ -6,9 +6,10 @@ The master counts with it, workers read with it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, overload
 
 from edl.core.errors import BadInputError
 from edl.data.conversion_hints import hint_for_encoding
@@ -38,6 +39,37 @@ class BlockSizes:
 
     records: Sequence[int]
     bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRecords(Sequence[bytes]):
+    """Records that lie one behind the other in memory, each after ``gap`` bytes that are not its own.
+
+    Taking a record copies it out. A million small records of their own would be a million objects to make and free, and
+    their memory is far apart when they are taken in random order.
+
+    Args:
+        payload: all of them.
+        bounds: where each ends; the first bound is 0.
+        gap: bytes before each record, such as its length.
+    """
+
+    payload: bytes
+    bounds: array[int]
+    gap: int
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        return self.payload[self.bounds[at] + self.gap : self.bounds[at + 1]]
 
 
 @dataclass(frozen=True)

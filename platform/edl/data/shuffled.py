@@ -8,6 +8,7 @@ rest of the two blocks that its ends lie in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from edl.core.errors import BadInputError
 from edl.core.shards import scrambled
 from edl.core.shuffle import Block, EpochOrder, Order, named
-from edl.data.reader import CorruptRange, OnCorrupt, Reader, Record
+from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
 
 Positions: TypeAlias = npt.NDArray[np.uint64]
 
@@ -33,13 +34,38 @@ def permuted_all(indices: Positions, count: int, key: int) -> Positions:
 
 
 class _Piece(NamedTuple):
-    """Positions ``[start, end)``: the block of each, and the record's number within the block."""
+    """Positions ``[start, end)``: the block of each, and its record before the window's were mixed."""
 
     epoch: int
     start: int
     end: int
     blocks: list[int]
-    records: list[int]
+    unmixed: npt.NDArray[np.int64]
+
+
+class _Bounds:
+    """Where the records of one window lie in the payloads of their blocks: two numbers a record.
+
+    Looking them up for a whole minibatch costs less than asking each block for each record.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        self._first = start
+        self._begins = np.zeros(end - start, np.int64)
+        self._ends = np.zeros(end - start, np.int64)
+
+    def put(self, first: int, packed: PackedRecords) -> None:
+        """Those of a block whose first record is ``first`` before mixing."""
+        bounds = np.frombuffer(packed.bounds, np.uint64).astype(np.int64)
+        part = slice(first - self._first, first - self._first + len(packed))
+        self._begins[part] = bounds[:-1] + packed.gap
+        self._ends[part] = bounds[1:]
+
+    def take(self, payloads: Sequence[bytes], unmixed: npt.NDArray[np.int64]) -> list[Record]:
+        """The records that are these before mixing; each is in its own of the payloads."""
+        at = unmixed - self._first
+        begins, ends = self._begins[at].tolist(), self._ends[at].tolist()
+        return [payload[begin:end] for payload, begin, end in zip(payloads, begins, ends, strict=True)]
 
 
 class ShuffledReader:
@@ -55,7 +81,11 @@ class ShuffledReader:
         self.order = order
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._piece = _Piece(-1, 0, 0, [], [])
+        self._firsts: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._packed = getattr(reader, "packed", None)
+        self._piece = _Piece(-1, 0, 0, [], np.empty(0, np.int64))
+        self._bounds = _Bounds(0, 0)
+        self._payloads: dict[int, bytes] = {}
         self._window: tuple[int, int] = (-1, -1)
         self._blocks: tuple[Block, ...] = ()
         self._held: dict[int, Sequence[Any]] = {}
@@ -76,7 +106,7 @@ class ShuffledReader:
             until = min(end, piece.end)
             part = slice(start - piece.start, until - piece.start)
             self._enter(epoch, start)
-            self._take(found, piece.blocks[part], piece.records[part], on_corrupt)
+            self._take(found, piece.blocks[part], piece.unmixed[part], on_corrupt)
             start = until
         return found
 
@@ -85,11 +115,15 @@ class ShuffledReader:
         return named(self.order.epoch(epoch).ranges(start, end))
 
     def _take(
-        self, found: list[Record], blocks: Sequence[int], records: Sequence[int], on_corrupt: OnCorrupt | None
+        self, found: list[Record], blocks: Sequence[int], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None
     ) -> None:
         held = self._held
         for number in {*blocks}.difference(held):
-            held[number] = self._load(number, on_corrupt)
+            self._hold(number, self._load(number, on_corrupt))
+        if len(self._payloads) == len(held):
+            found += self._bounds.take(itemgetter(*blocks, blocks[0])(self._payloads)[:-1], unmixed)
+            return
+        records = (unmixed - self._firsts[blocks]).tolist()
         taken = [held[block][record] for block, record in zip(blocks, records, strict=True)]
         if self._damaged.isdisjoint(blocks):
             found += taken
@@ -100,9 +134,18 @@ class ShuffledReader:
             elif on_corrupt is not None:
                 on_corrupt(one)
 
+    def _hold(self, number: int, records: Sequence[Any]) -> None:
+        self._held[number] = records
+        if isinstance(records, PackedRecords):
+            self._payloads[number] = records.payload
+            self._bounds.put(int(self._firsts[number]), records)
+
     def _load(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
         """A block's records; in the place of one that cannot be read stands its ``CorruptRange``."""
         block = self._epoch[1].blocks[number]
+        packed: PackedRecords | None = self._packed(block.source, block.start, block.end) if self._packed else None
+        if packed is not None:
+            return packed
         if on_corrupt is None:
             records = self._reader.read(block.source, block.start, block.end)
             _check(block, len(records))
@@ -128,10 +171,16 @@ class ShuffledReader:
         held = {self._blocks[number]: records for number, records in self._held.items()}
         damaged = {self._blocks[number] for number in self._damaged}
         self._blocks = order.blocks
-        numbers = [number for number in order.blocks_of(start, start + size) if order.blocks[number] in held]
-        self._held = {number: held[order.blocks[number]] for number in numbers}
-        self._damaged = {number for number in numbers if order.blocks[number] in damaged}
+        numbers = order.blocks_of(start, start + size)
         self._window = (epoch, start)
+        self._held, self._payloads, self._damaged = {}, {}, set()
+        self._bounds = _Bounds(int(self._firsts[numbers[0]]), order.ends[numbers[-1]])
+        for number in numbers:
+            block = order.blocks[number]
+            if block in held:
+                self._hold(number, held[block])
+            if block in damaged:
+                self._damaged.add(number)
 
     def _looked_up(self, epoch: int, position: int) -> _Piece:
         """The piece that a position is in: as many positions after it as lie in its window, up to some thousand."""
@@ -144,14 +193,14 @@ class ShuffledReader:
         offsets = np.arange(position - start, end - start, dtype=np.uint64)
         unmixed = permuted_all(offsets, size, key).astype(np.int64) + start
         blocks = np.searchsorted(self._ends, unmixed, side="right")
-        firsts = np.where(blocks > 0, self._ends[blocks - 1], 0)
-        self._piece = _Piece(epoch, position, end, blocks.tolist(), (unmixed - firsts).tolist())
+        self._piece = _Piece(epoch, position, end, blocks.tolist(), unmixed)
         return self._piece
 
     def _of(self, epoch: int) -> EpochOrder:
         if self._epoch[0] != epoch:
             order = self.order.epoch(epoch)
             self._ends = np.array(order.ends, np.int64)
+            self._firsts = np.concatenate(([0], self._ends[:-1]))
             self._epoch = (epoch, order)
         return self._epoch[1]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,15 @@ from edl.core.shuffle import Blocks, Order
 from edl.data.blocks import blocks_of, order_of
 from edl.data.csv_rows import CsvReader
 from edl.data.opening import open_reader
-from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader import (
+    BlockSizes,
+    CorruptRange,
+    CorruptRecordError,
+    Metadata,
+    OnCorrupt,
+    PackedRecords,
+    Source,
+)
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled import ShuffledReader, permuted_all
@@ -45,6 +55,21 @@ class MemoryReader:
         return [f"{source}:{number}".encode() for number in range(start, end - self._lacks)]
 
 
+class PackedReader(MemoryReader):
+    """The same, and of each ``every``-th block the records are where they are in memory."""
+
+    def __init__(self, blocks: Sequence[Sequence[int]], every: int) -> None:
+        super().__init__(blocks)
+        self._every = every
+
+    def packed(self, source: str, start: int, end: int) -> PackedRecords | None:
+        if not self._every or start % self._every:
+            return None
+        records = super().read(source, start, end)
+        bounds = accumulate((3 + len(record) for record in records), initial=0)
+        return PackedRecords(b"".join(b"---" + record for record in records), array("Q", bounds), 3)
+
+
 def shuffled(reader: MemoryReader, window: int, seed: int = 0) -> ShuffledReader:
     return ShuffledReader(reader, order_of(reader, window, seed))
 
@@ -61,12 +86,11 @@ def test_many_indices_are_permuted_as_one_is(drawn: tuple[int, list[int]], key: 
     assert found == [permuted(index, count, key) for index in indices]
 
 
-@given(sizes, st.integers(1, 200), st.integers(1, 40), st.integers(0, 2**40), st.integers(0, 2))
+@given(sizes, st.integers(1, 200), st.integers(1, 40), st.integers(0, 2**40), st.integers(0, 2), st.integers(0, 2))
 def test_what_is_read_is_what_the_order_names(
-    blocks: list[list[int]], window: int, step: int, seed: int, epoch: int
+    blocks: list[list[int]], window: int, step: int, seed: int, epoch: int, every: int
 ) -> None:
-    reader = MemoryReader(blocks)
-    read = shuffled(reader, window, seed)
+    read = shuffled(PackedReader(blocks, every), window, seed)
     order, total = read.order.epoch(epoch), read.order.records
     found = [record for at in range(0, total, step) for record in read.read(epoch, at, min(at + step, total))]
     places = [order.place(position) for position in range(total)]
@@ -75,7 +99,7 @@ def test_what_is_read_is_what_the_order_names(
 
 @given(sizes, st.integers(1, 200))
 def test_any_worker_reads_the_same_for_a_lease_whatever_it_read_before(blocks: list[list[int]], window: int) -> None:
-    first, second = shuffled(MemoryReader(blocks), window), shuffled(MemoryReader(blocks), window)
+    first, second = shuffled(MemoryReader(blocks), window), shuffled(PackedReader(blocks, 1), window)
     total = first.order.records
     leases = [(epoch, at, min(at + 25, total)) for epoch in (0, 1) for at in range(0, total, 25)]
     in_turn = {lease: first.read(*lease) for lease in leases}
@@ -210,3 +234,11 @@ def test_an_order_is_of_the_files_that_it_was_made_of(tmp_path: Path) -> None:
     assert isinstance(before, Order)
     assert before.fingerprint != after.fingerprint
     assert Blocks.of([[5, 5, 5]], 1).runs == before.runs
+
+
+def test_packed_records_are_a_sequence() -> None:
+    packed = PackedRecords(b"-a-bc-", array("Q", [0, 2, 5, 6]), 1)
+    assert [*packed] == [b"a", b"bc", b""]
+    assert (len(packed), packed[-2], packed[1:]) == (3, b"bc", [b"bc", b""])
+    with pytest.raises(IndexError):
+        packed[3]

@@ -10,8 +10,16 @@ from pathlib import Path
 from edl.core.errors import BadInputError
 from edl.data.files import unreadable
 from edl.data.options import Options
-from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
-from edl.data.recordio.chunk import COMPRESSORS, HEADER_BYTES, CorruptChunkError, DecodedChunk, Header, decode_chunk
+from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
+from edl.data.recordio.chunk import (
+    COMPRESSORS,
+    HEADER_BYTES,
+    LENGTH_BYTES,
+    CorruptChunkError,
+    DecodedChunk,
+    Header,
+    decode_chunk,
+)
 from edl.data.recordio.index import Index, load_index
 
 _OBJECT_BYTES = 40
@@ -73,6 +81,14 @@ class RecordFile:
             else:
                 self._report(number, begin, finish, chunk, on_corrupt)
         return found
+
+    def packed(self, start: int, end: int) -> PackedRecords | None:
+        """Records ``[start, end)`` where they are; None: they are not one whole chunk, or it cannot be read."""
+        numbers = self.index.chunks(start, end)
+        if len(numbers) != 1 or (start, end) != (self.index.firsts[numbers[0]], self.index.firsts[numbers[0] + 1]):
+            return None
+        chunk = self._chunk(numbers[0])
+        return PackedRecords(chunk.payload, chunk.bounds, LENGTH_BYTES) if isinstance(chunk, DecodedChunk) else None
 
     def _report(self, number: int, begin: int, finish: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
         whole = (self.index.firsts[number], self.index.firsts[number + 1])
@@ -137,17 +153,24 @@ class RecordIOReader:
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
         """Records ``[start, end)`` of one file; see the port. A chunk of one file stays in memory, not one of each."""
+        return self._reading(source, start, end).read(start, end, on_corrupt)
+
+    def packed(self, source: str, start: int, end: int) -> PackedRecords | None:
+        """Records ``[start, end)`` of one file where they are in memory; None: ``read`` has them, or says why not."""
+        return self._reading(source, start, end).packed(start, end)
+
+    def blocks(self, source: str) -> BlockSizes:
+        """The chunks of one file."""
+        return self._file(source).blocks()
+
+    def _reading(self, source: str, start: int, end: int) -> RecordFile:
         file = self._file(source)
         newest, self._newest = self._newest, file
         if newest is not None and newest is not file:
             newest.forget()
         if not 0 <= start <= end <= file.records:
             raise BadInputError(f"records {start} to {end} of {file.records} were asked for", where=source)
-        return file.read(start, end, on_corrupt)
-
-    def blocks(self, source: str) -> BlockSizes:
-        """The chunks of one file."""
-        return self._file(source).blocks()
+        return file
 
     def _file(self, source: str) -> RecordFile:
         file = self._files.get(source)
