@@ -48,7 +48,7 @@ def _problem(given: Sequence[str]) -> str | None:
 
 
 def _submit(spec: str) -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-m", "edl.cli.submitter", spec])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "edl.cli.submitter", spec])  # noqa: S606
 
 
 def _become(role: str, spec: str, say: Say) -> None:

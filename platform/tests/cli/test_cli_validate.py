@@ -243,6 +243,18 @@ def test_validate_model_tries_it_in_a_process_of_its_own(small: Path, capsys: py
     assert "custom_model() raised" in captured.err
 
 
+@pytest.mark.tensorflow
+def test_modules_of_the_current_folder_stand_for_nobodys(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job_zoo = Path("job/zoo")
+    job_zoo.mkdir(parents=True)
+    small.rename(job_zoo / "small.py")
+    ran = "open('was_run', 'w').close()\n"
+    for stranger in (Path("zoo/__init__.py"), small, Path("csv.py"), Path("edl.py")):
+        stranger.write_text(ran, encoding="utf-8")
+    said = edl("validate", "job.yaml", "--model", "--set", "model.zoo=job/zoo")
+    assert (said, Path("was_run").exists()) == (0, False), capsys.readouterr().err
+
+
 def test_validate_model_needs_data_and_module(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("data.csv").unlink()
     assert edl("validate", "job.yaml", "--model") == 2

@@ -14,7 +14,7 @@ from pathlib import Path
 from edl.spec.job import JobSpec
 from edl.spec.load import dump
 
-_CHECK = ("-m", "edl.worker.model_check")
+_CHECK = ("-P", "-m", "edl.worker.model_check")
 _LAST_LINES = 12
 """How much of what it printed is shown of a process that ended without a result."""
 
