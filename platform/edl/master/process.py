@@ -53,6 +53,7 @@ from edl.spec.event import RoleStarted, Warned
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.problem import SpecError
+from edl.store.checkpoint_restart import explained
 from edl.store.journal import Journal
 from edl.store.rundir import RunDir
 
@@ -167,9 +168,10 @@ class Master:
         durable = self._around.durable
         settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader(), durable=durable)
         fence = self._around.fence
-        journal, replay = Journal.open(
-            self._run.journal, holder=holder, exclusive=fence is None, at_least=fence.incarnation if fence else 0
-        )
+        with explained(self._run):
+            journal, replay = Journal.open(
+                self._run.journal, holder=holder, exclusive=fence is None, at_least=fence.incarnation if fence else 0
+            )
         state = JobState(settings)
         state.replay(replay.snapshot, list(replay.entries))
         if replay.incarnation:

@@ -9,8 +9,8 @@ what happened to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from edl.store.integrity import newest
 from edl.store.jsonfiles import read_json
 from edl.store.locks import FileLock
 from edl.store.manifest import DATASET, Manifest, Skipped, cuts_in
+from edl.store.replay import JournalDamagedError
 from edl.store.rundir import RunDir
 from edl.store.segment_writer import SegmentWriter
 from edl.store.segments import SegmentId, encode, segments_in
@@ -61,6 +62,22 @@ class CheckpointRestart:
             "counts of repeated records, corrupt records and lost workers begin at 0",
             *told,
         ]
+
+
+@contextmanager
+def explained(run: RunDir) -> Iterator[None]:
+    """Opens the run's journal: one that is damaged is told with what going back to a checkpoint would cost.
+
+    Who resumes a run on a cluster sees no more of its volume than this before they decide.
+    """
+    try:
+        yield
+    except JournalDamagedError as error:
+        try:
+            costs = "; ".join(plan_restart(run).lines())
+        except (BadInputError, StorageError) as none:
+            costs = none.message
+        raise JournalDamagedError(error.message, where=error.where, hint=f"{error.hint}\n  {costs}") from error
 
 
 def plan_restart(run: RunDir) -> CheckpointRestart:

@@ -34,6 +34,10 @@ _DAMAGED = (
 )
 
 
+class JournalDamagedError(StorageError):
+    """What was safe in the journal is not there any more, or not as it was."""
+
+
 @dataclass(frozen=True)
 class Entries:
     """The entries of some segments in the order of their lsn; decoded anew, one at a time, by every iteration."""
@@ -80,7 +84,7 @@ def replay(directory: Path) -> Replay:
         except FileNotFoundError as error:
             if segments_in(directory)[-1:] == segments[-1:]:
                 path = Path(error.filename)
-                raise StorageError("this journal segment is missing", where=str(path), hint=_DAMAGED) from error
+                raise JournalDamagedError("this journal segment is missing", where=str(path), hint=_DAMAGED) from error
             # A compaction replaced what was being read: begin again with its snapshot.
 
 
@@ -182,5 +186,5 @@ def _decode(view: memoryview, offset: int, end: int, path: Path) -> dict[str, An
     return cast("dict[str, Any]", value)
 
 
-def _damaged(path: Path, bad: BadRecord) -> StorageError:
-    return StorageError(f"the journal is damaged: {bad}", where=str(path), hint=_DAMAGED)
+def _damaged(path: Path, bad: BadRecord) -> JournalDamagedError:
+    return JournalDamagedError(f"the journal is damaged: {bad}", where=str(path), hint=_DAMAGED)

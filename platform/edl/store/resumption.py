@@ -123,10 +123,11 @@ def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
     Raises:
         StorageError: a file cannot be written; the run stays ended.
     """
+    from edl.store.checkpoint_restart import explained
     from edl.store.journal import Journal  # 10 ms that only an ended run needs
 
     if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
-        with closing(Journal.open(run.journal, holder=holder, exclusive=exclusive)[0]) as journal:
+        with explained(run), closing(Journal.open(run.journal, holder=holder, exclusive=exclusive)[0]) as journal:
             journal.wait(journal.append({"kind": "resumed"}))
     with translated(run.path, "remove what told of the end"):
         for name in ("failure.txt", "failure.json", "summary.json"):

@@ -28,6 +28,7 @@ def test_a_flipped_bit_costs_what_was_done_since_the_checkpoint(linear: Callable
     assert refused.returncode == 1
     assert "the journal is damaged" in refused.stderr
     assert "--from-checkpoint" in refused.stderr
+    assert f"goes back to checkpoint {saved['cut']}" in refused.stderr
 
     with job.start("--resume", "--from-checkpoint") as run:
         begun = run.wait_line(lambda line: line["event"] == "run_started" and line.get("resumed"))

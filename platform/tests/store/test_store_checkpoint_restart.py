@@ -10,7 +10,7 @@ import pytest
 from edl.core.errors import BadInputError, StorageError
 from edl.core.job import JobState
 from edl.core.settings import Settings
-from edl.store.checkpoint_restart import plan_restart, restart_journal
+from edl.store.checkpoint_restart import explained, plan_restart, restart_journal
 from edl.store.commits import commit
 from edl.store.journal import Journal
 from edl.store.manifest import DATASET, Manifest, cut_directory
@@ -101,6 +101,15 @@ def test_what_is_lost_is_said_before(tmp_path: Path) -> None:
 
     assert "goes back to checkpoint 2 at step 4" in told
     assert "checkpoint 3 cannot be used" in told
+
+
+def test_who_opens_a_damaged_journal_hears_what_going_back_costs(tmp_path: Path) -> None:
+    for tasks, costs in (((1, 2), "it goes back to checkpoint 3 at step 8; 0 records"), ((), "no intact checkpoint")):
+        run = run_with(tmp_path / costs, *tasks)
+        with pytest.raises(StorageError, match="the journal is damaged") as damaged, explained(run):
+            Journal.open(run.journal, holder="the next master")
+        assert "--from-checkpoint" in str(damaged.value)
+        assert costs in str(damaged.value)
 
 
 def test_without_a_checkpoint_it_is_refused(tmp_path: Path) -> None:

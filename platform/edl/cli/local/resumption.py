@@ -8,6 +8,7 @@ from pathlib import Path
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError
 from edl.store import integrity, resumption
+from edl.store.checkpoint_restart import explained
 from edl.store.replay import replay
 from edl.store.resumption import FIXED, begun, differences, is_fixed, nothing_left, phase_of, status_of
 from edl.store.rundir import RunDir, resolve, runs
@@ -70,7 +71,8 @@ def goes_on_from(run: RunDir) -> Checkpoint | None:
 
 
 def _journaled(run: RunDir) -> Checkpoint | None:
-    told = replay(run.journal)
+    with explained(run):
+        told = replay(run.journal)
     was = told.snapshot["checkpoint"] if told.snapshot else None
     found = Checkpoint(*was) if was else None
     for entry in told.entries:
