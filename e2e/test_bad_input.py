@@ -49,6 +49,8 @@ def test_each_refusal_says_what_and_leaves_nothing(place: Namespace, spec: Manif
     refused(place, spec | {"volumes": [{"claim": "no-such-claim", "mount": MOUNT}]}, "no-such-claim")
     host = {"volumes": [{"host_path": "/tmp", "mount": MOUNT}]}
     refused(place, spec | host, "restricted", "hostPath")
+    of_another = {"env": spec["pod"]["env"] | {"KEY": {"secret": "database", "key": "password"}}}
+    refused(place, spec | {"pod": of_another}, "environment of a container", "admission.allowedSecrets")
     refused(place, spec | {"name": "x" * 41}, "name")
     quota = {
         "apiVersion": "v1",

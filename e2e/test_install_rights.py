@@ -286,7 +286,8 @@ def test_what_edl_submit_asks_beforehand_passes(place: Namespace) -> None:
     foreign = Job.write(place, spec | {"name": "foreign", "pod": {"overrides": overrides}})
     refused = foreign.edl("submit", "--yes")
     assert refused.returncode == 2
-    assert "The environment of a container may come from no Secret but the token of its own job" in refused.stderr
+    assert "The environment of a container may come from" in refused.stderr
+    assert "admission.allowedSecrets" in refused.stderr
     assert foreign.leftovers() == []
 
 

@@ -16,8 +16,18 @@ DELETE_SECONDS = 15.0
 
 def started(place: Namespace, name: str, *, ps: int = 1) -> Job:
     """A job of two workers, amid its training."""
+    return amid_training(submitted(place, name, ps=ps))
+
+
+def submitted(place: Namespace, name: str, *, ps: int = 1) -> Job:
+    """A job of two workers, whose master has started."""
     job = Job.write(place, digits(name, image=place.images.zoo, seconds=200, workers=2, ps=ps, checkpoint=RARELY))
     job.submit()
+    return job
+
+
+def amid_training(job: Job) -> Job:
+    """The job, when both of its workers train."""
     job.wait_training(workers=2)
     job.wait_step(40)
     return job
@@ -58,8 +68,20 @@ def test_a_stopped_job_has_done_nothing_in_vain(place: Namespace) -> None:
 
 
 def test_a_job_that_trains_is_deleted_soon(place: Namespace) -> None:
-    """Nothing is handed over or saved for a job that goes."""
-    job = started(place, "deleted", ps=2)
+    """Nothing is handed over or saved for a job that goes, also while a second master is on its way."""
+    job, headless = (submitted(place, name, ps=ps) for name, ps in (("deleted", 2), ("headless", 1)))
+    _deleted_soon(amid_training(job))
+    first = amid_training(headless).master()["metadata"]["name"]
+    delete_pod(place, first, "--grace-period=0", "--force")
+    headless.wait("a second master's pod", lambda: _another(headless, first))
+    _deleted_soon(headless)
+
+
+def _another(job: Job, master: str) -> bool | None:
+    return any(pod["metadata"]["name"] != master for pod in job.masters()) or None
+
+
+def _deleted_soon(job: Job) -> None:
     began = time.monotonic()
     job.must("delete", "--yes")
     assert time.monotonic() - began < DELETE_SECONDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from e2e.baseline import Baseline
@@ -109,11 +110,32 @@ def test_a_ps_on_a_lost_node_is_replaced_as_soon_as_the_cluster_notices(places: 
         job.wait("the job says that it waits", lambda: _stalled(job), DEAD_SECONDS)
         job.wait("the cluster has noticed", lambda: _unready(job, ps, dead), DEAD_SECONDS)
         noticed = time.monotonic()
+        _is_said_everywhere(job, dead)
         job.wait("the PS is back elsewhere", lambda: _moved(job, ps, dead), REPLACED_SECONDS)
         job.wait_more_steps(1, REPLACED_SECONDS)
         assert time.monotonic() - noticed < REPLACED_SECONDS
-        finished(job, rolled_back=2 * one_interval(job))
+        _, run = finished(job, rolled_back=2 * one_interval(job))
+        reasons = [event["reason"] for event in run.of("stalled")]
+        assert any(f"waiting for ps-0, its node {dead} is unreachable since" in reason for reason in reasons), reasons
+        (end,) = run.of("stall_ended")
+        assert end["reason"] == "ps-0 serves again"
+        assert end["seconds"] > REPLACED_SECONDS / 10
         gone(job)
+
+
+def _is_said_everywhere(job: Job, node: str) -> None:
+    """While it stands, what people ask says that it does, for want of which PS, and since when its node is lost."""
+    words = f"ps-0, its node {node} is unreachable since"
+    job.wait("the master says why", lambda: words in str(job.status().get("reason")) or None, REPLACED_SECONDS)
+    asked: dict[str, Callable[[], str]] = {
+        "list": lambda: job.place.person.edl("list").stdout,
+        "status": lambda: job.must("status"),
+        "why": lambda: job.must("why"),
+    }
+    with ThreadPoolExecutor() as threads:  # all at once: a few seconds later it waits for the successor
+        said = dict(zip(asked, threads.map(lambda ask: ask(), asked.values()), strict=True))
+    assert {name for name, text in said.items() if words not in " ".join(text.split())} == set(), said
+    assert "Stalled" in said["list"]
 
 
 def _stalled(job: Job) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 from e2e.jobs import Job, digits
 from e2e.ledger import one_interval
 from e2e.namespaces import Namespace
+from e2e.test_planned_ends import DELETE_SECONDS
 
 from edl.kube import names
 
@@ -34,6 +36,35 @@ def test_nothing_is_left(place: Namespace) -> None:
         REMOVE[removed](job)
     for job in jobs.values():
         job.wait_removed()
+
+
+@pytest.mark.xdist_group("removal")
+def test_several_are_deleted_together_and_those_of_a_phase(place: Namespace) -> None:
+    """`edl delete --phase` leaves the others alone, and nothing of what is named is left."""
+    jobs = [Job.write(place, digits(name, image=place.images.zoo, seconds=300, workers=1)) for name in ("a", "b", "c")]
+    for job in jobs:
+        job.submit()
+    first, second, stopped = jobs
+    stopped.wait_step(1)
+    stopped.must("stop", "--wait")
+    phase = stopped.status()["phase"]
+    for job in (first, second):
+        job.wait_training(workers=1)
+    deleted(place, "--phase", phase)
+    assert stopped.leftovers() == []
+    assert [job.training() for job in (first, second)] == [[0], [0]]
+    began = time.monotonic()
+    deleted(place, first.name, second.name)
+    assert time.monotonic() - began < DELETE_SECONDS
+    assert [*first.leftovers(), *second.leftovers()] == []
+    assert f"is {phase}" in deleted(place, "--phase", phase)
+
+
+def deleted(place: Namespace, *which: str) -> str:
+    """`edl delete`."""
+    done = place.person.edl("delete", *which, "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_a_stopped_job_goes_on_later(place: Namespace) -> None:

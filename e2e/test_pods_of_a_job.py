@@ -1,0 +1,66 @@
+"""What the pods of a job get and leave: bounds, values of Secrets, files of the run, and nothing after their time."""
+
+from __future__ import annotations
+
+import time
+
+from e2e.install import SECRET
+from e2e.jobs import Job, digits, in_container
+from e2e.ledger import STORAGE
+from e2e.namespaces import Namespace
+from e2e.programs import apply
+from e2e.volume import MOUNT, READER
+
+from edl.core.cluster import Role
+from edl.kube.kinds import Manifest
+from edl.kube.manifests.fitness import SHORTEST_TTL
+from edl.kube.quantity import quantity
+
+VALUE = "of-the-bucket"
+ROLES = (Role.MASTER, Role.PS, Role.WORKER)
+SIZES = {Role.MASTER: "1Gi", Role.PS: "2Gi", Role.WORKER: "3Gi"}
+REMOVED_SECONDS = 30.0
+"""After the time to live, until all that belongs to the Job is collected."""
+
+
+def test_a_job_from_its_pods_to_its_removal(place: Namespace) -> None:
+    """One job: bounds of its nodes' disks, a Secret's value in each process, modes of files, and its time to live."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "stringData": {"key": VALUE}}
+    apply(secret, "-n", place.name)
+    spec = digits("bounded", image=place.images.zoo, seconds=60, workers=1)
+    spec["pod"]["env"]["E2E_BUCKET"] = {"secret": SECRET, "key": "key"}
+    for role, part in zip(ROLES, (spec["master"], spec["ps"], spec["workers"]), strict=True):
+        part["resources"] = part["resources"] | {"ephemeral_storage": SIZES[role]}
+    job = Job.write(place, spec | {"ttl_after_finished": SHORTEST_TTL})
+    job.submit()
+    job.wait_training(workers=1)
+    pods = {Role.MASTER: job.master(), **{role: place.observer.pod(job.pod_name(role, 0)) for role in ROLES[1:]}}
+    for role, pod in pods.items():
+        _is_bounded(pod, SIZES[role])
+        name = pod["metadata"]["name"]
+        assert f"E2E_BUCKET={VALUE}" in in_container(place, name, "cat", "/proc/1/environ").split("\0")
+    _is_for_its_group(job)
+    job.hurry()
+    assert job.wait_end() == "Complete"
+    assert "secret/" in " ".join(job.leftovers()), "the token is there as long as the Job"
+    ended = time.monotonic()
+    job.wait_removed(SHORTEST_TTL + REMOVED_SECONDS)
+    assert time.monotonic() - ended > SHORTEST_TTL / 2
+    assert job.name not in place.person.edl("list").stdout
+
+
+def _is_bounded(pod: Manifest, size: str) -> None:
+    for container in pod["spec"]["containers"]:
+        asked, most = (quantity(container["resources"][kind]["ephemeral-storage"]) for kind in ("requests", "limits"))
+        assert 0 < asked <= most == quantity(size), pod["metadata"]["name"]
+
+
+def _is_for_its_group(job: Job) -> None:
+    """Others who use the volume read nothing of it; the value of a Secret stands in none of its files."""
+    folder = f"{MOUNT}{STORAGE}/{job.place.name}/{job.name}/{job.uid}"
+    said = in_container(job.place, READER, "stat", "-c", "%a %u %g", folder, f"{folder}/spec.json")
+    user = job.spec.get("security", {}).get("run_as", {"user": 1000, "group": 1000})
+    whose = f"{user['user']} {user['group']}"
+    assert said.splitlines() == [f"750 {whose}", f"640 {whose}"]
+    found = in_container(job.place, READER, "sh", "-c", f"grep -rl {VALUE} {folder} || true")
+    assert found == ""
