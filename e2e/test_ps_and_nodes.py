@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from e2e.baseline import Baseline
@@ -13,6 +14,7 @@ from e2e.conftest import Places
 from e2e.faults import cut_off, lost, no_api
 from e2e.jobs import Job, delete_pod, digits, in_container
 from e2e.ledger import STORAGE, finished, one_interval
+from e2e.test_planned_ends import RARELY
 from e2e.namespaces import Namespace
 from e2e.observer import condition, phase
 from e2e.programs import kubectl
@@ -30,9 +32,9 @@ DEAD_SECONDS = 150.0
 Undisturbed = Callable[[int], Baseline]
 
 
-def start(place: Namespace, name: str, *, seconds: float, workers: int = 2) -> Job:
+def start(place: Namespace, name: str, *, seconds: float, workers: int = 2, **fields: Any) -> Job:
     """Submit a job."""
-    job = Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=workers))
+    job = Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=workers, **fields))
     job.submit()
     return job
 
@@ -68,9 +70,9 @@ def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
 
 @pytest.mark.alone
 def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
-    """``kubectl drain`` takes a job's pods without ``--force``: workers go at once, the PS starts elsewhere."""
+    """``kubectl drain`` takes a job's pods without ``--force``: workers go at once, the PS hands over to one elsewhere."""
     baseline = undisturbed(2)
-    job = start(place, "drained", seconds=75)
+    job = start(place, "drained", seconds=75, checkpoint=RARELY)
     job.wait_training(workers=2)
     job.wait_step(100)
     node, (name, uid) = node_of(job, Role.PS), next(iter(job.ps_uids().items()))
@@ -88,7 +90,9 @@ def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
         job.wait_more_steps()
     finally:
         kubectl("uncordon", node)
-    summary, _ = finished(job, rolled_back=one_interval(job))
+    summary, run = finished(job)
+    assert (summary["updates_rolled_back"], summary["records_repeated"]) == (0, 0)
+    assert (run.ledger.rollbacks, run.ledger.parts) == ([], [])
     baseline.check(summary)
     gone(job)
 

@@ -34,5 +34,7 @@ def test_no_worker_that_runs_loses_a_lease(linear: Make) -> None:
         run.wait_step(1)
         until = time.monotonic() + SECONDS
         while time.monotonic() < until:
+            run.wait_step(run.status()["step"] + 1)
             assert not run.events("lease_revoked")
             time.sleep(1.0)
+        assert len(run.training()) == 3
