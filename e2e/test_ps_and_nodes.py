@@ -14,10 +14,10 @@ from e2e.conftest import Places
 from e2e.faults import cut_off, lost, no_api
 from e2e.jobs import Job, delete_pod, digits, in_container
 from e2e.ledger import STORAGE, finished, one_interval
-from e2e.test_planned_ends import RARELY
 from e2e.namespaces import Namespace
 from e2e.observer import condition, phase
 from e2e.programs import kubectl
+from e2e.test_planned_ends import RARELY
 from e2e.volume import MOUNT, READER
 
 from edl.core.cluster import Role
@@ -70,7 +70,7 @@ def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
 
 @pytest.mark.alone
 def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
-    """``kubectl drain`` takes a job's pods without ``--force``: workers go at once, the PS hands over to one elsewhere."""
+    """``kubectl drain`` takes a job's pods without ``--force``: workers go at once, the PS hands over."""
     baseline = undisturbed(2)
     job = start(place, "drained", seconds=75, checkpoint=RARELY)
     job.wait_training(workers=2)
