@@ -25,7 +25,12 @@ def clean(
         typer.Argument(metavar="JOB[/RUN]", help="Whose runs, or which one; all jobs by default."),
     ] = None,
     keep: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Keep the newest N ended runs of each job; not where RUN is named.")
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Keep the newest N ended runs of each job, and its newest N with a model; not where RUN is named.",
+        ),
     ] = 1,
     yes: YesOption = False,
 ) -> None:
@@ -40,8 +45,11 @@ def clean(
         typer.echo("There is nothing to remove: no other ended runs are below ./.edl.")
         return
     now = time.time()
-    rows = [[f"{run.name}/{run.uid}", run.phase, size(_bytes(run.run.path)), age(now - run.created)] for run in chosen]
-    typer.echo("\n".join(aligned([["RUN", "PHASE", "SIZE", "AGE"], *rows], right=(2, 3))))
+    rows = [
+        [f"{run.name}/{run.uid}", run.phase, _model(run) or "-", size(_bytes(run.run.path)), age(now - run.created)]
+        for run in chosen
+    ]
+    typer.echo("\n".join(aligned([["RUN", "PHASE", "MODEL", "SIZE", "AGE"], *rows], right=(3, 4))))
     if not agreed(f"Remove {'it' if len(chosen) == 1 else 'them'} for good?", yes=yes, command="edl clean"):
         typer.echo("Nothing was removed.")
         raise typer.Exit(1)
@@ -62,8 +70,23 @@ def _chosen(names: Sequence[str], keep: int) -> list[RunHere]:
 
 
 def _but_newest(job: str, there: Sequence[RunHere], keep: int) -> list[RunHere]:
+    """A run that failed at once, or only predicted, must not push out the one that was trained."""
     runs = [run for run in there if run.name == job]
-    return runs[: max(0, len(runs) - keep)]
+    newest = (_newest(runs, keep), _newest([run for run in runs if _model(run)], keep))
+    kept = {run.uid for some in newest for run in some}
+    return [run for run in runs if run.uid not in kept]
+
+
+def _newest(runs: Sequence[RunHere], count: int) -> Sequence[RunHere]:
+    return runs[max(0, len(runs) - count) :]
+
+
+def _model(run: RunHere) -> str:
+    """What a run has of a trained model: ``export``, ``checkpoint`` or nothing."""
+    if run.run.export.is_dir() and any(run.run.export.iterdir()):
+        return "export"
+    trained = run.status is not None and run.status.step > 0
+    return "checkpoint" if trained and any(run.run.checkpoints.glob("*/manifest.json")) else ""
 
 
 def _bytes(folder: Path) -> int:

@@ -180,6 +180,24 @@ def test_clean_keeps_the_newest_ended_run_and_those_that_go_on(alone: Desk, here
     assert "nothing to remove" in alone.out
 
 
+@pytest.mark.parametrize(
+    ("file", "model"), [("export/a.keras", "export"), ("checkpoints/cut-1/manifest.json", "checkpoint")]
+)
+def test_clean_keeps_the_newest_model_under_runs_that_have_none(alone: Desk, here: Make, file: str, model: str) -> None:
+    """Two failures and a prediction came after the run that was trained."""
+    runs = [here(f"r{number}", phase="Done") for number in (1, 2)]
+    for run in runs:
+        (run / file).parent.mkdir(parents=True)
+        (run / file).touch()
+    later = [here("r3", phase="Failed"), here("r4", phase="Done")]
+    assert alone.edl("clean", "--yes") == 0
+    assert [run.exists() for run in (*runs, *later)] == [False, True, False, True]
+    assert [line.split()[:3] for line in alone.out.splitlines()[1:3]] == [
+        ["digits/r1", "Done", model],
+        ["digits/r3", "Failed", "-"],
+    ]
+
+
 def test_clean_of_one_run(alone: Desk, here: Make) -> None:
     done, alive = here("r1", phase="Done"), here("r2", alive=True)
     assert alone.edl("clean", "digits/r2", "--yes") == 2
