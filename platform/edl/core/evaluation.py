@@ -2,7 +2,8 @@
 
 Metric results are the metrics' state variables. ``additive`` states are added elementwise as they come; the states of
 metrics that merge in their own way are kept, one set a task, and a worker merges them. A number that is not finite is
-None here, as JSON has no other word for it; what is added to it stays None.
+None here, as JSON has no other word for it; what is added to it stays None. A task none of whose records was kept may
+give no states of a metric; what else is said of a metric is passed on.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ def add(total: States, part: Mapping[str, Any]) -> States:
     for name, found in part.items():
         if not found["additive"]:
             before = total[name]["states"] if total else []
-            merged[name] = {"additive": False, "states": [*before, found["states"]]}
+            merged[name] = {**total.get(name, {}), **found, "states": [*before, found["states"]]}
         elif total:
-            merged[name] = {"additive": True, "states": _sum(total[name]["states"], found["states"])}
+            before = total[name]["states"]
+            states = _sum(before, found["states"]) if before and found["states"] else before or found["states"]
+            merged[name] = {**total[name], **found, "states": states}
         else:
             merged[name] = dict(found)
     return merged

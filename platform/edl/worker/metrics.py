@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 from edl.core.errors import BadInputError
 from edl.worker.broadcast import refuse_broadcast
 from edl.worker.contract import ModelModule
+from edl.worker.metric_shapes import Given, described, give_shapes, shapes, update
 from edl.worker.objective import by_class_of_labels, spread
 from edl.worker.user_code import defined_in, user_code
 
@@ -51,14 +53,12 @@ class _Entry:
     def additive(self) -> bool:
         return not hasattr(self.metric, "merge_state")
 
-    def update(self, labels: Any, predictions: Any, weights: Any = None) -> None:
+    def given(self, labels: Any, predictions: Any, weights: Any = None) -> Given:
+        """What of a minibatch the metric is given."""
         if self.output is not None:
             labels, weights = self._part(labels), self._part(weights)
             predictions = self._part(predictions) if self.place is not None else predictions[self.output]
-        if self.weighted and weights is not None:
-            self.metric.update_state(labels, predictions, sample_weight=weights)
-        else:
-            self.metric.update_state(labels, predictions)
+        return (labels, predictions, weights) if self.weighted and weights is not None else (labels, predictions)
 
     def _part(self, structure: Any) -> Any:
         """What belongs to the output; all of it where it is not told apart."""
@@ -133,6 +133,9 @@ class Metrics:
         self._module = module
         self.trusted = all(not entry.additive or type(entry.metric) in (_Averaged, _Accuracy) for entry in entries)
         self._warned = False
+        self._at_first = {entry.name: shapes(entry.metric) for entry in entries}
+        self._descriptions: dict[str, list[Any] | None] = {}
+        """Of what each metric was given, those that have been updated."""
 
     @classmethod
     def of(cls, module: ModelModule, outputs: Sequence[str] = ()) -> Metrics:
@@ -205,34 +208,45 @@ class Metrics:
             entry.metric.reset_state()
 
     def states(self) -> dict[str, Any]:
-        """JSON: ``{name: {"additive": bool, "states": [[number, ...], ...]}}``."""
-        return {
-            entry.name: {"additive": entry.additive, "states": [v.ravel().tolist() for v in _values(entry.metric)]}
-            for entry in self._all()
-        }
+        """JSON: ``{name: {"additive": bool, "states": [[number, ...], ...]}}``.
+
+        A metric that this worker has never updated may have no variables yet, and gives no states. One that got its
+        variables from records says from which, as ``given``.
+        """
+        return {entry.name: self._state(entry) for entry in self._all()}
+
+    def _state(self, entry: _Entry) -> dict[str, Any]:
+        if entry.metric is not self._loss and entry.name not in self._descriptions:
+            return {"additive": entry.additive, "states": []}
+        found = {"additive": entry.additive, "states": [v.ravel().tolist() for v in _values(entry.metric)]}
+        grown = shapes(entry.metric) != self._at_first.get(entry.name, shapes(entry.metric))
+        return found | ({"given": self._descriptions[entry.name]} if grown else {})
 
     def values(self, merged: Mapping[str, Any]) -> dict[str, float]:
-        """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task."""
+        """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task.
+
+        Raises:
+            BadInputError: the states are not those of the metric; it is named.
+            ModuleError: a metric raised; it is named.
+        """
         found: dict[str, float] = {}
-        for entry in (_Entry(LOSS, _Averaged(lambda _, loss: loss, LOSS)), *self._shaped()):
-            states = merged[entry.name]["states"]
-            if entry.additive:
-                _assign(entry.metric, states)
-            else:
-                entry.metric.merge_state([_shaped_like(entry.metric, state) for state in states])
-            found |= _numbers(entry.name, entry.metric.result())
+        for entry in (_Entry(LOSS, _Averaged(lambda _, loss: loss, LOSS)), *self._fresh()):
+            with self._of_user(entry):
+                _give_states(entry, merged[entry.name])
+                found |= _numbers(entry.name, entry.metric.result())
         return found
 
     def _update(self, entry: _Entry, labels: Any, predictions: Any, weights: Any) -> None:
-        with user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn):
-            entry.update(labels, predictions, weights)
+        with self._of_user(entry):
+            given = entry.given(labels, predictions, weights)
+            update(entry.metric, given)
+        self._descriptions[entry.name] = described(given)
+
+    def _of_user(self, entry: _Entry) -> AbstractContextManager[None]:
+        return user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn)
 
     def _all(self) -> tuple[_Entry, ...]:
         return (_Entry(LOSS, self._loss), *self._entries)
-
-    def _shaped(self) -> tuple[_Entry, ...]:
-        """New metrics for values: those of this worker may be in the middle of another evaluation."""
-        return self._fresh()
 
 
 def record_count(structure: Any) -> Any:
@@ -371,13 +385,38 @@ def _values(metric: Any) -> list[Any]:
     return [np.asarray(variable) for variable in metric.variables]
 
 
-def _shaped_like(metric: Any, states: Any) -> list[Any]:
-    return [np.reshape(s, v.shape).astype(v.dtype) for s, v in zip(states, metric.variables, strict=True)]
+def _give_states(entry: _Entry, merged: Mapping[str, Any]) -> None:
+    """Let a new metric become what was merged; one that no record has reached stays new.
 
-
-def _assign(metric: Any, states: Any) -> None:
-    for variable, value in zip(metric.variables, _shaped_like(metric, states), strict=True):
+    Raises:
+        BadInputError: the states are of other variables.
+    """
+    metric = entry.metric
+    sets = [states for states in ([merged["states"]] if entry.additive else merged["states"]) if states]
+    if not sets:
+        return
+    if merged.get("given"):
+        give_shapes(metric, merged["given"])
+    arrays = [_like_variables(entry, states) for states in sets]
+    if not entry.additive:
+        metric.merge_state(arrays)
+        return
+    for variable, value in zip(metric.variables, arrays[0], strict=True):
         variable.assign(value)
+
+
+def _like_variables(entry: _Entry, states: Sequence[Any]) -> list[Any]:
+    variables = entry.metric.variables
+    sizes = [np.size(state) for state in states]
+    if sizes != [int(np.prod(shape)) for shape in shapes(entry.metric)]:
+        raise BadInputError(
+            f"the metric '{entry.name}' ({type(entry.metric).__name__}) has {len(variables)} variables of shapes "
+            f"{', '.join(map(str, shapes(entry.metric)))}, and the evaluation gave {len(sizes)} states of "
+            f"{', '.join(map(str, sizes))} values",
+            hint="add the metric's variables in its __init__, or by the shapes of labels and predictions that are "
+            "tensors; eval_metrics_fn() must give the same metrics in all workers",
+        )
+    return [np.reshape(s, v.shape).astype(v.dtype) for s, v in zip(states, variables, strict=True)]
 
 
 def _numbers(name: str, result: Any) -> dict[str, float]:

@@ -48,3 +48,12 @@ def test_tasks_that_disagree_are_refused() -> None:
         add(total, {"accuracy": {"additive": True, "states": []}})
     with pytest.raises(ValueError, match="differ in shape: 1 and 2 values"):
         add(total, part([1, 2], []))
+
+
+def test_a_task_without_states_adds_nothing_and_what_is_said_of_a_metric_stays() -> None:
+    empty = {"f1": {"additive": True, "states": []}}
+    full = {"f1": {"additive": True, "states": [[1.0, 2.0]], "given": [["float32", [None, 2]]]}}
+    twice = {**full["f1"], "states": [[2.0, 4.0]]}
+    for parts in ((full, empty, full), (empty, full, full), (full, full, empty)):
+        assert reduce(add, parts, {}) == {"f1": twice}
+    assert reduce(add, (empty, empty), {}) == empty

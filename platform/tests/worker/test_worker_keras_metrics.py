@@ -1,0 +1,213 @@
+"""Every metric of Keras, its states added up over two workers, has the value that Keras gives for all records at once.
+
+The worker that turns the sum into values is a third one, which has evaluated nothing: some metrics have their variables
+only from the first records that they see.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.core import evaluation  # noqa: E402
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.metrics import Metrics  # noqa: E402
+
+RECORDS, CLASSES = 24, 3
+WITHOUT_ARGUMENTS = {"Metric", "Mean", "Sum"}
+"""Not metrics of labels and predictions."""
+
+RANDOM = np.random.default_rng(5)
+CLASS = RANDOM.integers(0, CLASSES, RECORDS)
+CLASS[:CLASSES] = range(CLASSES)  # each class is in both halves
+CLASS[-CLASSES:] = range(CLASSES)
+ONE_HOT = np.eye(CLASSES, dtype=np.float32)[CLASS]
+SCORES = RANDOM.uniform(0.05, 1.0, (RECORDS, CLASSES)).astype(np.float32)
+PROBABILITIES = SCORES / SCORES.sum(axis=1, keepdims=True)
+WEIGHTS = RANDOM.uniform(0.5, 2.0, RECORDS).astype(np.float32)
+
+BINARY = CLASS[:, None].astype(np.float32) // 2, SCORES[:, :1]
+CATEGORICAL = ONE_HOT, PROBABILITIES
+SPARSE = CLASS, PROBABILITIES
+NUMBERS = SCORES[:, ::-1] + ONE_HOT, SCORES
+CLASSES_FOUND = CLASS, PROBABILITIES.argmax(axis=1)
+Data = tuple[Any, Any]
+
+m = keras.metrics
+CASES: dict[str, tuple[Callable[[], Any], Data]] = {
+    "AUC": (m.AUC, BINARY),
+    "AUC, PR": (lambda: m.AUC(curve="PR", num_thresholds=20), BINARY),
+    "AUC, multi_label": (lambda: m.AUC(multi_label=True), CATEGORICAL),
+    "AUC, multi_label, num_labels": (lambda: m.AUC(multi_label=True, num_labels=CLASSES), CATEGORICAL),
+    "AUC, multi_label, weights": (lambda: m.AUC(multi_label=True, label_weights=[0.2, 0.3, 0.5]), CATEGORICAL),
+    "Accuracy": (m.Accuracy, CLASSES_FOUND),
+    "BinaryAccuracy": (m.BinaryAccuracy, BINARY),
+    "BinaryCrossentropy": (m.BinaryCrossentropy, BINARY),
+    "BinaryIoU": (m.BinaryIoU, BINARY),
+    "CategoricalAccuracy": (m.CategoricalAccuracy, CATEGORICAL),
+    "CategoricalCrossentropy": (m.CategoricalCrossentropy, CATEGORICAL),
+    "CategoricalHinge": (m.CategoricalHinge, CATEGORICAL),
+    "ConcordanceCorrelation": (m.ConcordanceCorrelation, NUMBERS),
+    "CosineSimilarity": (m.CosineSimilarity, NUMBERS),
+    "F1Score": (m.F1Score, CATEGORICAL),
+    "F1Score, macro": (lambda: m.F1Score(average="macro"), CATEGORICAL),
+    "F1Score, micro": (lambda: m.F1Score(average="micro"), CATEGORICAL),
+    "F1Score, weighted": (lambda: m.F1Score(average="weighted", threshold=0.3), CATEGORICAL),
+    "F1Score, one class": (lambda: m.F1Score(average="macro", threshold=0.5), BINARY),
+    "FBetaScore": (lambda: m.FBetaScore(beta=2.0), CATEGORICAL),
+    "FalseNegatives": (m.FalseNegatives, BINARY),
+    "FalsePositives": (m.FalsePositives, BINARY),
+    "Hinge": (m.Hinge, BINARY),
+    "IoU": (lambda: m.IoU(CLASSES, [0, 2]), CLASSES_FOUND),
+    "KLDivergence": (m.KLDivergence, CATEGORICAL),
+    "LogCoshError": (m.LogCoshError, NUMBERS),
+    "MeanAbsoluteError": (m.MeanAbsoluteError, NUMBERS),
+    "MeanAbsolutePercentageError": (m.MeanAbsolutePercentageError, NUMBERS),
+    "MeanIoU": (lambda: m.MeanIoU(CLASSES), CLASSES_FOUND),
+    "MeanMetricWrapper": (lambda: m.MeanMetricWrapper(lambda labels, found: tf.abs(labels - found)), NUMBERS),
+    "MeanSquaredError": (m.MeanSquaredError, NUMBERS),
+    "MeanSquaredLogarithmicError": (m.MeanSquaredLogarithmicError, NUMBERS),
+    "OneHotIoU": (lambda: m.OneHotIoU(CLASSES, [0, 1]), CATEGORICAL),
+    "OneHotMeanIoU": (lambda: m.OneHotMeanIoU(CLASSES), CATEGORICAL),
+    "PearsonCorrelation": (m.PearsonCorrelation, NUMBERS),
+    "Poisson": (m.Poisson, NUMBERS),
+    "Precision": (m.Precision, BINARY),
+    "Precision, thresholds": (lambda: m.Precision(thresholds=[0.2, 0.8]), BINARY),
+    "PrecisionAtRecall": (lambda: m.PrecisionAtRecall(0.5), BINARY),
+    "R2Score": (m.R2Score, NUMBERS),
+    "R2Score, by class": (lambda: m.R2Score(class_aggregation=None), NUMBERS),
+    "R2Score, adjusted": (lambda: m.R2Score(class_aggregation="variance_weighted_average", num_regressors=2), NUMBERS),
+    "R2Score, one number": (m.R2Score, (NUMBERS[0][:, 0], NUMBERS[1][:, :1])),
+    "Recall": (lambda: m.Recall(class_id=1, top_k=2), CATEGORICAL),
+    "RecallAtPrecision": (lambda: m.RecallAtPrecision(0.3), BINARY),
+    "RootMeanSquaredError": (m.RootMeanSquaredError, NUMBERS),
+    "SensitivityAtSpecificity": (lambda: m.SensitivityAtSpecificity(0.5), BINARY),
+    "SparseCategoricalAccuracy": (m.SparseCategoricalAccuracy, SPARSE),
+    "SparseCategoricalCrossentropy": (m.SparseCategoricalCrossentropy, SPARSE),
+    "SparseTopKCategoricalAccuracy": (lambda: m.SparseTopKCategoricalAccuracy(2), SPARSE),
+    "SpecificityAtSensitivity": (lambda: m.SpecificityAtSensitivity(0.5), BINARY),
+    "SquaredHinge": (m.SquaredHinge, BINARY),
+    "TopKCategoricalAccuracy": (lambda: m.TopKCategoricalAccuracy(2), CATEGORICAL),
+    "TrueNegatives": (m.TrueNegatives, BINARY),
+    "TruePositives": (m.TruePositives, BINARY),
+}
+
+
+def test_each_metric_of_keras_has_a_case() -> None:
+    known = {name for name, found in vars(keras.metrics).items() if isinstance(found, type)}
+    assert known - {name.partition(",")[0] for name in CASES} == WITHOUT_ARGUMENTS
+
+
+class Worker:
+    """Evaluates as a worker does: it tries metrics on the first minibatch, and updates them in a graph."""
+
+    def __init__(self, metric: Callable[[], Any], *, weighted: bool = False) -> None:
+        none, mine = (lambda: {}), (lambda: {"mine": metric()})
+        module = SimpleNamespace(
+            zoo=Path(__file__).parent,
+            eval_metrics_fn=none if weighted else mine,
+            weighted_metrics_fn=mine if weighted else None,
+        )
+        self.metrics = Metrics.of(module)  # type: ignore[arg-type]
+
+    def evaluate(self, labels: Any, predictions: Any, weights: Any = None) -> dict[str, Any]:
+        given = [None if each is None else tf.constant(each) for each in (labels, predictions, weights)]
+        self.metrics.trust(*given)
+        spec = [None if each is None else tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in given]
+        update = tf.function(self._update, autograph=False).get_concrete_function(*spec)
+        self.metrics.reset()
+        update(*(each for each in given if each is not None))
+        return self.states()
+
+    def states(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(json.dumps(self.metrics.states()))
+        return found
+
+    def values(self, *parts: dict[str, Any]) -> dict[str, float]:
+        total: dict[str, Any] = {}
+        for part in parts:
+            total = evaluation.add(total, part)
+        found = self.metrics.values(json.loads(json.dumps(total)))
+        return {name: value for name, value in found.items() if name != "loss"}
+
+    def _update(self, labels: Any, predictions: Any, weights: Any = None) -> None:
+        self.metrics.update(tf.constant(0.5), labels, predictions, weights)
+
+
+def values_of_keras(metric: Any, labels: Any, predictions: Any, weights: Any = None) -> dict[str, float]:
+    if weights is None:
+        metric.update_state(labels, predictions)
+    else:
+        metric.update_state(labels, predictions, sample_weight=weights)
+    found = np.asarray(metric.result(), np.float64)
+    return {"mine": float(found)} if not found.ndim else {f"mine_{at}": float(each) for at, each in enumerate(found)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_halves_give_the_value_of_keras(case: str) -> None:
+    metric, (labels, predictions) = CASES[case]
+    half = RECORDS // 2
+    parts = [Worker(metric).evaluate(labels[part], predictions[part]) for part in (slice(half), slice(half, None))]
+    expected = values_of_keras(metric(), labels, predictions)
+    assert Worker(metric).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", ["F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError"])
+def test_so_it_is_with_sample_weights(case: str) -> None:
+    metric, (labels, predictions) = CASES[case]
+    parts = [
+        Worker(metric, weighted=True).evaluate(labels[part], predictions[part], WEIGHTS[part])
+        for part in (slice(9), slice(9, None))
+    ]
+    expected = values_of_keras(metric(), labels, predictions, WEIGHTS)
+    assert Worker(metric, weighted=True).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", ["F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError"])
+def test_a_range_without_records_adds_nothing(case: str) -> None:
+    """A worker whose first range has records that ``feed`` filters away has metrics without a shape."""
+    metric, (labels, predictions) = CASES[case]
+    full, empty = Worker(metric).evaluate(labels, predictions), Worker(metric).states()
+    expected = values_of_keras(metric(), labels, predictions)
+    for parts in ((full, empty), (empty, full), (empty, empty, full)):
+        assert Worker(metric).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_a_metric_of_the_users_own_may_get_its_shape_late_and_merge_by_itself() -> None:
+    class Highest(keras.metrics.Metric):  # type: ignore[misc]
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            if not self.variables:
+                self.highest = self.add_variable((y_pred.shape[-1],), "zeros", name="highest")
+            self.highest.assign(tf.maximum(self.highest.value, tf.reduce_max(y_pred, 0)))
+
+        def merge_state(self, states: Any) -> None:
+            self.highest.assign(np.max([state[0] for state in states], axis=0))
+
+        def result(self) -> Any:
+            return self.highest.value
+
+        def reset_state(self) -> None:
+            for variable in self.variables:
+                variable.assign(tf.zeros(variable.shape))
+
+    labels, predictions = CATEGORICAL
+    parts = [Worker(Highest).evaluate(labels[part], predictions[part]) for part in (slice(9), slice(9, None))]
+    expected = {f"mine_{at}": float(each) for at, each in enumerate(predictions.max(axis=0))}
+    assert Worker(Highest).values(*parts) == pytest.approx(expected)
+
+
+def test_states_that_are_not_those_of_a_metric_are_told_with_its_name() -> None:
+    other = Worker(m.F1Score).evaluate(*CATEGORICAL)
+    with pytest.raises(BadInputError, match=r"the metric 'mine' \(MeanSquaredError\) has 2 variables.*4 states"):
+        Worker(m.MeanSquaredError).values(other)
