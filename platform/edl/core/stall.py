@@ -42,6 +42,9 @@ def advance(state: State, now: float) -> None:
         return
     stalled = state.stalled = state.stalled or Stalled(now)
     stalled.waits = tuple(each.index for each in missing)
+    for each in missing:
+        if each.since and each.index not in stalled.lost:
+            stalled.lost[each.index] = each.why, each.since
     news = {(each.index, bool(each.since)) for each in missing} - stalled.told
     if news and now - stalled.since >= TOLD_SECONDS:
         # A PS whose node is lost is asked for anew a moment later: that is no news.
@@ -63,7 +66,16 @@ def missing_ps(state: State, now: float) -> tuple[MissingPs, ...]:
         return ()
     there = {pod.index: pod for pod in state.fleet.live(Role.PS)}
     found = (_missing(state, index, there.get(index), now) for index in range(state.fleet.ps))
-    return tuple(missing for missing in found if missing is not None)
+    return tuple(_with_cause(state, missing) for missing in found if missing is not None)
+
+
+def _with_cause(state: State, missing: MissingPs) -> MissingPs:
+    """A successor takes longer to start than a lost node is shown: who looks then has to read of the node, too."""
+    lost = state.stalled.lost.get(missing.index) if state.stalled is not None else None
+    if lost is None or missing.since:
+        return missing
+    why, since = lost
+    return MissingPs(missing.index, f"{missing.why}; the one before is lost: {why}", since)
 
 
 def _missing(state: State, index: int, pod: Pod | None, now: float) -> MissingPs | None:

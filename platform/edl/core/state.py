@@ -72,11 +72,13 @@ class Stalled:
         since: when this master saw it first.
         told: indices of the PS that people were told of; True beside those whose node is unreachable.
         waits: for these PS, in the end.
+        lost: what was said of PS on lost nodes, and since when they are: their successors are waited for.
     """
 
     since: float
     told: set[tuple[int, bool]] = field(default_factory=set)
     waits: tuple[int, ...] = ()
+    lost: dict[int, tuple[str, float]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
