@@ -42,7 +42,7 @@ from edl.master.pods import Pods
 from edl.master.publishing import Publisher
 from edl.master.reporter import Reporter
 from edl.master.servicer import Servicer
-from edl.master.settings import defines_reader, settings_of
+from edl.master.settings import may_define_reader, settings_of
 from edl.master.shell import MasterEndsError, Shell
 from edl.master.surroundings import DONE_EXIT, FAILED_EXIT, Surroundings, surroundings_of
 from edl.master.wishes import events_of
@@ -181,7 +181,7 @@ class Master:
 
     def _own_reader(self) -> bool:
         try:
-            return defines_reader(self._spec)
+            return may_define_reader(self._spec)
         except BadInputError as error:
             self._bad_module = error
             return False

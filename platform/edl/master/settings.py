@@ -7,7 +7,7 @@ from pathlib import Path
 from edl.core import priorities
 from edl.core.state import Settings
 from edl.spec.job import Checkpoint, JobSpec
-from edl.spec.zoo import locate, names
+from edl.spec.zoo import locate
 
 
 def settings_of(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> Settings:
@@ -53,7 +53,9 @@ def _size(count: int) -> str:
     return str(count)
 
 
-def defines_reader(spec: JobSpec) -> bool:
-    """Whether the user's module brings its own reader; found by reading the module, never by running it."""
-    module = locate(Path(spec.model.zoo), spec.model.definition)
-    return "custom_data_reader" in names(module.path)
+def may_define_reader(spec: JobSpec) -> bool:
+    """Whether the user's module may bring its own reader; found by reading the module, never by running it.
+
+    Then a worker, which runs it, tells which records there are.
+    """
+    return locate(Path(spec.model.zoo), spec.model.definition).may_define("custom_data_reader")

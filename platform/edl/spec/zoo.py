@@ -16,7 +16,7 @@ from edl.core.errors import BadInputError
 from edl.spec.problem import nearest
 
 ANYTHING = "*"
-"""What a module with ``from x import *`` defines besides its other names: it cannot be known without running it."""
+"""What a module with ``from x import *`` defines besides its other names, where ``x`` is no module of the zoo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,17 @@ class ZooModule:
         name: what to import it as, with the zoo's parent folder on the path where the zoo's name allows that
             (``model_zoo.mnist.mnist_functional_api``), else with the zoo itself there.
         function: the name of the model's function or class in it.
+        names: what it defines, see :func:`names`.
     """
 
     path: Path
     name: str
     function: str
+    names: tuple[str, ...] = ()
+
+    def may_define(self, name: str) -> bool:
+        """Whether the module has a name, as far as can be told without running it."""
+        return name in self.names or ANYTHING in self.names
 
 
 def locate(zoo: Path, definition: str) -> ZooModule:
@@ -49,8 +55,9 @@ def locate(zoo: Path, definition: str) -> ZooModule:
             f"'{definition}' names no module", hint="write <module>.<function>, as in mnist.custom_model"
         )
     path = _module_file(zoo.resolve(), parts)
-    _require(path, names(path), function)
-    return ZooModule(path, ".".join([*_package(zoo.resolve()), *parts]), function)
+    found = names(path, zoo.resolve())
+    _require(path, found, function)
+    return ZooModule(path, ".".join([*_package(zoo.resolve()), *parts]), function, found)
 
 
 def _package(zoo: Path) -> list[str]:
@@ -62,19 +69,98 @@ def _package(zoo: Path) -> list[str]:
     return [zoo.name] if zoo.name.isidentifier() and not hidden else []
 
 
-def names(path: Path) -> tuple[str, ...]:
-    """The names that a module's top level defines or imports, in order; with :data:`ANYTHING` after a star import.
+def names(path: Path, zoo: Path | None = None) -> tuple[str, ...]:
+    """The names that a module's top level defines or imports, in order.
+
+    Of ``from x import *`` these are the public names of ``x`` where it is a module below ``zoo``, else
+    :data:`ANYTHING`.
 
     Raises:
-        BadInputError: the file cannot be read, or is not Python.
+        BadInputError: a file cannot be read, or is not Python.
     """
+    return tuple(dict.fromkeys(_names(path, zoo, ())))
+
+
+def _names(path: Path, zoo: Path | None, importers: tuple[Path, ...]) -> Iterator[str]:
+    for name in _bound(_parsed(path).body):
+        if not name.startswith(ANYTHING):
+            yield name
+            continue
+        source = _star_file(path, name, zoo) if zoo else None
+        if source is None:
+            yield ANYTHING
+        elif source not in importers:
+            inner = _names(source, zoo, (*importers, path))
+            yield from (each for each in inner if not each.startswith("_"))
+
+
+def _star_file(path: Path, star: str, zoo: Path) -> Path | None:
+    """The module of the zoo that ``*<dots><module>`` means in the module at ``path``."""
+    module = star.removeprefix(ANYTHING)
+    above = len(module) - len(module.lstrip("."))
+    parts = [part for part in module.split(".") if part]
+    folders = [path.parents[above - 1]] if above else [zoo, zoo.parent] if parts[0] == zoo.name else [zoo]
+    for folder in folders:
+        base = folder.joinpath(*parts)
+        for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
+            if candidate.is_file() and candidate.is_relative_to(zoo):
+                return candidate
+    return None
+
+
+def _parsed(path: Path) -> ast.Module:
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
         raise BadInputError(f"not valid Python: {error.msg}", where=f"{path}:{error.lineno}") from error
     except (OSError, ValueError) as error:
         raise BadInputError(f"the model module cannot be read: {error}", where=str(path)) from error
-    return tuple(dict.fromkeys(_bound(tree.body)))
+
+
+_MEANT = {
+    "callback": "callbacks",
+    "callback_fn": "callbacks",
+    "callbacks_fn": "callbacks",
+    "class_weights": "class_weight",
+    "custom_reader": "custom_data_reader",
+    "data_reader": "custom_data_reader",
+    "eval_metrics": "eval_metrics_fn",
+    "loss_weight": "loss_weights",
+    "metrics": "eval_metrics_fn",
+    "metrics_fn": "eval_metrics_fn",
+    "prediction_outputs_processor": "PredictionOutputsProcessor",
+    "sample_weight": "a third element of what feed yields",
+    "sample_weights": "a third element of what feed yields",
+    "weighted_metrics": "weighted_metrics_fn",
+}
+"""Names that people give to what the contract calls otherwise."""
+
+
+def misnamed(path: Path) -> Iterator[tuple[str, str]]:
+    """Names that a model module defines for nobody, and what was meant.
+
+    A lost ``class_weights`` or ``callback`` would be invisible: the job trains without it. What the module itself uses
+    is a helper of its own.
+    """
+    tree = _parsed(path)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    imports = (ast.Import, ast.ImportFrom)
+    own = dict.fromkeys(_bound([statement for statement in tree.body if not isinstance(statement, imports)]))
+    yield from ((name, _MEANT[name]) for name in own if name in _MEANT and name not in used)
+
+
+def refuse_misnamed(path: Path) -> None:
+    """Raise for the first name that a model module defines for nobody.
+
+    Raises:
+        BadInputError: it has one.
+    """
+    for name, meant in misnamed(path):
+        raise BadInputError(
+            f"the model module defines '{name}', which nothing uses",
+            where=str(path),
+            hint=f"did you mean {meant}? Else call it _{name}, or remove it",
+        )
 
 
 def _module_file(zoo: Path, parts: Sequence[str]) -> Path:
@@ -108,15 +194,19 @@ def _require(path: Path, defined: Sequence[str], function: str) -> None:
 
 
 def _bound(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that executing statements binds, also inside top-level if, try, with and loops."""
+    """Names that executing statements binds, also inside top-level if, try, with and loops.
+
+    ``from ..x import *`` gives ``*..x``.
+    """
     for statement in statements:
         match statement:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
             case ast.Import(names=aliases):
                 yield from (alias.asname or alias.name.partition(".")[0] for alias in aliases)
-            case ast.ImportFrom(names=aliases):
-                yield from (alias.asname or alias.name for alias in aliases)
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                star = f"{ANYTHING}{'.' * level}{module or ''}"
+                yield from (star if alias.name == "*" else alias.asname or alias.name for alias in aliases)
             case _:
                 yield from _stored(statement)
                 yield from _bound(_nested(statement))

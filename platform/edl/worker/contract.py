@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
 from edl.core.errors import BadInputError
-from edl.spec.zoo import ZooModule, locate
+from edl.spec.zoo import ZooModule, locate, refuse_misnamed
 from edl.worker.refused_models import refuse_own_training
 from edl.worker.user_code import user_code
 from edl.worker.zoo_import import import_module
@@ -104,6 +104,7 @@ def load(choice: ModelChoice, *, evaluates: bool = True) -> ModelModule:
     _check_keras()
     zoo = Path(choice.zoo).resolve()
     found = locate(zoo, choice.definition)
+    refuse_misnamed(found.path)
     with user_code(zoo, f"import of {found.name}"):
         module = import_module(zoo, found)
     functions = {name: _function(module, found.path, name) for name in _ARGUMENTS if evaluates or name != _METRICS}

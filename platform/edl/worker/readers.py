@@ -14,7 +14,7 @@ from edl.data.blocks import blocks_of
 from edl.data.opening import open_reader
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.spec.job import Data
-from edl.spec.zoo import ANYTHING, locate, names
+from edl.spec.zoo import locate
 from edl.worker.user_code import defined_in, user_code
 
 SETS = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
@@ -175,7 +175,6 @@ def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool, 
 def may_have_custom_reader(zoo: Path, definition: str) -> bool:
     """Whether the model's module may define ``custom_data_reader``, as far as can be told without importing it."""
     try:
-        found = names(locate(zoo, definition).path)
+        return locate(zoo, definition).may_define("custom_data_reader")
     except BadInputError:  # importing it says so better
         return True
-    return "custom_data_reader" in found or ANYTHING in found

@@ -12,7 +12,7 @@ import pytest
 
 from edl.core.errors import BadInputError
 from edl.master.dataset import describe
-from edl.master.settings import defines_reader, settings_of
+from edl.master.settings import may_define_reader, settings_of
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 
@@ -52,7 +52,7 @@ def test_a_reader_of_the_users_own_is_found_without_running_the_module(
     tmp_path: Path, code: str, *, found: bool
 ) -> None:
     (tmp_path / "m.py").write_text(f"def f(): ...\n{code}\nraise SystemExit\n")
-    assert defines_reader(spec_of(tmp_path, model={"definition": "m.f", "zoo": str(tmp_path)})) is found
+    assert may_define_reader(spec_of(tmp_path, model={"definition": "m.f", "zoo": str(tmp_path)})) is found
 
 
 def test_each_part_of_the_data_is_counted_by_source(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edl.core.errors import BadInputError
-from edl.spec.zoo import ANYTHING, locate, names
+from edl.spec.zoo import ANYTHING, locate, misnamed, names, refuse_misnamed
 
 SOURCE = """
 import os.path
@@ -70,6 +70,38 @@ def test_a_module_called_like_the_zoo_is_found_without_the_zoo_as_package(tmp_pa
 def test_a_package_is_a_module_and_a_star_import_may_define_anything(zoo: Path) -> None:
     assert names(zoo / "mnist/__init__.py") == (ANYTHING,)
     assert locate(zoo, "mnist.anything").path == zoo / "mnist/__init__.py"
+
+
+def test_a_star_import_from_the_zoo_defines_what_its_module_does(zoo: Path) -> None:
+    (zoo / "shared.py").write_text("from .mnist.parts import *\ndef custom_data_reader(): ...\n_hidden = 1\n")
+    (zoo / "mnist" / "parts.py").write_text("from model_zoo.shared import *\nfeed = 1\n")
+    for star in ("shared", "model_zoo.shared", "..shared"):
+        (zoo / "mnist" / "mine.py").write_text(f"from {star} import *\n")
+        found = locate(zoo, "mnist.mine.feed")
+        assert found.names == ("feed", "custom_data_reader")
+        assert found.may_define("custom_data_reader")
+        assert not found.may_define("callbacks")
+    (zoo / "mnist" / "mine.py").write_text("from keras.layers import *\nfeed = 1\n")
+    assert locate(zoo, "mnist.mine.feed").may_define("callbacks"), "nobody knows"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("class_weights = {0: 2.0}", [("class_weights", "class_weight")]),
+        ("def callback(): ...\nloss_weight = 1", [("callback", "callbacks"), ("loss_weight", "loss_weights")]),
+        ("metrics = ['auc']\ndef eval_metrics_fn(): return metrics", []),
+        ("from other import callback\ncallbacks = 1\nEPOCHS = 7", []),
+    ],
+)
+def test_names_that_nothing_uses_are_told_by_what_was_meant(
+    tmp_path: Path, source: str, found: list[tuple[str, str]]
+) -> None:
+    (tmp_path / "m.py").write_text(source)
+    assert list(misnamed(tmp_path / "m.py")) == found
+    if found:
+        with pytest.raises(BadInputError, match=f"'{found[0][0]}', which nothing uses"):
+            refuse_misnamed(tmp_path / "m.py")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from edl.core.errors import BadInputError, EdlError
 from edl.core.shards import minibatch_too_large
 from edl.spec.job import JobSpec
 from edl.spec.problem import nearest
-from edl.spec.zoo import ANYTHING, locate, names
+from edl.spec.zoo import ANYTHING, locate, refuse_misnamed
 
 FUNCTIONS = ("loss", "optimizer", "feed")
 """What a model module defines beside the model, whatever is done with it."""
@@ -36,7 +36,16 @@ def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
         raise problem
     defined = _defined(spec, evaluates=bool(spec.data.validation) and not predict)
     if _OWN_READER in defined:
-        return Counts(training=None, validation=None, prediction=None)
+        return _UNCOUNTED
+    try:
+        return _counts(spec, predict=predict, resumed=resumed)
+    except BadInputError:
+        if ANYTHING in defined:  # perhaps a reader of its own: whoever runs the module finds out
+            return _UNCOUNTED
+        raise
+
+
+def _counts(spec: JobSpec, *, predict: bool, resumed: bool) -> Counts:
     data = spec.data
     if predict:
         return Counts(prediction=_counted("data.prediction", data.prediction, spec))
@@ -71,6 +80,9 @@ def missing(spec: JobSpec) -> list[tuple[str, BadInputError]]:
     return found
 
 
+_UNCOUNTED = Counts(training=None, validation=None, prediction=None)
+
+
 def _not_built(spec: JobSpec) -> Iterator[BadInputError]:
     """That the job insists on native code which this installation of EDL was built without."""
     if spec.ps.store == "native" and spec.strategy.name == "ParameterServer" and find_spec("edl.ps._native") is None:
@@ -98,7 +110,7 @@ def _absent(field: str, path: str) -> list[tuple[str, BadInputError]]:
 
 def _defined(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = locate(Path(spec.model.zoo), spec.model.definition)
-    defined = names(module.path)
+    defined = module.names
     needed = [*FUNCTIONS, _METRICS] if evaluates else FUNCTIONS
     missing = [name for name in needed if name not in defined]
     if missing and ANYTHING not in defined:
@@ -109,6 +121,7 @@ def _defined(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             where=str(module.path),
             hint=(f"did you mean {close}? " if close else "") + f"it defines {', '.join(public) or 'nothing'}",
         )
+    refuse_misnamed(module.path)
     return defined
 
 
