@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -317,3 +318,27 @@ def test_what_a_callback_does_before_a_step_counts_in_that_step(tmp_path: Path) 
         watcher.end_step(step, 0.0)
     watcher.begin_epoch(1)
     assert rate(3) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [("sgd", 1.0), ("adamax", 1.0), ("lion", 1.0), ("adam", 7.6), ("nadam", 7.6), ("rmsprop", 7.6), ("adagrad", 1.9)],
+)
+def test_keras_squares_the_gradient_of_each_occurrence_of_an_id(name: str, times: float) -> None:
+    """What the page says of ``keras.fit`` on TensorFlow: the one difference for ids that come several times."""
+
+    def moved(*, dense: bool) -> float:
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.Embedding(30, 8)
+        layer.build((None, 5))
+        ids = tf.constant(np.random.default_rng(0).integers(0, 3, (32, 5)))
+        before = layer.embeddings.numpy().copy()
+        optimizer = keras.optimizers.get(name)
+        optimizer.learning_rate = 0.001
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.reduce_sum(layer(ids), 1) - 1))
+        (gradient,) = tape.gradient(loss, [layer.embeddings.value])
+        optimizer.apply([tf.convert_to_tensor(gradient) if dense else gradient], [layer.embeddings])
+        return float(np.abs(layer.embeddings.numpy() - before).max())
+
+    assert moved(dense=False) / moved(dense=True) == pytest.approx(times, rel=0.03)
