@@ -9,6 +9,7 @@ import typer
 
 from edl.cli.local.checks import check, missing
 from edl.cli.local.model_check import check_model
+from edl.cli.local.start import check_storage, folder_of
 from edl.spec.job import JobSpec
 from edl.spec.load import load, place_of
 from edl.spec.paths import resolve_local
@@ -39,6 +40,7 @@ def validate(
     found: list[str] = []
     if model:
         check(here, predict=not here.data.training)
+        check_storage(folder_of(here))
         tried = check_model(here)
         if tried.failure:
             typer.echo(f"{tried.detail}{tried.failure}", err=True)

@@ -111,6 +111,8 @@ def minibatch_too_large(minibatch: int, records: int) -> str | None:
     """Why a job must not begin whose minibatch has more records than an epoch; None if it has not."""
     if records >= minibatch:
         return None
+    if not records:
+        return "the training data has no records"
     return (
         f"train.minibatch_size is {minibatch:,}, and data.training has {records:,} records: no minibatch would "
         "be full, and an epoch a single step; lower train.minibatch_size, or name more data"

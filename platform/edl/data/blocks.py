@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.core.errors import BadInputError
-from edl.core.shuffle import Blocks, Order
+from edl.core.shuffle import Blocks, Order, choose_window
 from edl.data.reader import Reader
 
 
@@ -29,6 +29,21 @@ def blocks_of(reader: Reader) -> Blocks | None:
         sizes.append(counts)
         taken, records = taken + int(told.bytes), records + source.records
     return Blocks.of(sizes, -(-taken // max(1, records)))
+
+
+def window_of(reader: Reader, wanted: int | None, records: int, portion: int) -> int:
+    """The window of a run over a reader's records, as ``core.shuffle.choose_window`` has it.
+
+    Args:
+        reader: of the training records; its blocks are asked for only where they may be shuffled.
+        wanted: ``train.shuffle.window``; None: as large as memory allows.
+        records: of an epoch.
+        portion: records of a lease.
+
+    Raises:
+        BadInputError: a window is wanted and the reader has no random access, or its blocks do not add up.
+    """
+    return choose_window(wanted, records, portion, None if wanted == 0 else blocks_of(reader))
 
 
 def order_of(reader: Reader, window: int, seed: int) -> Order:

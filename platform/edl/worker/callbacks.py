@@ -127,7 +127,7 @@ class KerasCallbacks:
         *,
         local: bool = False,
         worker: int | None = None,
-        check: Check = lambda monitors: None,
+        check: Check,
     ) -> None:
         import keras
 
@@ -420,7 +420,7 @@ def watcher(
     *,
     local: bool = False,
     worker: int | None = None,
-    check: Check = lambda monitors: None,
+    check: Check,
 ) -> NoCallbacks | KerasCallbacks:
     """The module's callbacks; ``make`` is its ``callbacks`` function, the rest as of :class:`KerasCallbacks`.
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +110,6 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest
         model.optimizer,
         module.zoo,
         local=True,
-        check=lambda deciding: check_monitors(deciding, model.metric_directions, spec),
+        check=partial(check_monitors, directions=model.metric_directions, spec=spec),
     )
     return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)

@@ -19,8 +19,8 @@ from typing import Any
 from edl.core import shards
 from edl.core.errors import BadInputError
 from edl.core.final_checkpoint import STOPPED
-from edl.core.shuffle import SHUFFLED, choose_window
-from edl.data.blocks import blocks_of, order_of
+from edl.core.shuffle import SHUFFLED
+from edl.data.blocks import order_of, window_of
 from edl.data.reader import Reader
 from edl.data.shuffled import ShuffledReader
 from edl.spec.event import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
@@ -203,9 +203,8 @@ class LocalTraining:
         """Shuffle the records, as the master of a distributed job would decide; a run that goes on keeps its window."""
         train = self._spec.train
         if self._window is None:
-            blocks = None if train.shuffle.window == 0 else blocks_of(reader)
             portion = train.minibatch_size * train.minibatches_per_task
-            self._window = choose_window(train.shuffle.window, records, portion, blocks)
+            self._window = window_of(reader, train.shuffle.window, records, portion)
         if self._window:
             self._shuffled = ShuffledReader(reader, order_of(reader, self._window, train.seed))
 

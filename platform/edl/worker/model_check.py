@@ -22,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 from edl.core.errors import BadInputError
 from edl.core.partition import owner_of_name, placement
 from edl.core.shards import minibatch_too_large
+from edl.data.blocks import window_of
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.worker import failures
 from edl.worker.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
+    from edl.data.reader import Reader
     from edl.worker.leases import Leased
     from edl.worker.local_model import LocalModel
     from edl.worker.network import Network
@@ -86,9 +88,7 @@ class _Check:
         """
         data = self._spec.data
         if data.training:
-            records = sum(source.records for source in self._feeder("training")[0].sources())
-            if why := minibatch_too_large(self._spec.train.minibatch_size, records):
-                raise BadInputError(why)
+            self._order(self._feeder("training")[0])
         trains = self._first("training") if data.training else None
         predicts = self._first("prediction") if data.prediction else None
         found = trains or predicts
@@ -105,6 +105,12 @@ class _Check:
             yield from self._prediction(network, *predicts)
         if data.training and self._spec.export:
             self._check_same(network, sample)
+
+    def _order(self, reader: Reader) -> None:
+        train, records = self._spec.train, sum(source.records for source in reader.sources())
+        if why := minibatch_too_large(train.minibatch_size, records):
+            raise BadInputError(why)
+        window_of(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
 
     def _first(self, kind: str) -> Found | None:
         from edl.worker.sample import first_minibatch
@@ -133,11 +139,13 @@ class _Check:
 
     def _training(self, network: Network, found: Found | None) -> Iterator[str]:
         from edl.worker import callbacks
+        from edl.worker.monitors import check_monitors
         from edl.worker.not_finite import culprit, is_finite, report_not_finite
         from edl.worker.records import of_records
 
         module = self.module
-        callbacks.watcher(module.callbacks, network.model, network.keras_optimizer, module.zoo)
+        check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
+        callbacks.watcher(module.callbacks, network.model, network.keras_optimizer, module.zoo, check=check)
         if found is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
@@ -199,12 +207,14 @@ class _Check:
     def _local(self, found: Found | None, sample: Any) -> Iterator[str]:
         from edl.worker import callbacks
         from edl.worker.local_model import LocalModel
+        from edl.worker.monitors import check_monitors
         from edl.worker.not_finite import report_not_finite
         from edl.worker.records import of_records
 
         module = self.module
         model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
-        callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo, local=True)
+        check = partial(check_monitors, directions=model.metric_directions, spec=self._spec)
+        callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo, local=True, check=check)
         yield f"model: {type(model.model).__name__}, {_counted(model.variables.specs)}"
         if found is None:
             yield "feed keeps none of the first records: no minibatch was tried"

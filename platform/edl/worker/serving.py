@@ -61,7 +61,7 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
         network.keras_optimizer,
         module.zoo,
         worker=c.identity.index,
-        check=lambda deciding: check_monitors(deciding, network.metric_directions, c.spec),
+        check=partial(check_monitors, directions=network.metric_directions, spec=c.spec),
     )
     declared = json.dumps(to_json(watcher.declared)).encode() if watcher.declared else b""
     c.session.register(ready=True, callbacks=declared)

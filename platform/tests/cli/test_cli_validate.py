@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edl.cli import app
+from edl.cli.local.start import check_storage
 from edl.spec.schema import JOB_SCHEMA, published
 
 JOB = """\
@@ -253,6 +254,27 @@ def test_modules_of_the_current_folder_stand_for_nobodys(small: Path, capsys: py
         stranger.write_text(ran, encoding="utf-8")
     said = edl("validate", "job.yaml", "--model", "--set", "model.zoo=job/zoo")
     assert (said, Path("was_run").exists()) == (0, False), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["/proc/nope", "data.csv/runs"])
+def test_validate_model_tries_the_place_of_the_runs_as_edl_run_does(
+    small: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for command in (("validate", "--model"), ("run",)):
+        assert edl(*command, "job.yaml", "--set", f"storage.path={place}") == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert said[0].startswith("storage.path: the run directory ")
+
+
+def test_trying_the_place_of_the_runs_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    check_storage(tmp_path / "there" / "runs" / "local" / "job")
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    (tmp_path / "there" / "file").touch()
+    check_storage(tmp_path / "there")
+    assert (tmp_path / "there" / "file").exists()
 
 
 def test_validate_model_needs_data_and_module(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def watch(
     worker: int | None = None,
 ) -> Any:
     model, optimizer = model or dense(), optimizer or keras.optimizers.SGD(0.1)
-    return watcher(lambda: [callback], model, optimizer, folder, local=local, worker=worker)
+    return watcher(lambda: [callback], model, optimizer, folder, local=local, worker=worker, check=lambda found: None)
 
 
 def train(watching: Any, losses: list[list[float]]) -> None:
@@ -347,4 +347,4 @@ def test_where_the_process_trains_itself_it_has_an_effect(tmp_path: Path, caplog
 
 def test_without_callbacks_nothing_is_watched(tmp_path: Path) -> None:
     for make in (None, list, lambda: None):
-        assert type(watcher(make, None, None, tmp_path)) is NoCallbacks
+        assert type(watcher(make, None, None, tmp_path, check=lambda found: None)) is NoCallbacks

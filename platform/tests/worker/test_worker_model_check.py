@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from worker.loop_stage import LEASE, TOKEN, ScriptedMaster, Servers
 
+from edl.core.cluster import Role
+from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick
+from edl.core.job import JobState
+from edl.core.settings import Settings
+from edl.core.shuffle import Blocks
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import BulkClient
+from edl.rpc.identity import Identity
 from edl.spec.load import dump, load
+from edl.store.rundir import create
+from edl.worker.gate import Gate
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -207,3 +220,145 @@ def test_what_parameter_servers_refuse_is_found_without_one(checked: Any, source
     result = checked(source, **spec)
     assert said in result["failure"]
     assert result["exit_code"] == 2
+
+
+# ---------------------------------------------------------------- in the words of a run
+
+Refusal = tuple[str, int]
+"""Why a job ended, and its exit code."""
+
+READER = """
+from edl.data import BlockSizes, Metadata, Source
+class Reader:
+    metadata = Metadata("own")
+    def sources(self):
+        return [Source("own", RECORDS)]
+    def read(self, source, start, end, on_corrupt=None):
+        return [["1", "2", "-1", "3"]] * (end - start)
+def custom_data_reader(origin, **options):
+    return Reader()
+RECORDS = 40
+"""
+WRONG_BLOCKS = READER + "Reader.blocks = lambda self, source: BlockSizes([RECORDS - 1], 100)\n"
+STOPPING = "def callbacks():\n    return [keras.callbacks.EarlyStopping({}, patience=1)]\n"
+EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
+
+
+class Wire:
+    """A channel to a master that is a script in this process."""
+
+    def __init__(self, master: ScriptedMaster) -> None:
+        self._master = master
+
+    def call(self, method: Any, request: Any, *, deadline: float) -> Any:
+        return self._master(method.path.rpartition("/")[2], request, deadline=deadline)
+
+
+def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    """A worker with parameter servers, and what the master decides of the data set that the worker describes."""
+    from edl.worker import serving
+    from edl.worker.coordination import Coordination
+    from edl.worker.process import _work
+    from edl.worker.turns import Turn
+
+    spec = load(folder / "spec.json")
+    servers, master = Servers(spec.ps.count), ScriptedMaster()
+    master.placement = servers.placement()
+    master.answers.append(
+        pb.LeaseReply(incarnation=1, task=pb.Task(lease=LEASE, kind="describe", end=1, minibatch=1, expires_seconds=60))
+    )
+    master.stop()
+    identity = Identity(folder, Role.WORKER, 0, "uid-0", TOKEN, folder, "unix:none")
+    coordination = Coordination(identity, spec, Gate(), Wire(master))  # type: ignore[arg-type]
+    coordination.start()
+    with ExitStack() as closing:
+        closing.callback(servers.close)
+
+        def connect(*arguments: Any, **options: Any) -> BulkClient:
+            return closing.enter_context(contextlib.closing(BulkClient(*arguments, **options)))
+
+        monkeypatch.setattr(serving, "BulkClient", connect)  # a process that ends closes none
+        code = _work(coordination, Turn(None))
+    failed = master.requests("Fail")
+    if failed:
+        return failed[0].message, code
+    described = master.requests("Report")[0]
+    return decided(json.loads(described.result), spec)
+
+
+def decided(described: Any, spec: Any) -> Refusal:
+    blocks = described.pop("blocks", None)
+    parts = {name: tuple(map(tuple, rows)) for name, rows in described.items()}
+    train = spec.train
+    records = train.minibatch_size * train.minibatches_per_task
+    state = JobState(Settings(minibatch=train.minibatch_size, task_records=records, shuffle=train.shuffle.window))
+    state.new_incarnation(1)
+    events = (DatasetDescribed(**parts, blocks=blocks and Blocks.from_json(blocks)), PodsSynced(), Tick())
+    told = [command for event in events for command in state.handle(event, 0.0)]
+    (end,) = [command for command in told if isinstance(command, EndJob)]
+    return end.reason, {"input": 2}[end.kind]
+
+
+def by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    """A run of strategy Local."""
+    from edl.worker import process
+    from edl.worker.local import main
+
+    monkeypatch.setattr(process, "set_threads", lambda workers: None)  # once a process only
+    run = create(folder / "runs" / "local" / "job")
+    run.spec.write_bytes((folder / "spec.json").read_bytes())
+    code = main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "1"})
+    return json.loads(run.status.read_text())["reason"], code
+
+
+@pytest.mark.parametrize("strategy", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize(
+    ("source", "spec", "said"),
+    [
+        (STOPPING.format("'val_accuracy'"), EVALUATING, "monitors 'val_accuracy', and an evaluation gives val_"),
+        (STOPPING.format("'loss'"), EVALUATING, "monitors 'loss', a value of training"),
+        (STOPPING.format("'val_mae'"), {}, "decides by evaluations, and the only one is at the end"),
+        (
+            STOPPING.format("'val_mae'"),
+            {"data": {"training": "data.csv", "reader": {"header": False}}},
+            "there are no records to evaluate on",
+        ),
+        (
+            "def eval_metrics_fn():\n    return {'own': keras.metrics.Mean()}\n" + STOPPING.format("'val_own'"),
+            EVALUATING,
+            "nothing says whether more of it is better",
+        ),
+        ("def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]", {}, "BackupAndRestore"),
+        (
+            READER,
+            {"train": {"minibatch_size": 8, "shuffle": {"window": 100}}},
+            "cannot be shuffled in windows of 100: the data reader has no random access",
+        ),
+        (WRONG_BLOCKS, {}, "blocks() of the data reader tells of 39 records"),
+        (READER + "RECORDS = 0\n", {}, "the training data has no records"),
+        (READER + "RECORDS = 7\n", {}, "train.minibatch_size is 8"),
+        ("def custom_model():\n    return 7", {}, "returned int"),
+        ("def optimizer():\n    return 'no such thing'", {}, "no optimizer called"),
+    ],
+    ids=[
+        "no such metric",
+        "a value of training",
+        "one evaluation",
+        "no evaluation",
+        "no direction",
+        "a refused callback",
+        "no random access",
+        "wrong blocks",
+        "no records",
+        "few records",
+        "no model",
+        "no optimizer",
+    ],
+)
+def test_a_refusal_is_that_of_the_run(
+    checked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Any, source: str, spec: Any, said: str
+) -> None:
+    result = checked(source, **spec, **strategy)
+    assert said in result["failure"]
+    ran = by_itself if strategy is LOCAL else by_servers
+    assert (result["failure"], result["exit_code"]) == ran(tmp_path, monkeypatch)

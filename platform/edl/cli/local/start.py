@@ -6,6 +6,8 @@ import errno
 import os
 import sys
 import time
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,6 +57,22 @@ def require_storage(folder: Path) -> None:
             where="storage.path",
             hint="name a folder in which you may write; without the field runs are kept in ./.edl",
         ) from error
+
+
+def check_storage(folder: Path) -> None:
+    """Whether the folder of the job's runs can be made, as ``require_storage``; leaves none behind that was not there.
+
+    Raises:
+        BadInputError: ``storage.path`` names a place where no folder can be.
+        StorageError: it could be there, but not now.
+    """
+    absent = list(takewhile(lambda path: not os.path.lexists(path), (folder, *folder.parents)))
+    try:
+        require_storage(folder)
+    finally:
+        for path in absent:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def supervised(plan: Plan, *, as_json: bool) -> int:
