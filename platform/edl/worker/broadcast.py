@@ -25,7 +25,13 @@ _COUNT = 7919
 
 
 def refuse_broadcast(
-    what: str, function: Callable[..., Any], labels: Any, predictions: Any, found: Any, weights: Any = None
+    what: str,
+    function: Callable[..., Any],
+    labels: Any,
+    predictions: Any,
+    found: Any,
+    weights: Any = None,
+    where: str | None = None,
 ) -> None:
     """Refuse a function that broadcasts labels and predictions of ``(n,)`` and ``(n, 1)``, or the other way round.
 
@@ -39,6 +45,7 @@ def refuse_broadcast(
         predictions: as the model gave them.
         found: what the function made of them.
         weights: sample weights that the function was given.
+        where: the user's file, for a function that does not say it itself.
 
     Raises:
         BadInputError: it does; says which shapes there are.
@@ -54,7 +61,7 @@ def refuse_broadcast(
         return
     raise BadInputError(
         f"{what} {does}: labels have the shape {_shapes(labels)} and predictions {_shapes(predictions)}",
-        where=defined_in(function),
+        where=where or defined_in(function),
         hint="give both the same shape, as tf.reshape(labels, tf.shape(predictions)) does, or return one value a "
         "record",
     )

@@ -110,8 +110,13 @@ class Objective:
         answers = self._labels_by_output(labels, by_output, losses)
         parts = self._weights_by_output(weights, by_output)
         found = {}
-        for name, loss in losses.items():
-            value = _loss_for(loss, answers[name], by_output[name])(answers[name], by_output[name], parts[name])
+        for name, given in losses.items():
+            label, prediction = answers[name], by_output[name]
+            loss = _loss_for(given, label, prediction)
+            value = loss(label, prediction, parts[name])
+            if _is_users(loss):
+                what = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
+                refuse_broadcast(what, loss, label, prediction, value, where=defined_in(type(loss)))
             found[name] = tf.reduce_mean(value)
         return self._added_up(found)
 
@@ -212,6 +217,11 @@ class Objective:
 
     def _wrong(self, message: str, hint: str | None = None) -> BadInputError:
         return BadInputError(message, where=self._where, hint=hint)
+
+
+def _is_users(loss: Any) -> bool:
+    """Whether the class of a loss is none of Keras' or EDL's, which give labels and predictions one rank."""
+    return type(loss).__module__.partition(".")[0] not in ("keras", "edl")
 
 
 class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]

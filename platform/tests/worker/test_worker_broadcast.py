@@ -121,6 +121,48 @@ def test_a_loss_that_averages_by_itself_is_refused_as_well(steps: Any, step: int
         steps(module_of(dense, loss))[step](FLAT)
 
 
+class Averaging(keras.losses.Loss):  # type: ignore[misc]
+    def call(self, labels: Any, predictions: Any) -> Any:
+        return tf.reduce_mean(square(labels, predictions))
+
+
+class ByRecord(keras.losses.Loss):  # type: ignore[misc]
+    def call(self, labels: Any, predictions: Any) -> Any:
+        return square(labels, predictions)
+
+
+class Squeezing(keras.losses.Loss):  # type: ignore[misc]
+    def call(self, labels: Any, predictions: Any) -> Any:
+        return tf.reduce_mean(square(labels[:, None], predictions))
+
+
+@pytest.mark.parametrize("step", [0, 1], ids=["train", "evaluate"])
+@pytest.mark.parametrize("loss", [Averaging(), ByRecord()], ids=["Averaging", "ByRecord"])
+@pytest.mark.parametrize(
+    ("model", "wrapped", "labels", "of"),
+    [
+        (dense, lambda loss: loss, FLAT, ""),
+        (squeezed, lambda loss: loss, COLUMN, ""),
+        (dense, lambda loss: [loss], FLAT, ""),
+        (
+            named,
+            lambda loss: {"price": keras.losses.MeanSquaredError(), "sold": loss},
+            {"price": FLAT, "sold": FLAT},
+            " of 'sold'",
+        ),
+    ],
+    ids=["(n,)", "(n, 1)", "list", "dict"],
+)
+def test_a_loss_class_of_the_users_is_held_to_it_too(
+    steps: Any, step: int, loss: Any, model: Any, wrapped: Any, labels: Any, of: str
+) -> None:
+    with pytest.raises(BadInputError) as caught:
+        steps(module_of(model, wrapped(loss)))[step](labels)
+    said = f"the loss {type(loss).__name__}{of} compares each label with every prediction, (n, n) values"
+    assert caught.value.message.startswith(said)
+    assert caught.value.where == __file__
+
+
 def test_one_output_of_several_is_enough(steps: Any) -> None:
     def mixed() -> Any:
         given = keras.Input([2])
@@ -174,6 +216,10 @@ def test_labels_and_predictions_by_name_are_looked_at_too(steps: Any) -> None:
         (sequence, square, np.zeros((4, 3), np.float32)),
         (dense, keras.losses.mean_squared_error, FLAT),
         (dense, keras.losses.MeanSquaredError(), FLAT),
+        (dense, {"dense": keras.losses.BinaryCrossentropy(from_logits=True)}, FLAT),
+        (dense, [keras.losses.Huber(reduction="sum")], FLAT),
+        (dense, Squeezing(), FLAT),
+        (dense, Averaging(), COLUMN),
         (dense, lambda labels, predictions: square(labels[:, None], predictions), FLAT),
         # As many values a record as there are records
         (dense, lambda labels, predictions: tf.stack([predictions[:, 0] - labels] * 4, axis=1), FLAT),
