@@ -16,6 +16,7 @@ from typing import Any
 
 from edl.core.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.kube import names
+from edl.kube.installation import installed
 
 _GRANTS = (
     "Rights in a namespace are granted by its admin, who binds the ClusterRole edl-data-scientist; "
@@ -29,14 +30,9 @@ _GRANTED_TO_NOBODY = (
     "No ClusterRole of EDL's allows that in all namespaces: ask about one namespace, with -n, "
     "or an admin of the cluster."
 )
-_GRANTS_TO_MASTERS = (
-    f"This is the account of jobs' masters: an admin binds it to the ClusterRole {names.MASTER_ACCOUNT} "
-    "(`helm install edl helm/edl -n NAMESPACE`, or `kubectl apply -k kustomize/base/team -n NAMESPACE`); "
-    "`edl doctor` looks at that."
-)
 _VIEWED = re.compile(r'resource "(?:nodes|pods|priorityclasses)" .* at the cluster scope|resource "namespaces"')
 """What edl-cluster-viewer allows."""
-_MASTER_ASKS = re.compile(rf'User "system:serviceaccount:[^":]+:{names.MASTER_ACCOUNT}" cannot ')
+_MASTER_ASKS = re.compile(rf'User "system:serviceaccount:(?P<namespace>[^":]+):{names.MASTER_ACCOUNT}" cannot ')
 _NO_ROOM = re.compile(
     r"(?:exceeded|failed) quota: "
     r"|(?:maximum|minimum) \S+ usage per \S+ is "
@@ -198,8 +194,11 @@ def _forbidden(message: str) -> type[ForbiddenError]:
 
 def granted_by(message: str) -> str:
     """Who can grant what RBAC refuses, by the subject and the scope that the message names."""
-    if _MASTER_ASKS.search(message):
-        return _GRANTS_TO_MASTERS
+    if asked := _MASTER_ASKS.search(message):
+        return (
+            f"This is the account of jobs' masters, bound to the ClusterRole {names.MASTER_ACCOUNT} where EDL is "
+            f"installed for the namespace. {installed(asked['namespace'])} `edl doctor` looks at that."
+        )
     if _VIEWED.search(message):
         return _GRANTS_TO_ALL
     return _GRANTED_TO_NOBODY if "at the cluster scope" in message else _GRANTS

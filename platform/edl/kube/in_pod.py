@@ -15,7 +15,9 @@ import urllib3
 from edl.core.errors import BadInputError
 from edl.kube.api import Connection
 from edl.kube.errors import AwayError
+from edl.kube.installation import installed
 from edl.kube.keepalive import FORGETFUL
+from edl.kube.names import MASTER_ACCOUNT
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0
@@ -48,7 +50,7 @@ def connect_in_pod(
         raise BadInputError(
             "This pod has no service account",
             where=str(account),
-            hint="The pod of a master mounts that of edl-job-master: helm install edl helm/edl -n NAMESPACE makes it.",
+            hint=f"The pod of a master mounts that of {MASTER_ACCOUNT}. {installed(namespace)}",
         )
     pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=FORGETFUL)
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"

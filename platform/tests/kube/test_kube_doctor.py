@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from small_cluster import SmallCluster
 
+from edl.core.errors import BadInputError
 from edl.kube import names
 from edl.kube.api import Answer
 from edl.kube.doctor.checkup import Checkup, Classes, Level, claims, pod_security, priorities, version
 from edl.kube.doctor.doctor import before_uninstall, examine, pull
-from edl.kube.errors import NoRightError
+from edl.kube.errors import NoRightError, granted_by
+from edl.kube.in_pod import connect_in_pod
+from edl.kube.installation import ONE_TEAM_MORE, installed, with_helm
 from edl.kube.kinds import NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
 
 
@@ -134,9 +138,28 @@ def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None
         "there is no PriorityClass low",
     ]
     for each in bad:
-        assert "helm install edl helm/edl -n team" in each.remedy
-        assert "--set cluster.create=false" in each.remedy, "for a second team the cluster's part is there already"
+        assert with_helm("team") in each.remedy
+        assert ONE_TEAM_MORE in each.remedy, "for a second team the cluster's part is there already"
         assert "kubectl apply -k kustomize/base -n team" in each.remedy
+
+
+def test_the_commands_of_remedies_are_those_of_the_documentation() -> None:
+    """With a list of teams, by which the policies know the namespaces that jobs may be in."""
+    root = Path(__file__).resolve().parents[3]
+    assert with_helm("team-a").strip("`").removesuffix('"') in (root / "README.md").read_text()
+    operations = (root / "docs" / "operations.md").read_text().replace("--namespace", "-n")
+    assert ONE_TEAM_MORE.strip("`") in operations
+    for source in (root / "platform" / "edl").rglob("*.py"):
+        assert "helm install" not in source.read_text() or source.name == "installation.py", source
+
+
+def test_what_a_master_lacks_is_installed_the_same_way() -> None:
+    with pytest.raises(BadInputError) as caught:
+        connect_in_pod({}, "team-a", pool_size=1)
+    asked = 'pods is forbidden: User "system:serviceaccount:team-a:edl-job-master" cannot list resource "pods"'
+    for hint in (caught.value.hint, granted_by(asked)):
+        assert hint is not None
+        assert installed("team-a") in hint
 
 
 def test_what_may_not_be_looked_at_is_not_a_failure(patient: Patient) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from edl.kube import names
 from edl.kube.doctor.rights import Right
 from edl.kube.errors import ForbiddenError, PodSecurityError, PolicyError, QuotaError
+from edl.kube.installation import installed
 from edl.kube.kinds import Manifest
 
 OLDEST = (1, 30)
@@ -42,14 +43,6 @@ class Checkup:
     about: str
     text: str
     remedy: str = ""
-
-
-def installed(namespace: str) -> str:
-    """How what a namespace lacks is installed; PriorityClasses and policies belong to one release of the cluster."""
-    return (
-        f"An admin installs it: `helm install edl helm/edl -n {namespace}`, with `--set cluster.create=false` where "
-        f"the PriorityClasses or policies are there already; or `kubectl apply -k kustomize/base -n {namespace}`."
-    )
 
 
 def version(said: dict[str, Any]) -> Checkup:

@@ -19,7 +19,6 @@ from edl.kube.doctor.checkup import (
     Level,
     admission,
     claims,
-    installed,
     masters_bindings,
     masters_rights,
     masters_unknown,
@@ -33,6 +32,7 @@ from edl.kube.doctor.checkup import (
 )
 from edl.kube.doctor.rights import MASTERS, NEEDED, READ_SECRETS, WANTED, master_may, may
 from edl.kube.errors import ApiError, ForbiddenError, NoRightError, NotFoundError
+from edl.kube.installation import installed
 from edl.kube.kinds import CLAIMS, NAMESPACES, PRIORITY_CLASSES, ROLE_BINDINGS, SERVICE_ACCOUNTS, Manifest
 from edl.spec.placement import RunAs
 
