@@ -42,7 +42,7 @@ def clean(
 
     chosen = _chosen(jobs or [], keep)
     if not chosen:
-        typer.echo("There is nothing to remove: no other ended runs are below ./.edl.")
+        typer.echo(f"There is nothing to remove: {_why_nothing(jobs or [], keep)}.")
         return
     now = time.time()
     rows = [
@@ -67,6 +67,14 @@ def _chosen(names: Sequence[str], keep: int) -> list[RunHere]:
     there = [run for run in runs_here() if run.ended and (not names or run.name in jobs)]
     surplus = [run for job in dict.fromkeys(run.name for run in there) for run in _but_newest(job, there, keep)]
     return [*named, *(run for run in surplus if run.run not in [each.run for each in named])]
+
+
+def _why_nothing(names: Sequence[str], keep: int) -> str:
+    if not any(run.ended and (not names or run.name in names) for run in runs_here()):
+        return f"no ended runs{' of ' + ' and '.join(names) if names else ''} are below ./.edl"
+    stay = "ended run of each job stays" if keep == 1 else f"{keep} ended runs of each job stay"
+    command = " ".join(["edl clean", *names, "--keep 0"])
+    return f"the newest {stay}; `{command}` removes {'it' if keep == 1 else 'them'} too"
 
 
 def _but_newest(job: str, there: Sequence[RunHere], keep: int) -> list[RunHere]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from edl.kube.errors import NoKubeconfigError
 WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
 STATUS = {
     "job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3, "loss": 0.5,
-    "samples_per_second": 1234.5, "workers": [WORKER], "workers_wanted": 1,
+    "samples_per_second": 1234.5, "seconds_left": 485.0, "workers": [WORKER], "workers_wanted": 1,
 }  # fmt: skip
 Make = Callable[..., Path]
 
@@ -122,11 +123,18 @@ def test_status_has_what_a_job_on_a_cluster_has(alone: Desk, here: Make) -> None
 
 def test_a_run_whose_processes_are_gone_was_interrupted(alone: Desk, here: Make) -> None:
     folder = here("r2", alive=True)
+    stale = json.loads((folder / "status.json").read_text()) | {"reason": "it waits for a worker"}
+    (folder / "status.json").write_text(json.dumps(stale))
     (folder.parent / "LOCK").write_text(f"process 4194303 on {socket.gethostname()}, run r2, started long ago\n")
     assert alone.edl("status", "digits/r2", "--watch") == 0, "it ends at once"
     assert alone.edl("status", "digits/r2") == 0
     assert "Interrupted" in alone.out
+    assert "its processes are gone, and none said why" in alone.out
+    assert not re.search("left|samples/s|waits for a worker", alone.out), "what it was to do is not done any more"
     assert "edl run JOB.yaml --resume r2" in alone.out
+    assert alone.edl("status", "digits/r2", "--json") == 0
+    status = json.loads(alone.out)["status"]
+    assert (status["seconds_left"], status["samples_per_second"]) == (None, 0.0)
 
 
 def test_events_and_logs_are_those_of_the_files(alone: Desk, here: Make) -> None:
@@ -177,7 +185,28 @@ def test_clean_keeps_the_newest_ended_run_and_those_that_go_on(alone: Desk, here
     assert alone.edl("clean", "digits", "--keep", "0", "--yes") == 0
     assert [run.exists() for run in runs] == [False, False, False, True]
     assert alone.edl("clean", "digits", "--keep", "0", "--yes") == 0
-    assert "nothing to remove" in alone.out
+    assert alone.out == "There is nothing to remove: no ended runs of digits are below ./.edl.\n"
+
+
+def test_what_status_says_of_a_runs_removal_removes_it(alone: Desk, here: Make) -> None:
+    done = here("r1", phase="Done")
+    assert alone.edl("status", "digits") == 0
+    command = re.search("`edl (clean [^`]*)` removes it", alone.out)
+    assert command is not None
+    assert alone.edl(*command[1].split(), "--yes") == 0
+    assert not done.exists()
+
+
+@pytest.mark.parametrize("job", [["digits"], []], ids=["a job", "all jobs"])
+def test_clean_says_how_the_newest_run_goes_too(alone: Desk, here: Make, job: list[str]) -> None:
+    done = here("r1", phase="Done")
+    assert alone.edl("clean", *job, "--yes") == 0
+    command = re.search("the newest ended run of each job stays; `edl (clean [^`]*)` removes it too", alone.out)
+    assert command is not None
+    assert alone.edl("clean", *job, "--keep", "2") == 0
+    assert "the newest 2 ended runs" in alone.out
+    assert alone.edl(*command[1].split(), "--yes") == 0
+    assert not done.exists()
 
 
 @pytest.mark.parametrize(

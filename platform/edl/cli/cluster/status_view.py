@@ -158,5 +158,5 @@ def _next_step_here(job: JobSeen, called: str) -> str:
     if not job.ended:
         return f"Follow it with: edl status {called} --watch"
     if job.phase == "Done":
-        return f"`edl logs {called}` shows what its roles printed; `edl clean {called}` removes it."
+        return f"`edl logs {called}` shows what its roles printed; `edl clean {job.name}/{job.uid}` removes it."
     return f"`edl logs {called}` says more; go on with: edl run JOB.yaml --resume {job.uid}"

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
@@ -29,6 +29,7 @@ from edl.spec.status import ENDED, Status, Summary
 from edl.store.rundir import LOCAL_NAMESPACE, RunDir, job_dir, read_json, runs, tail
 
 LocalOption = Annotated[bool, typer.Option("--local", help="Runs of edl run on this machine, below ./.edl.")]
+_GONE = "its processes are gone, and none said why: they were killed, or the machine went down"
 _HOLDER = re.compile(r"process (\d+) on (\S+), run (\S+), started ")
 
 
@@ -190,8 +191,11 @@ def seen(run: RunDir) -> RunHere:
         failure = _optional(run.path / "failure.json", Failure)
     except (EdlError, SpecError) as error:
         unreadable = str(error)
+    alive = _alive(run)
+    if status is not None and not alive and status.phase not in ENDED:
+        status = replace(status, samples_per_second=0.0, seconds_left=None, starved=False, reason=_GONE)
     told = Publication(status, tuple(events_of(run)), _timeline(run), summary, failure)
-    return RunHere(run.job_dir.name, LOCAL_NAMESPACE, {}, told, unreadable, run, _alive(run))
+    return RunHere(run.job_dir.name, LOCAL_NAMESPACE, {}, told, unreadable, run, alive)
 
 
 Page = TypeVar("Page", Summary, Failure)
