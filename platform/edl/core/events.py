@@ -356,6 +356,7 @@ class Granted:
         seconds: without progress for so long, the lease is revoked.
         window: the work is positions of a shuffled order with such windows; 0: records of a source.
         order: fingerprint of that order.
+        one_by_one: each minibatch is read and fed after the one before it is in (module ``suspicion``).
     """
 
     lease: int
@@ -368,6 +369,7 @@ class Granted:
     payload: Any = None
     window: int = 0
     order: str = ""
+    one_by_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ def _answer(state: State, worker: str, held: frozenset[int] | None, now: float) 
     lost = _lost_grant(state, worker, held)
     if lost is not None:
         return lost
+    alone = state.suspicion.one_by_one
+    if alone and any(lease.number in alone for _, lease in state.leases_of(worker)):
+        return WaitForWork("this worker trains records that ended another one: it gets nothing else meanwhile")
     for kind in _ORDER:
         work = _next(state, worker, kind) if _may_do(state, worker, kind) else None
         if work is not None:
@@ -144,6 +147,8 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
         "worker": worker,
     }
     state.record(entry)
+    if kind == TRAINING and state.suspicion.suspects(work):
+        state.suspicion.one_by_one.add(number)
     state.holders[worker].hold(number, now)
     state.fleet.pods[worker].leased = True
     if again:
@@ -155,6 +160,8 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
 def _granted(state: State, kind: str, lease: Lease) -> Granted:
     pin, step, payload = _extras(state, kind)
     granted = Granted(lease.number, kind, lease.work, lease.minibatch, state.patience.silence, pin, step, payload)
+    if lease.number in state.suspicion.one_by_one:
+        granted = replace(granted, one_by_one=True)
     if kind == TRAINING and state.order is not None:
         return replace(granted, window=state.order.window, order=state.order.fingerprint)
     return granted
@@ -258,6 +265,7 @@ def reported(state: State, event: TaskReported, now: float) -> None:
         steps = event.last or Steps(event.lease, lease.steps)
         _worked(state, event.worker, event.lease, lease.steps - lease.through, now)
         state.record({"kind": "done", "lease": event.lease, **_told(steps)})
+        state.suspicion.over(lease, lease.steps)
     else:
         _result(state, kind, event)
     _limit_corrupt(state)

@@ -15,8 +15,6 @@ from edl.core.shuffle import SHUFFLED_NAME, named
 from edl.core.state import State
 from edl.core.tasks import Work
 
-CRASHES_OF_A_RANGE = 3
-
 
 def passed(state: State, event: Tick, now: float) -> None:
     """Time has passed. What it took the master to listen, or to answer, is not the silence of a worker."""
@@ -150,25 +148,25 @@ def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int
 
 
 def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settlement]) -> dict[int, int]:
-    """Count a crash against the minibatch it happened in; how many records of which lease are to be put aside."""
+    """What a crash says about the minibatches in its worker's hands; records of which lease are to be put aside."""
     leases = state.ledgers[TRAINING].leases
-    current = next((s for s in settlements if s.through < leases[s.lease].steps), None)
-    if not revocation.crashed or current is None:
+    held = [(leases[s.lease], s.through) for s in settlements]
+    guilty = state.suspicion.crashed(held) if revocation.crashed else None
+    for lease, through in held:
+        state.suspicion.over(lease, through)
+    if guilty is None:
         return {}
-    lease = leases[current.lease]
-    start, end = lease.position(current.through), lease.position(current.through + 1)
-    work = Work(lease.work.epoch, lease.work.source, start, end)
-    count = state.range_crashes[work] = state.range_crashes.get(work, 0) + 1
-    if count < CRASHES_OF_A_RANGE:
-        return {}
-    which = f"records {start} to {end} of {work.source}"
+    work, count = guilty
+    which = f"records {work.start} to {work.end} of {work.source}"
     if state.order is not None:
-        which = named(state.order.epoch(work.epoch).ranges(start, end))
+        which = named(state.order.epoch(work.epoch).ranges(work.start, work.end))
     what = f"{which} made workers crash {count} times"
     if not state.settings.skip_crashing:
         message, detail = state.failure or ("the workers' logs say why", "")
         state.end("Failed", f"{what}: {message}", detail, "crash")
         return {}
     state.fleet.forgive(Role.WORKER, count)  # the range is to blame, and is out of the way
+    state.suspicion.clear(work)
     state.tell("quarantined", **_where(work), reason=what)
-    return {current.lease: work.records}
+    at_work = next(lease.number for lease, through in held if through < lease.steps)
+    return {at_work: work.records}

@@ -26,7 +26,8 @@ from edl.core.revocations import Revocation
 from edl.core.settings import MOST_WORKERS, Settings
 from edl.core.shards import Source
 from edl.core.shuffle import Order
-from edl.core.tasks import Lease, Ledger, Work
+from edl.core.suspicion import Suspicion
+from edl.core.tasks import Lease, Ledger
 
 __all__ = [
     "DESCRIBE",
@@ -112,6 +113,7 @@ class State:
         pins: the cuts that each PS keeps, by uid.
         more_missing: more pods are to be asked for than one event asks for.
         emptied: PS and workers were replaced because the journal knew nothing of what they had done.
+        suspicion: what is known of minibatches that ended workers.
         next_look: until then ``deadline`` need not look at every holder.
     """
 
@@ -160,7 +162,7 @@ class State:
     patience: Patience = field(default_factory=Patience)
     more_missing: bool = False
     next_look: float = float("-inf")
-    range_crashes: dict[Work, int] = field(default_factory=dict)
+    suspicion: Suspicion = field(default_factory=Suspicion)
     failure: tuple[str, str] | None = None
     out: list[Command] = field(default_factory=list)
 

@@ -94,5 +94,6 @@ def task_of(granted: Granted) -> pb.Task:
         expires_seconds=granted.seconds,
         window=granted.window,
         order=granted.order,
+        one_by_one=granted.one_by_one,
         payload=b"" if granted.payload is None else json.dumps(granted.payload).encode(),
     )

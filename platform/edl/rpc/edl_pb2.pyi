@@ -164,7 +164,7 @@ class Stop(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload", "window", "order")
+    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload", "window", "order", "one_by_one")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class Task(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
     lease: int
     kind: str
     epoch: int
@@ -191,7 +192,8 @@ class Task(_message.Message):
     payload: bytes
     window: int
     order: str
-    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ...) -> None: ...
+    one_by_one: bool
+    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
     __slots__ = ("member", "leases")

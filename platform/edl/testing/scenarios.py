@@ -211,7 +211,8 @@ def shown(command: ev.Command) -> str:
         case ev.Granted(lease, kind, work, _, _, pin):
             pinned = f" of cut {pin}" if pin else ""
             where = f"epoch {work.epoch} {work.source}[{work.start}:{work.end}]"
-            return f"answer   {_number(lease)} {kind}{pinned}: {where}"
+            alone = ", one by one" if command.one_by_one else ""
+            return f"answer   {_number(lease)} {kind}{pinned}: {where}{alone}"
         case ev.WaitForWork(reason) | ev.StopWork(reason):
             return f"answer   {'wait' if isinstance(command, ev.WaitForWork) else 'stop'}: {reason}"
         case ev.Acknowledged(lost, fatal, refusal):

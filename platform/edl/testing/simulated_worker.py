@@ -21,6 +21,7 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
+from edl.core.suspicion import FED_AHEAD
 from edl.core.tasks import Lease
 from edl.testing.simulated_ps import Answer, SimulatedPs, minibatch_of
 
@@ -168,13 +169,23 @@ class SimulatedWorker:
             self.later(self.pace, lambda: self._other_step(held))
         elif held.through == held.lease.steps:
             self._report(held, None)
-        elif minibatch_of(held.lease, held.through) in self.world.lethal:
+        elif minibatch_of(held.lease, held.through) in self.world.lethal or self._feeds_lethal():
             self.later(self.pace, lambda: self.world.end(self.uid, self.world.rng.choice((0, 137))))
         elif minibatch_of(held.lease, held.through) in self.world.poison:
             failed = WorkerFailed(self.uid, "crash", "bad record", lease=held.granted.lease)
             self.say(failed, lambda _: self.world.end(self.uid, 1))
         else:
             self.later(self.pace, lambda: self._push(held))
+
+    def _feeds_lethal(self) -> bool:
+        """Whether a minibatch that ends this worker is among those that it has read or fed by now."""
+        steps = [
+            (held, step) for _, held in sorted(self.held.items()) for step in range(held.through, held.lease.steps)
+        ]
+        steps = [(held, step) for held, step in steps if held.granted.kind == TRAINING]
+        ahead = [(held, step) for held, step in steps[1 : 1 + FED_AHEAD] if not held.granted.one_by_one]
+        fed = steps[:1] if steps[0][0].granted.one_by_one else [*steps[:1], *ahead]
+        return any(minibatch_of(held.lease, step) in self.world.lethal_fed for held, step in fed)
 
     def _push(self, held: Held) -> None:
         """To every PS; the step is over when all have answered. What is on its way arrives, whoever dies."""

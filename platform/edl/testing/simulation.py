@@ -55,6 +55,7 @@ class World:
         pace: seconds a step.
         poison: minibatches that make workers crash.
         lethal: minibatches that make workers end without a word: by a signal, or with exit code 0.
+        lethal_fed: the same, as soon as they are read or fed, while an earlier one trains.
         forgets: whether the cluster forgets pods that ended while no master was there.
         capacity: workers that have room in the cluster; None: no limit.
         alone: seconds that a PS that was told to go bears without a master.
@@ -71,13 +72,14 @@ class World:
         pace: float = 0.05,
         poison: frozenset[Minibatch] = frozenset(),
         lethal: frozenset[Minibatch] = frozenset(),
+        lethal_fed: frozenset[Minibatch] = frozenset(),
         forgets: bool = False,
         capacity: int | None = None,
         alone: float = 1.0,
         blocks: Blocks | None = None,
     ) -> None:
         self.settings, self.network, self.pace = settings, network, pace
-        self.poison, self.lethal = poison, lethal
+        self.poison, self.lethal, self.lethal_fed = poison, lethal, lethal_fed
         self.dataset = ev.DatasetDescribed(training, validation, blocks=blocks)
         self.alone = alone
         self.clock, self.rng, self.forgets = VirtualClock(), Random(seed), forgets  # noqa: S311  chance, not secrets

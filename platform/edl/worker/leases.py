@@ -35,7 +35,8 @@ class Leased:
     """A task in the hands of this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto.
 
     With a ``shuffle_window``: positions ``[start, end)`` of the shuffled order that has the fingerprint ``order``;
-    ``named`` says which records they are, by epoch, start and end.
+    ``named`` says which records they are, by epoch, start and end. ``one_by_one``: a minibatch is read and fed after
+    the one before it is in, so that an end of this worker names the one that was at work.
     """
 
     lease: int
@@ -51,6 +52,7 @@ class Leased:
     payload: bytes = b""
     shuffle_window: int = 0
     order: str = ""
+    one_by_one: bool = False
     named: Named | None = field(default=None, compare=False)
 
     @classmethod
@@ -70,6 +72,7 @@ class Leased:
             payload=task.payload,
             shuffle_window=task.window,
             order=task.order,
+            one_by_one=task.one_by_one,
             named=named if task.window else None,
         )
 

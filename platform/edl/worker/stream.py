@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _READ_TRIES, _READ_PAUSE = 10, 0.5
+_LOOKS_SECONDS = 0.2
+"""How often a thread that waits to be asked for a minibatch looks whether the lease is still there."""
 
 
 class Minibatch(Protocol):
@@ -88,6 +90,8 @@ class RecordStream:
         self._pipeline = pipeline
         self._alive = alive
         self._lock = threading.Lock()
+        self._asked = threading.Condition()
+        self._wanted = -1
         self._queue: queue.SimpleQueue[tuple[int, Leased] | None] = queue.SimpleQueue()
         self._next_tag = 0
         self._first_tags: dict[int, int] = {}
@@ -108,7 +112,7 @@ class RecordStream:
 
     def read_early(self, task: Leased) -> None:
         """Read the first window of an added range now: before TensorFlow is there, file IO costs no step."""
-        if task.steps and self._minibatches is None:
+        if task.steps and self._minibatches is None and not task.one_by_one:
             with suppress(EdlError):  # comes up again, where it is expected
                 self._early[self._first_tags[task.lease]] = self._read(task, 0)
 
@@ -133,6 +137,9 @@ class RecordStream:
 
     def _take(self, tag: int) -> Minibatch | None:
         """The minibatch of a window; those of windows before it belong to ranges that were dropped."""
+        with self._asked:
+            self._wanted = tag
+            self._asked.notify_all()
         while self._ahead is None or self._ahead.tag < tag:
             self._ahead = self._next()
         if self._ahead.tag > tag:
@@ -159,6 +166,8 @@ class RecordStream:
         while (item := self._queue.get()) is not None:
             first, task = item
             for step in range(task.steps):
+                if task.one_by_one:
+                    self._wait_until_wanted(first + step, task)
                 window = self._window(first + step, task, step)
                 if window is None:
                     return
@@ -166,6 +175,12 @@ class RecordStream:
                 yield first + step, window
                 if not self._alive(task.lease):
                     break
+
+    def _wait_until_wanted(self, tag: int, task: Leased) -> None:
+        """Read nothing ahead: whoever takes minibatches asks for one when the one before it is in."""
+        with self._asked:
+            while self._wanted < tag and self._alive(task.lease):
+                self._asked.wait(_LOOKS_SECONDS)
 
     def _window(self, tag: int, task: Leased, step: int) -> Window | None:
         """What goes into the pipeline for one step; None if it cannot be read.

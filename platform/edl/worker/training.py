@@ -95,8 +95,10 @@ class Trainer:
             EdlError: records cannot be read, or the PS are away for too long.
         """
         self._watcher.begin_epoch(task.epoch)
-        work = _Range(task, self._traced_first(task, self._minibatches(task)))
-        self._schedule(
+        minibatches = self._minibatches(task)
+        work = _Range(task, minibatches if task.one_by_one else self._traced_first(task, minibatches))
+        schedule = in_turn if task.one_by_one else self._schedule
+        schedule(
             Steps(
                 prepare=partial(self._prepare, work),
                 values=partial(self._values, work),

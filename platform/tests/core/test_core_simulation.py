@@ -254,6 +254,51 @@ def test_a_minibatch_that_kills_its_workers_is_put_aside(seed: int) -> None:
     assert [(work.source, work.start, work.end) for work in training.quarantined] == [("a", 40, 44)]
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("first", [0, 12, 20, 24, 40, 236])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_is_the_one_that_is_put_aside(
+    workers: int, first: int, seed: int
+) -> None:
+    """The one that trains meanwhile is innocent, also where it belongs to the range before."""
+    job = Settings(minibatch=4, task_records=24, workers=workers, skip_crashing=True)
+    world = World(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", first)}))
+    world.run(DAYS)
+    world.check_end()
+    assert world.master is not None
+    training = world.master.ledgers["training"]
+    assert [(work.source, work.start, work.end) for work in training.quarantined] == [("a", first, first + 4)]
+    assert training.done_records == training.total - 4
+    assert world.master.counters.workers_lost == 3
+
+
+def test_neighbours_that_kill_workers_while_they_are_fed_ahead_are_all_put_aside_and_nothing_else() -> None:
+    job = Settings(minibatch=4, task_records=64, workers=1, skip_crashing=True)
+    world = World(job, SOURCES, lethal_fed=frozenset({(0, "a", 40), (0, "a", 44), (0, "a", 52)}))
+    world.run(DAYS)
+    world.check_end()
+    assert world.master is not None
+    aside = world.master.ledgers["training"].quarantined
+    assert sorted((work.start, work.end) for work in aside) == [(40, 44), (44, 48), (52, 56)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_among_other_faults(seed: int) -> None:
+    """Masters that know nothing of the ends before them count anew, and blame no innocent minibatch either."""
+    chance = Random(seed)
+    job = Settings(minibatch=4, task_records=24, workers=2, ps=2, checkpoint_steps=6, skip_crashing=True)
+    world = World(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", 40), (0, "b", 8)}))
+    world.run(1.0)
+    for _ in range(3):
+        world.kill_master(0.5)
+        world.run(world.clock.now() + chance.uniform(1.0, 4.0))
+    world.run(DAYS)
+    world.check_end()
+    assert world.master is not None
+    aside = world.master.ledgers["training"].quarantined
+    assert sorted((work.source, work.start, work.end) for work in aside) == [("a", 40, 44), ("b", 8, 12)]
+
+
 def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() -> None:
     world = World(Settings(minibatch=4, task_records=24, workers=2), SOURCES, seed=3, poison=frozenset({(0, "a", 40)}))
     world.run(DAYS)

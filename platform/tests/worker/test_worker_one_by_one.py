@@ -1,0 +1,142 @@
+"""A range whose minibatches are read, fed and trained one by one, so that the end of a worker names the one at work."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from worker.loop_stage import (
+    FEATURES,
+    LEASE,
+    MINIBATCH,
+    LinearNetwork,
+    LinearStep,
+    MemoryReader,
+    Minibatch,
+    Stage,
+    task,
+)
+
+from edl.core.suspicion import FED_AHEAD
+from edl.worker import pipeline
+from edl.worker.corruption import CorruptRecords, Window
+from edl.worker.lane import Lane
+from edl.worker.leases import Leased
+from edl.worker.overlap import Overlapped, Schedule, in_turn
+from edl.worker.stream import RecordStream
+
+pytestmark = pytest.mark.tensorflow
+
+RECORDS = 80
+
+
+class Fed:
+    """What a worker has read, fed and put in so far, by the first record of the minibatch."""
+
+    def __init__(self) -> None:
+        self.windows: list[int] = []
+        self.changed = threading.Condition()
+
+    def minibatch(self, tag: int, window: Window) -> Minibatch:
+        rows = np.array([np.frombuffer(record, np.float32) for record in window.records], np.float32)
+        rows = rows.reshape(-1, FEATURES + 1)
+        with self.changed:
+            self.windows.append(int(rows[0, -1]) if len(rows) else -1)
+            self.changed.notify_all()
+        return Minibatch(tag, rows[:, :-1], rows[:, -1])
+
+    def last(self) -> int:
+        """The last one, when none has come for a moment."""
+        with self.changed:
+            while self.changed.wait(0.1):
+                pass
+            return max(self.windows)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage(records=RECORDS)
+    yield stage
+    stage.close()
+
+
+@pytest.fixture(params=["in turn", "overlapped"])
+def schedule(request: pytest.FixtureRequest) -> Iterator[Schedule]:
+    if request.param == "in turn":
+        yield in_turn
+        return
+    lane = Lane("test")
+    yield Overlapped(lane)
+    lane.close()
+
+
+def with_pipeline(stage: Stage) -> Fed:
+    """Have the stage's training records go through the real pipeline."""
+    fed = Fed()
+    corrupt = CorruptRecords(0)
+    feed: Callable[[Any], Any] = lambda windows: pipeline.fed(fed, windows)  # type: ignore[arg-type] # noqa: E731
+    stage.streams["training"] = RecordStream(lambda: stage.reader, corrupt, feed, stage.leases.alive)
+    return fed
+
+
+def train(stage: Stage, fed: Fed, schedule: Schedule, *tasks: Any) -> list[tuple[int, int]]:
+    """Train ranges; at each step the first record of the minibatch that is not in, and of the last that is fed."""
+    network = LinearNetwork()
+    parameters = stage.parameters(network, overlap=schedule is not in_turn)
+    seen: list[tuple[int, int]] = []
+    plain = network.train
+
+    def watched(slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> LinearStep:
+        seen.append((stage.servers.servers[0].account().version * MINIBATCH, fed.last()))
+        return plain(slab, rows, features, labels, weights)
+
+    network.train = watched  # type: ignore[method-assign]
+    trainer = stage.trainer(network, parameters, schedule=schedule)
+    for leased in stage.take(*tasks):
+        trainer.run(leased)
+    return seen
+
+
+def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(stage: Stage, schedule: Schedule) -> None:
+    fed = with_pipeline(stage)
+    seen = train(stage, fed, schedule, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
+    assert seen == [(first, first) for first in range(0, 28, MINIBATCH)]
+    assert isinstance(stage.reader, MemoryReader)
+    assert stage.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
+
+
+def test_a_worker_feeds_no_further_ahead_than_the_core_believes(stage: Stage, schedule: Schedule) -> None:
+    fed = with_pipeline(stage)
+    seen = train(stage, fed, schedule, task(1, 0, 40), task(2, 40, RECORDS))
+    ahead = [(last - first) // MINIBATCH for first, last in seen]
+    assert max(ahead) > 1
+    assert max(ahead) <= FED_AHEAD
+
+
+def test_a_range_after_one_that_others_fed_ahead_is_not_read_before_it_is_taken(
+    stage: Stage, schedule: Schedule
+) -> None:
+    fed = with_pipeline(stage)
+    seen = train(stage, fed, schedule, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
+    assert all(last <= 4 for first, last in seen if first < 8)
+    assert [each for each in seen if 8 <= each[0] < 20] == [(first, first) for first in range(8, 20, MINIBATCH)]
+
+
+def test_a_lease_that_is_lost_holds_up_nobody(stage: Stage) -> None:
+    """Whoever waits to be asked for its next minibatch goes on with the range after it."""
+    fed = with_pipeline(stage)
+    stream = stage.streams["training"]
+    first, second = (Leased.from_message(each) for each in (task(1, 0, 8, one_by_one=True), task(2, 8, 16)))
+    stream.add(first)
+    stream.add(second)
+    assert next(iter(stream.minibatches(first))).step == 0
+    stage.leases.lose([LEASE + 1])
+    until = time.monotonic() + 5
+    found = list(stream.minibatches(second))
+    assert [loaded.records for loaded in found] == [MINIBATCH, MINIBATCH]
+    assert time.monotonic() < until
+    assert fed.windows[-1] == 12
