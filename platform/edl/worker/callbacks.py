@@ -18,29 +18,15 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from edl.core.callbacks import Callback
+from edl.worker.initial_weights import refuse_weights
 from edl.worker.refused_callbacks import refuse
 from edl.worker.user_code import user_code
 
 _LOG = logging.getLogger(__name__)
-
-_OF_WEIGHTS = (
-    "evaluate",
-    "export",
-    "fit",
-    "get_weights",
-    "load_weights",
-    "predict",
-    "save",
-    "save_weights",
-    "set_weights",
-)
-"""Methods of a Keras model that use or change its weights."""
-
 
 _OF_MONITORS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
 """What Keras' callbacks remember of earlier evaluations, besides weights."""
@@ -142,7 +128,7 @@ class KerasCallbacks:
         self._losses, self._steps = 0.0, 0
         self._warned = False
         if not local:
-            _refuse_weights(model)
+            refuse_weights(model)
         with self._calling("set_model"):
             found = keras.tree.flatten(list(callbacks))
             deciding = [each for each in found if monitors.is_monitor(each)]
@@ -393,23 +379,6 @@ def _number(value: Any) -> float | int | None:
     if value is None or isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None
-
-
-def _refuse_weights(model: Any) -> None:
-    """Let methods of ``model`` raise that would use the initial weights; those that the user's class defines stay."""
-    import keras
-
-    for name in _OF_WEIGHTS:
-        if getattr(type(model), name) is getattr(keras.Model, name):
-            setattr(model, name, partial(_raise_no_weights, name))
-
-
-def _raise_no_weights(method: str, *_: Any, **__: Any) -> NoReturn:
-    """Not an error of EDL: what the user's code raises is shown with the user's lines."""
-    raise RuntimeError(
-        f"model.{method}: the model of a callback has the initial weights, the trained ones are on the parameter "
-        "servers; checkpoint.every_steps keeps them, the export is a model that has them"
-    )
 
 
 def watcher(

@@ -1,7 +1,7 @@
 """Models that say themselves how they are trained: EDL would ignore that, and so it is refused by name.
 
 A step of EDL calls the model, and takes the loss, the optimizer and the metrics from the functions of the user's
-module. What else Keras' ``fit``, ``evaluate`` and ``predict`` would run is never called.
+module. What else Keras' ``fit``, ``evaluate`` and ``predict`` would run is never called, nor are those themselves.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edl.core.errors import BadInputError
+from edl.worker.initial_weights import refuses_weights
 from edl.worker.user_code import defined_in
 
+_BY_HAND = "EDL goes through the records itself; a method that call() uses needs another name"
 _TRAINING = "what it does to records belongs in feed(), what it adds to the loss in loss(), or in add_loss() in call()"
 _EVALUATION = "evaluations use loss() and eval_metrics_fn()"
 _PREDICTION = "what it does to outputs belongs in call(), or in a PredictionOutputsProcessor"
@@ -24,8 +26,16 @@ _INSTEAD: Mapping[str, str] = {
     "make_train_function": _TRAINING,
     "make_test_function": _EVALUATION,
     "make_predict_function": _PREDICTION,
+    "fit": f"{_BY_HAND}: {_TRAINING}",
+    "evaluate": f"{_BY_HAND}: {_EVALUATION}",
+    "predict": f"{_BY_HAND}: {_PREDICTION}",
+    "train_on_batch": f"{_BY_HAND}: {_TRAINING}",
+    "test_on_batch": f"{_BY_HAND}: {_EVALUATION}",
+    "predict_on_batch": f"{_BY_HAND}: {_PREDICTION}",
+    "get_metrics_result": "put it into eval_metrics_fn()",
+    "metrics": "return them from eval_metrics_fn()",
 }
-"""Methods that Keras calls while it trains, evaluates or predicts, and EDL does not: where their work belongs here."""
+"""What Keras, or who uses it, calls to train, evaluate or predict, and EDL does not: where its work belongs here."""
 
 _COMPILED_WITH = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
@@ -47,13 +57,17 @@ def refuse_own_training(model: Any, made_by: str, where: str) -> None:
     import keras
 
     for method, instead in _INSTEAD.items():
+        if refuses_weights(model, method):
+            continue
         if method in vars(model) or getattr(type(model), method, None) is not getattr(keras.Model, method, None):
             kind = type(model)
             definer = next((base for base in kind.__mro__ if method in vars(base)), kind)
             of = kind.__name__ if definer is kind else f"{kind.__name__}, from {definer.__name__}"
+            named, ignored = f"a {method}()", "does not call: the model would be trained without it"
+            if isinstance(getattr(kind, method, None), property):
+                named, ignored = f"a property {method}", "does not read"
             raise BadInputError(
-                f"the model that {made_by} returned has a {method}() of its own (class {of}), which EDL does not call: "
-                "the model would be trained without it",
+                f"the model that {made_by} returned has {named} of its own (class {of}), which EDL {ignored}",
                 where=defined_in(definer) or where,
                 hint=instead,
             )

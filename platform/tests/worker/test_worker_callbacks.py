@@ -305,9 +305,9 @@ def test_where_the_process_trains_itself_the_model_has_them(tmp_path: Path) -> N
 def test_a_method_of_the_users_own_model_stays(tmp_path: Path) -> None:
     class Model(keras.Model):  # type: ignore[misc]
         def call(self, features: Any) -> Any:
-            return self.predict(features)
+            return self.export(features)
 
-        def predict(self, features: Any) -> Any:
+        def export(self, features: Any) -> Any:
             return features + 1.0
 
     model = Model()

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.tensorflow
 import keras  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.callbacks import watcher  # noqa: E402
 from edl.worker.contract import load  # noqa: E402
 from edl.worker.local_model import LocalModel  # noqa: E402
 from edl.worker.network import Network  # noqa: E402
@@ -55,6 +56,15 @@ OVERRIDES = {
     "make_test_function": "(self, force=False): return super().make_test_function(force)",
     "make_predict_function": "(self, force=False): return super().make_predict_function(force)",
 }
+NEVER_CALLED = {
+    "fit": "(self, *args, **kwargs): raise RuntimeError",
+    "evaluate": "(self, *args, **kwargs): raise RuntimeError",
+    "predict": "(self, *args, **kwargs): raise RuntimeError",
+    "train_on_batch": "(self, *args, **kwargs): raise RuntimeError",
+    "test_on_batch": "(self, *args, **kwargs): raise RuntimeError",
+    "predict_on_batch": "(self, *args, **kwargs): raise RuntimeError",
+    "get_metrics_result": "(self): return {}",
+}
 FEATURES = np.zeros((3, 2), np.float32)
 
 
@@ -78,6 +88,44 @@ def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> No
     assert f"custom_model() returned has a {method}() of its own (class Mine)" in error.message
     assert error.where == str(tmp_path / "zoo" / "own.py")
     assert error.hint
+
+
+@pytest.mark.parametrize("method", NEVER_CALLED)
+def test_so_is_a_method_of_its_own_that_people_call(tmp_path: Path, method: str) -> None:
+    source = f"class Mine(Own):\n    def {method}{NEVER_CALLED[method]}\n\ndef custom_model():\n    return Mine()\n"
+    error = refused(tmp_path, source)
+    assert f"custom_model() returned has a {method}() of its own (class Mine), which EDL does not call" in error.message
+    assert error.where == str(tmp_path / "zoo" / "own.py")
+    assert error.hint
+
+
+def test_metrics_of_its_own_are_refused(tmp_path: Path) -> None:
+    source = """
+class Tracked(keras.Model):
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+class Mine(Tracked, Own):
+    def __init__(self):
+        super().__init__()
+        self.tracker = keras.metrics.Mean(name="loss")
+
+def custom_model():
+    return Mine()
+"""
+    error = refused(tmp_path, source)
+    assert "has a property metrics of its own (class Mine, from Tracked), which EDL does not read" in error.message
+    assert "eval_metrics_fn()" in str(error.hint)
+
+
+def test_what_edl_itself_gives_a_model_is_not_the_users(tmp_path: Path) -> None:
+    """A module may return one model each time; that of callbacks has methods that raise."""
+    source = "MODEL = network()\n\ndef custom_model():\n    return MODEL\n"
+    user = module(tmp_path, source)
+    first = user.model()
+    watcher(lambda: [keras.callbacks.Callback()], first, keras.optimizers.SGD(0.1), tmp_path)
+    assert user.model() is first
 
 
 def test_a_step_that_a_base_class_or_the_object_has_is_refused_too(tmp_path: Path) -> None:
@@ -142,5 +190,5 @@ def test_others_are_trained_under_every_strategy(tmp_path: Path, body: str) -> N
 def test_every_kind_of_keras_own_models_inherits_the_steps() -> None:
     functional = keras.Model(given := keras.Input((2,)), keras.layers.Dense(1)(given))
     for model in (functional, keras.Sequential([keras.layers.Dense(1)]), keras.Model()):
-        for method in OVERRIDES:
+        for method in (*OVERRIDES, *NEVER_CALLED, "metrics"):
             assert getattr(type(model), method) is getattr(keras.Model, method)
