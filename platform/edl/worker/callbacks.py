@@ -19,9 +19,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from edl.core.callbacks import Callback
+from edl.worker.callback_hooks import Params, set_params, warn_of_never_called
 from edl.worker.initial_weights import refuse_weights
 from edl.worker.refused_callbacks import refuse
 from edl.worker.user_code import user_code
@@ -95,6 +97,7 @@ class KerasCallbacks:
         local: whether this process trains ``model`` by ``optimizer``; else parameter servers hold the weights.
         worker: index of this worker among others, each of which gets files of its own; None: there are no others.
         check: is given the callbacks that decide by evaluations.
+        params: what callbacks have as ``params``.
 
     Attributes:
         declared: what the master is to decide; nothing if this process does.
@@ -114,6 +117,7 @@ class KerasCallbacks:
         local: bool = False,
         worker: int | None = None,
         check: Check,
+        params: Params = MappingProxyType({}),
     ) -> None:
         import keras
 
@@ -140,7 +144,10 @@ class KerasCallbacks:
                 monitors.refuse_two_rates(found, self.declared)
             if worker is not None:
                 _give_files_of_its_own(found, worker)
+            warn_of_never_called(found, deciding)
             self._all = keras.callbacks.CallbackList(found, model=model)
+        with self._calling("set_params"):
+            set_params(found, params)
         self._rates = None if local else _ScheduledRates(found, optimizer)
         self._monitors = deciding if local else []
         self._losses_since, self._steps_since = 0.0, 0
@@ -149,6 +156,7 @@ class KerasCallbacks:
         with self._calling("on_train_begin"):
             for callback in self._monitors:
                 callback.set_model(model)
+                set_params([callback], params)
                 callback.on_train_begin()
 
     def begin_step(self, step: int) -> None:
@@ -390,6 +398,7 @@ def watcher(
     local: bool = False,
     worker: int | None = None,
     check: Check,
+    params: Callable[[], Params] = dict,
 ) -> NoCallbacks | KerasCallbacks:
     """The module's callbacks; ``make`` is its ``callbacks`` function, the rest as of :class:`KerasCallbacks`.
 
@@ -399,7 +408,7 @@ def watcher(
     """
     found = make() if make is not None else None
     return (
-        KerasCallbacks(found, model, optimizer, zoo, local=local, worker=worker, check=check)
+        KerasCallbacks(found, model, optimizer, zoo, local=local, worker=worker, check=check, params=params())
         if found
         else NoCallbacks()
     )

@@ -81,6 +81,7 @@ def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, 
 def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest) -> LocalTraining:
     import_tensorflow()
     from edl.worker import callbacks, contract
+    from edl.worker.callback_hooks import params_of
     from edl.worker.corruption import CorruptRecords
     from edl.worker.local_model import LocalModel
     from edl.worker.local_training import LocalTraining
@@ -111,5 +112,6 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest
         module.zoo,
         local=True,
         check=partial(check_monitors, directions=model.metric_directions, spec=spec),
+        params=lambda: params_of(spec.train, reader("training")),
     )
     return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)

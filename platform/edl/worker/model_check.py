@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +118,11 @@ class _Check:
         reader, feeder = self._feeder(kind)
         return first_minibatch(reader, feeder, self._corrupt, size=self._spec.train.minibatch_size)
 
+    def _callback_params(self) -> Mapping[str, Any]:
+        from edl.worker.callback_hooks import params_of
+
+        return params_of(self._spec.train, self._feeder("training")[0])
+
     # ------------------------------------------------------------------ with parameter servers
 
     def _network(self, sample: Any) -> Network:
@@ -145,7 +150,10 @@ class _Check:
 
         module = self.module
         check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
-        callbacks.watcher(module.callbacks, network.model, network.keras_optimizer, module.zoo, check=check)
+        params = self._callback_params
+        callbacks.watcher(
+            module.callbacks, network.model, network.keras_optimizer, module.zoo, check=check, params=params
+        )
         if found is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
@@ -214,7 +222,10 @@ class _Check:
         module = self.module
         model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
         check = partial(check_monitors, directions=model.metric_directions, spec=self._spec)
-        callbacks.watcher(module.callbacks, model.model, model.optimizer, module.zoo, local=True, check=check)
+        params = self._callback_params
+        callbacks.watcher(
+            module.callbacks, model.model, model.optimizer, module.zoo, local=True, check=check, params=params
+        )
         yield f"model: {type(model.model).__name__}, {_counted(model.variables.specs)}"
         if found is None:
             yield "feed keeps none of the first records: no minibatch was tried"

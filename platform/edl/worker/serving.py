@@ -17,6 +17,7 @@ from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.manifest import cut_directory
 from edl.worker import callbacks
+from edl.worker.callback_hooks import params_of
 from edl.worker.contract import ModelModule
 from edl.worker.coordination import Coordination
 from edl.worker.evaluation import Evaluator
@@ -62,6 +63,7 @@ def prepare(c: Coordination, module: ModelModule, handlers: Handlers) -> Callabl
         module.zoo,
         worker=c.identity.index,
         check=partial(check_monitors, directions=network.metric_directions, spec=c.spec),
+        params=lambda: params_of(c.spec.train, c.reader("training")),
     )
     declared = json.dumps(to_json(watcher.declared)).encode() if watcher.declared else b""
     c.session.register(ready=True, callbacks=declared)

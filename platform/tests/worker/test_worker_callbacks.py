@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.callback_hooks import params_of  # noqa: E402
 from edl.worker.callbacks import NoCallbacks, watcher  # noqa: E402
 from edl.worker.refused_callbacks import refuse  # noqa: E402
 from edl.worker.user_code import ModuleError  # noqa: E402
@@ -313,6 +315,97 @@ def test_a_method_of_the_users_own_model_stays(tmp_path: Path) -> None:
     model = Model()
     watch(Callback(), tmp_path, model=model)
     np.testing.assert_array_equal(model(np.zeros([1, 1], np.float32)), [[1.0]])
+
+
+class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
+    """With methods that Keras would call and EDL does not."""
+
+    def on_test_begin(self, logs: Any = None) -> None: ...
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+    def on_predict_end(self, logs: Any = None) -> None: ...
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
+class OwnStopping(keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["servers", "local"])
+def test_methods_that_are_never_called_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, local: bool
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(watch(Hooks(), tmp_path, local=local), [[1.0, 1.0], [1.0]])
+    (said,) = caplog.messages
+    assert "callback Hooks: on_test_batch_end() and on_predict_end() are never called" in said
+    assert str(Path(__file__)) in said
+
+
+def test_what_a_lambda_callback_is_given_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = CALLBACKS.LambdaCallback(on_test_batch_begin=lambda batch, logs: None, on_train_end=lambda logs: None)
+    with caplog.at_level(logging.WARNING):
+        watch(given, tmp_path)
+    (said,) = caplog.messages
+    assert "callback LambdaCallback: on_test_batch_begin() is never called" in said
+
+
+def test_one_that_decides_by_evaluations_hears_of_no_minibatches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        watch(OwnStopping(monitor="val_loss"), tmp_path, local=True)
+    (said,) = caplog.messages
+    assert "callback OwnStopping: on_train_batch_end() is never called" in said
+
+
+@pytest.mark.parametrize("kind", ["TensorBoard", "ProgbarLogger", "History"])
+def test_of_callbacks_of_keras_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # TensorBoard's folder
+    with caplog.at_level(logging.WARNING):
+        watch(getattr(CALLBACKS, kind)(), tmp_path)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("local", "callback"), [(False, Callback), (True, Callback), (True, lambda: OwnStopping(monitor="val_loss"))]
+)
+def test_params_are_what_keras_gives(tmp_path: Path, local: bool, callback: Any) -> None:
+    made = callback()
+    params = {"verbose": 1, "epochs": 3, "steps": 20}
+    watcher(
+        lambda: [made],
+        dense(),
+        keras.optimizers.SGD(0.1),
+        tmp_path,
+        local=local,
+        check=lambda found: None,
+        params=lambda: params,
+    )
+    assert made.params == params
+
+
+def test_a_progress_bar_counts_global_steps_and_has_no_end(tmp_path: Path) -> None:
+    bar = CALLBACKS.ProgbarLogger()
+    params = {"verbose": 1, "epochs": 3, "steps": 20}
+    watcher(
+        lambda: [bar], dense(), keras.optimizers.SGD(0.1), tmp_path, check=lambda found: None, params=lambda: params
+    )
+    assert (bar.epochs, bar.target, bar.verbose) == (3, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("window", "blocks", "steps"), [(None, True, 3), (64, True, 3), (0, True, 4), (None, False, 4)]
+)
+def test_the_steps_of_an_epoch_follow_from_the_order_of_records(window: int | None, blocks: bool, steps: int) -> None:
+    train = SimpleNamespace(epochs=2, minibatch_size=10, shuffle=SimpleNamespace(window=window))
+    sources = [SimpleNamespace(records=11), SimpleNamespace(records=17)]
+    reader = SimpleNamespace(sources=lambda: sources, **({"blocks": len} if blocks else {}))
+    assert params_of(train, reader) == {"verbose": 1, "epochs": 2, "steps": steps}  # type: ignore[arg-type]
 
 
 def stop(model: Any) -> None:
