@@ -12,6 +12,7 @@ is well; ``exit_code`` as of ``edl run``. A process that ends without it was end
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,8 @@ def main(spec_file: Path, result_file: Path) -> int:
     """Check the job; returns the exit code: 0 nothing was found, else what ``edl run`` would exit with."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     result: dict[str, Any] = {"lines": [], "failure": "", "detail": "", "exit_code": 0}
+    warnings, log = _Warnings(result["lines"]), logging.getLogger("edl")
+    log.addHandler(warnings)
     try:
         import_tensorflow()
         for line in _Check(load(spec_file)).lines():
@@ -49,8 +52,23 @@ def main(spec_file: Path, result_file: Path) -> int:
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
         failure = failures.describe(error)
         result |= {"failure": failure.message, "detail": failure.detail, "exit_code": failure.exit_code}
+    finally:
+        log.removeHandler(warnings)
     result_file.write_text(json.dumps(result), encoding="utf-8")
     return int(result["exit_code"])
+
+
+class _Warnings(logging.Handler):
+    """Puts what a worker's log would warn of among the lines, once: the model is made more than once."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"warning: {record.getMessage()}"
+        if line not in self._lines:
+            self._lines.append(line)
 
 
 class _Check:

@@ -111,6 +111,24 @@ def test_a_good_job_is_described_by_its_first_minibatch(checked: Any, tmp_path: 
     ]
 
 
+@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["dense", "Local"])
+def test_what_a_workers_log_would_warn_of_is_told_once(checked: Any, spec: Any) -> None:
+    result = checked(
+        """
+class Mine(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch, logs=None):
+        pass
+
+def callbacks():
+    return [Mine()]
+""",
+        **spec,
+    )
+    assert (result["failure"], result["exit_code"]) == ("", 0)
+    (warning,) = [line for line in result["lines"] if line.startswith("warning: ")]
+    assert "callback Mine: on_test_batch_end() is never called" in warning
+
+
 def test_both_strategies_have_the_same_first_loss(checked: Any) -> None:
     served, local = (checked(**spec)["lines"][1] for spec in ({}, LOCAL))
     assert served == local
