@@ -78,12 +78,9 @@ def restore(state: State, was: Mapping[str, Any]) -> None:
     least, most = was.get("scaled", (None, None))
     state.scaled = least, most
     state.revoked = set(was["revoked"])
-    state.revocations = [Revocation.of(row) for row in was["revocations"]]
-    for revocation in state.revocations:
-        for number in revocation.leases:
-            found = state.find(number)
-            if found:
-                found[1].revoking = revocation.reason
+    held = state.training.leases if state.training else {}
+    found = [Revocation.of(row) for row in was["revocations"]]
+    state.revocations = [revocation for revocation in found if revocation.begin(held)]
 
 
 def _restore_round(state: State, was: Mapping[str, Any]) -> None:

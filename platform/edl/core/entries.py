@@ -62,6 +62,8 @@ def _done(state: State, entry: Mapping[str, Any]) -> None:
     kind = found[0]
     _told(state, entry, *found)
     state.ledgers[kind].done(entry["lease"])
+    if kind == TRAINING:
+        _settled(state, entry["lease"])
     if kind == EVALUATION and state.round:
         state.round.states = evaluation.add(state.round.states, entry["result"])
     if kind == EXPORT:
@@ -83,11 +85,8 @@ def _told(state: State, entry: Mapping[str, Any], kind: str, lease: Lease) -> No
 
 def _revoking(state: State, entry: Mapping[str, Any]) -> None:
     revocation = Revocation.of([entry[name] for name in ("worker", "leases", "reason", "in_flight", "crashed")])
-    for number in revocation.leases:
-        found = state.find(number)
-        if found:
-            found[1].revoking = revocation.reason
-    state.revocations.append(revocation)
+    if revocation.begin(state.training.leases if state.training else {}):
+        state.revocations.append(revocation)
 
 
 def _returned(state: State, entry: Mapping[str, Any]) -> None:
@@ -107,7 +106,7 @@ def _returned(state: State, entry: Mapping[str, Any]) -> None:
 
 
 def _settled(state: State, number: int) -> None:
-    """A lease is back; with its last one a revocation is over. A thousand may be on their way at once."""
+    """A lease is closed; with its last one a revocation is over. A thousand may be on their way at once."""
     for revocation in state.revocations:
         if number in revocation.leases:
             revocation.leases = tuple(other for other in revocation.leases if other != number)

@@ -194,7 +194,9 @@ def progressed(state: State, event: Progressed, now: float) -> None:
 def _owned(state: State, worker: str, number: int) -> tuple[str, Lease] | None:
     """Kind and lease of a number that this worker holds and keeps."""
     found = state.find(number)
-    return found if found is not None and found[1].worker == worker and not found[1].revoking else None
+    if found is None or found[1].worker != worker or found[1].revoking is not None:
+        return None
+    return found
 
 
 def advance_lease(state: State, worker: str, steps: Steps, now: float) -> None:

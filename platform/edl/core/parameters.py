@@ -40,7 +40,8 @@ def registered(state: State, uid: str, now: float) -> None:
 def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
     leases = state.training.leases if state.training else {}
     floor = state.floor()
-    revoked = {n for n, lease in leases.items() if lease.revoking} | {n for n in state.revoked if n >= floor}
+    revoked = {n for n, lease in leases.items() if lease.revoking is not None}
+    revoked |= {n for n in state.revoked if n >= floor}
     live = tuple(n for n in leases if n not in revoked)
     pod.asked, pod.stale = now, False
     complete = restore is not None and pod.index in state.fleet.handed_over.values()

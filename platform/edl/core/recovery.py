@@ -154,7 +154,7 @@ def synced(state: State, now: float) -> None:
         ask(state, revocation)
     for ledger in state.ledgers.values():
         for number, lease in ledger.leases.items():
-            if not lease.revoking:
+            if lease.revoking is None:
                 state.holders.setdefault(lease.worker, Holder(now)).hold(number, now)
     for uid, index in list(state.fleet.workers.items()):
         if not state.fleet.is_live(uid):

@@ -40,6 +40,17 @@ class Revocation:
         worker, leases, reason, in_flight, crashed = row
         return cls(worker, tuple(leases), reason, in_flight, crashed)
 
+    def begin(self, leases: Mapping[int, Lease]) -> bool:
+        """Take the leases back that are held; whether there are any.
+
+        Journals may name others: masters have entered leases that were on their way back already, or done since.
+        """
+        held = (number for number in self.leases if number in leases and leases[number].revoking is None)
+        self.leases = tuple(held)
+        for number in self.leases:
+            leases[number].revoking = self.reason
+        return bool(self.leases)
+
     def answered(self, ps: str, applied: Mapping[int, int], first: Mapping[int, int] | None = None) -> None:
         """A PS refuses the leases from now on and says what it applied."""
         if ps in self.waiting and all(number in applied for number in self.leases):
@@ -86,7 +97,9 @@ def settle(revocation: Revocation, leases: Mapping[int, Lease]) -> list[Settleme
     settlements = []
     in_flight = revocation.in_flight
     for number in sorted(revocation.leases):
-        lease = leases[number]
+        lease = leases.get(number)
+        if lease is None:  # closed by other means
+            continue
         # No more than it has: a worker can push a step that is beyond its end.
         known = [min(applied[number], lease.steps) for applied in revocation.answers.values()]
         through = [max(steps, lease.through) for steps in known] or [lease.through]

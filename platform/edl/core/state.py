@@ -226,7 +226,7 @@ class State:
             (kind, lease)
             for kind, ledger in self.ledgers.items()
             for lease in ledger.held(worker)
-            if not lease.revoking
+            if lease.revoking is None
         ]
         return sorted(held, key=lambda item: item[1].number)
 

@@ -47,7 +47,7 @@ class Lease:
         minibatch: records a step; step k covers ``[start + k * minibatch, ...)``, the last may be shorter.
         worker: uid of the holder's pod.
         through: steps ``0 .. through - 1`` are done.
-        revoking: why it is being taken back; empty while it is held.
+        revoking: why it is being taken back, in whatever words its worker gave, perhaps none; None while it is held.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Lease:
     minibatch: int
     worker: str
     through: int = 0
-    revoking: str = ""
+    revoking: str | None = None
 
     @property
     def steps(self) -> int:

@@ -2,12 +2,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
+from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.core.cluster import Role
+from edl.core.events import (
+    LeaseWanted,
+    PodsSynced,
+    Progressed,
+    PsAttached,
+    PsRegistered,
+    Revoked,
+    Steps,
+    Tick,
+    WorkerLeft,
+)
+from edl.core.job import JobState
 from edl.core.revocations import Revocation, settle
 from edl.core.tasks import Lease, Work
+
+LEASE = (1 << 32) + 1
+OTHER = LEASE + 1
 
 
 @dataclass
@@ -87,3 +106,102 @@ def test_an_answer_that_leaves_a_lease_out_is_none() -> None:
     revoked.answered("stranger", {1: 3, 2: 0})
     assert revoked.waiting == {"ps-0"}
     assert not revoked.answers
+
+
+# ------------------------------------------------------------------ taken back without a word
+
+
+def test_leases_that_are_taken_back_without_a_reason_are_taken_back_once() -> None:
+    masters = Masters()
+    lease = masters.train()
+    for _ in range(3):
+        masters.see(WorkerLeft("worker-0", "", ()))
+    assert [entry["leases"] for entry in masters.entries("revoking")] == [[lease]]
+    masters.see(Revoked("ps-0", {lease: 0}), Tick())
+    assert [entry["lease"] for entry in masters.entries("returned")] == [lease]
+    masters.restart()
+    assert not masters.state.revocations
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_lease_without_a_reason_stays_taken_back_for_the_next_master(compacted: bool) -> None:
+    masters = Masters()
+    lease = masters.train()
+    masters.see(WorkerLeft("worker-0", "", ()))
+    state = JobState(masters.settings)
+    state.replay(masters.state.snapshot() if compacted else None, [] if compacted else masters.journal)
+    found = state.find(lease)
+    assert found is not None
+    assert found[1].revoking == ""
+    assert not state.leases_of("worker-0"), "nobody works on it"
+    state.handle(Progressed("worker-0", (Steps(lease, 1),)), 0.0)
+    assert found[1].through == 0
+
+
+def _revoking(*leases: int, reason: str = "") -> dict[str, Any]:
+    return {
+        "kind": "revoking",
+        "worker": "worker-0",
+        "leases": leases,
+        "reason": reason,
+        "in_flight": True,
+        "crashed": False,
+    }
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize(
+    "entered",
+    [
+        [_revoking(LEASE), _revoking(LEASE), _revoking(LEASE)],
+        [_revoking(LEASE), _revoking(LEASE, OTHER)],
+        [_revoking(LEASE, OTHER), {"kind": "done", "lease": LEASE}],
+        [_revoking(LEASE), {"kind": "done", "lease": LEASE}],
+        [
+            _revoking(LEASE),
+            _revoking(LEASE),
+            {"kind": "returned", "lease": LEASE, "through": 1, "partial": 0, "repeated": 0},
+        ],
+        [
+            {"kind": "returned", "lease": LEASE, "through": 1, "partial": 0, "repeated": 0},
+            _revoking(LEASE, reason="killed"),
+        ],
+    ],
+)
+def test_a_journal_in_which_a_lease_is_taken_back_more_often_than_it_can_be_is_gone_on_from(
+    entered: list[Any], compacted: bool
+) -> None:
+    """Masters wrote such ones, and those after them ended at each of them."""
+    masters = Masters()
+    assert masters.train() == LEASE
+    masters.see(LeaseWanted("worker-0", frozenset({LEASE})))
+    assert set(masters.state.ledgers["training"].leases) == {LEASE, OTHER}
+    masters.journal += entered
+    masters.restart()
+    if compacted:
+        snapshot = masters.state.snapshot()
+        masters.state = JobState(masters.settings)
+        masters.state.replay(snapshot, [])
+    masters.see(alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced(), PsRegistered("ps-0"))
+    masters.see(PsAttached("ps-0", True, 0), Revoked("ps-0", {LEASE: 1, OTHER: 0}), Tick())
+    training = masters.state.ledgers["training"]
+    assert not masters.state.revocations
+    assert not training.leases
+    assert training.done_records + training.remaining() == 640, "each record is in one place"
+
+
+def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> None:
+    masters = Masters()
+    lease = masters.train()
+    masters.see(WorkerLeft("worker-0", "told to go", ()))
+    snapshot = masters.state.snapshot()
+    snapshot["revocations"] += [*snapshot["revocations"], ["worker-0", [lease, 4711], "", True, False]]
+    state = JobState(masters.settings)
+    state.replay(snapshot, [])
+    assert [revocation.leases for revocation in state.revocations] == [(lease,)]
+
+
+def test_a_lease_that_is_gone_is_passed_over() -> None:
+    lease = Lease(2, Work(0, "a", 0, 20), 4, "w", through=2)
+    (s,) = settle(Revocation("w", (1, 2), "", True), {2: lease})
+    assert (s.lease, s.through) == (2, 2)
