@@ -15,7 +15,7 @@ from edl.rpc.edl_pb2 import Refusal
 from edl.rpc.frames import MAX_META, Answer, Frame, Kind, Limits
 from edl.rpc.listening import Listener
 from edl.rpc.proof import MAX_TOKEN, check_token
-from edl.rpc.refusal import Refused, kind_of
+from edl.rpc.refusal import Refused, kind_of, sendable
 
 log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class BulkServer:
 
 def refusal(error: RefusedError) -> Answer:
     """Return the frame that tells a peer why it is refused."""
-    told = Refusal(reason=error.message, kind=kind_of(error), hint=error.hint or "")
+    told = Refusal(reason=sendable(error.message), kind=kind_of(error), hint=sendable(error.hint or ""))
     return Answer(Kind.REFUSED, told.SerializeToString())
 
 

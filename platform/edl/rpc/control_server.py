@@ -30,7 +30,7 @@ from edl.rpc.border import check
 from edl.rpc.listening import refuse_live_socket
 from edl.rpc.options import SERVER_OPTIONS
 from edl.rpc.proof import TOKEN_KEY, VERSION_KEY, check_token, check_version
-from edl.rpc.refusal import Refused, kind_of
+from edl.rpc.refusal import Refused, kind_of, sendable
 from edl.rpc.verdict import KIND_KEY
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Guard(grpc.GenericRpcHandler):
             original = next((each for each in found if each is not None), None)
             if original is None or original.unary_unary is None:
                 return None
-            handler = self._guarded[details.method] = self._handler(original)
+            handler = self._guarded[details.method] = self._handler(details.method, original)
         return handler
 
     def _check(self, details: grpc.HandlerCallDetails) -> None:
@@ -216,7 +216,7 @@ class Guard(grpc.GenericRpcHandler):
         numeric = version.isascii() and version.isdecimal() and len(version) <= _LONGEST_VERSION
         check_version(int(version) if numeric else version[:_LONGEST_VERSION])
 
-    def _handler(self, original: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    def _handler(self, method: str, original: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
         """The handler of a method as one of a stream that has one message: only so can its coming be awaited."""
         handle, decode = original.unary_unary, original.request_deserializer
         assert handle is not None
@@ -241,9 +241,12 @@ class Guard(grpc.GenericRpcHandler):
             try:
                 return await work(data, call)
             except RefusedError as refused:
-                await _abort(context, refused)
+                await _refuse(context, refused)
             except RetryableError as busy:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(busy))
+                await _abort(context, grpc.StatusCode.UNAVAILABLE, str(busy))
+            except Exception as error:
+                log.exception("the handler of %s failed", method)
+                await _abort(context, grpc.StatusCode.UNKNOWN, f"The server failed inside: {error!r}")
 
         return grpc.stream_unary_rpc_method_handler(respond, None, original.response_serializer)
 
@@ -255,19 +258,29 @@ async def _message(messages: AsyncIterator[bytes], context: grpc.aio.ServicerCon
             return await anext(messages)
     except TimeoutError:
         late = f"no message came within {MESSAGE_SECONDS:g} s of the call's headers"
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, late)
+        await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, late)
     except StopAsyncIteration:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
 
 
 def _refusing(refused: RefusedError) -> grpc.RpcMethodHandler[Any, Any]:
     async def refuse(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        await _abort(context, refused)
+        await _refuse(context, refused)
 
     return grpc.stream_unary_rpc_method_handler(refuse)
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], refused: RefusedError) -> NoReturn:
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refused: RefusedError) -> NoReturn:
     kind = kind_of(refused)
     code = grpc.StatusCode.UNAUTHENTICATED if kind == "token" else grpc.StatusCode.FAILED_PRECONDITION
-    await context.abort(code, str(refused), ((KIND_KEY, kind),))
+    await _abort(context, code, str(refused), ((KIND_KEY, kind),))
+
+
+async def _abort(
+    context: grpc.aio.ServicerContext[Any, Any],
+    code: grpc.StatusCode,
+    text: str,
+    trailers: Sequence[tuple[str, str]] = (),
+) -> NoReturn:
+    """End a call with what went wrong. A text that cannot be sent would leave it without an answer."""
+    await context.abort(code, sendable(text), tuple(trailers))

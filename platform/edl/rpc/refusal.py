@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from edl.core.errors import RefusedError
+from edl.core.untrusted import writable_text
+
+_LONGEST = 2048
+_CUT = " …"
 
 
 class Refused(RefusedError):  # noqa: N818 - the name of what the peer did
@@ -29,3 +33,13 @@ def kind_of(error: RefusedError) -> str:
 
 class BulkRefused(Refused):
     """A REFUSED frame on the bulk plane; ``kind`` is that of its Refusal."""
+
+
+def sendable(text: str) -> str:
+    """Return the text of a refusal as every peer can be told it: what it quotes may be of any length, and no text.
+
+    gRPC sends it in the trailers of an answer, three bytes for each that is not ASCII. A client takes 8 KiB of these,
+    and takes an answer with more for one of a peer that is busy.
+    """
+    data = writable_text(text).encode()
+    return data.decode() if len(data) <= _LONGEST else data[:_LONGEST].decode(errors="ignore") + _CUT

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -18,12 +19,62 @@ _JSON = (rb'"\ud800"', b"9" * 400, b"[NaN, 1e999]", b"[" * 50_000, b"{}", b"[]",
 _INTEGERS = (-(2**63), -1, 1, 2**31 - 1, 2**62 - 1, 2**62, 2**63 - 1)
 _FLOATS = (float("nan"), float("inf"), float("-inf"), 1e308, -1e308, -1.0, 0.5)
 
+_MONITOR = {"monitor": "loss", "mode": "min", "min_delta": 0.5}
+DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
+    "edl.v1.RegisterRequest.callbacks": (
+        [
+            {"kind": "EarlyStopping", **_MONITOR, "patience": 2, "baseline": None, "restore_best_weights": True},
+            {"kind": "ReduceLROnPlateau", **_MONITOR, "factor": 0.5, "cooldown": 1, "min_lr": 0.1, "rate": 1.0},
+            {"kind": "BestCheckpoint", **_MONITOR, "threshold": 1.5, "filepath": "a.keras", "weights_only": False},
+        ],
+    ),
+    "edl.v1.ReportRequest.result": (
+        {"training": [["digits", 8]], "validation": [["v", 4]]},
+        {"training": [["digits", 8]], "blocks": {"runs": [[[4, 2]]], "record_bytes": 9}},
+        {"accuracy": {"additive": True, "states": [1.5, [2]]}, "auc": {"additive": False, "states": [[1]]}},
+        {"accuracy": 0.5, "auc": None},
+        {"paths": ["/runs/r1/export"], "loading": "as it is"},
+        {"place": 0, "cut": 1, "path": "/runs/r1/best.keras"},
+    ),
+    "edl.v1.Task.payload": (
+        {"accuracy": {"additive": True, "states": [1.5, [2]]}},
+        {"checkpoint": 3},
+        {"place": 0, "cut": 1, "epoch": 2, "metrics": {"auc": 0.5}, "filepath": "a.keras", "weights_only": False},
+    ),
+    "edl.v1.Declare.optimizer": ({"name": "sgd", "hyperparameters": {"momentum": 0.5, "nesterov": True}},),
+    "edl.v1.Table.initializer": ({"name": "uniform", "minval": -1.0, "maxval": 1.0, "seed": 7},),
+}
+"""What is JSON within a field, as it may be meant."""
+_RAW = (
+    r'"\ud800"',
+    r'"\u001b[31m\u0000"',
+    "9" * 400,
+    "9" * 5000,
+    str(2**63),
+    str(2**63 - 1),
+    "-1",
+    "NaN",
+    "1e999",
+    "1e308",
+    "[" * 500 + "]" * 500,
+    '{"a":' * 500 + "1" + "}" * 500,
+    "null",
+    "true",
+    '"x"',
+    "0.5",
+    "[]",
+    "{}",
+)
+_RAW_NAMES = (r'"\ud800"', '"kind"', '"unheard of"', '""', f'"{"x" * 70_000}"')
+
 
 def horrors(field: FieldDescriptor) -> Iterator[Any]:
     """Values of a field that is no message."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-        texts = (*_TEXTS, *(data.decode(errors="replace") for data in _JSON))
-        yield from texts if field.type == FieldDescriptor.TYPE_STRING else (*(t.encode() for t in _TEXTS), *_JSON)
+        inner = [text for document in DOCUMENTS.get(field.full_name, ()) for text in json_horrors(document)]
+        texts = (*_TEXTS, *(data.decode(errors="replace") for data in _JSON), *inner)
+        raw = (*(t.encode() for t in _TEXTS), *_JSON, *(t.encode() for t in inner))
+        yield from texts if field.type == FieldDescriptor.TYPE_STRING else raw
     elif field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
         yield from (x for x in _FLOATS if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE or abs(x) < 1e38 or x != x)
     elif field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
@@ -67,3 +118,48 @@ def _paths(descriptor: Descriptor) -> Iterator[tuple[FieldDescriptor, ...]]:
             yield (field,)
         else:
             yield from ((field, *rest) for rest in _paths(field.message_type))
+
+
+_HERE = "of the place that something else stands in"
+
+
+def json_horrors(document: Any) -> Iterator[str]:
+    """The text of a document with each of its values, and each of its names, replaced by what should not be there."""
+    yield json.dumps(document)
+    for whole in _with_a_value_marked(document):
+        text = json.dumps(whole)
+        yield from (text.replace(json.dumps(_HERE), raw) for raw in _RAW)
+    for whole in _with_a_name_marked(document):
+        text = json.dumps(whole)
+        yield from (text.replace(json.dumps(_HERE), raw) for raw in _RAW_NAMES)
+
+
+def _with_a_value_marked(document: Any) -> Iterator[Any]:
+    yield _HERE
+    for key, value in _parts(document):
+        for inner in _with_a_value_marked(value):
+            yield _with(document, key, inner)
+
+
+def _with_a_name_marked(document: Any) -> Iterator[Any]:
+    if isinstance(document, dict):
+        for name in document:
+            yield {_HERE if other == name else other: value for other, value in document.items()}
+            yield {other: value for other, value in document.items() if other != name}
+        yield {**document, _HERE: 1}
+    for key, value in _parts(document):
+        for inner in _with_a_name_marked(value):
+            yield _with(document, key, inner)
+
+
+def _parts(document: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(document, dict):
+        yield from document.items()
+    elif isinstance(document, list):
+        yield from enumerate(document)
+
+
+def _with(document: Any, key: Any, value: Any) -> Any:
+    copy = document.copy()
+    copy[key] = value
+    return copy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from rpc.horrors import MESSAGES, horrors, messages_with
+from rpc.horrors import DOCUMENTS, MESSAGES, horrors, messages_with
 
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.border import check, parse
@@ -54,6 +54,12 @@ def test_every_kind_of_field_has_a_rule_and_horrors() -> None:
     fields = [field for message in MESSAGES for field in message.DESCRIPTOR.fields if field.message_type is None]
     assert len(fields) > 100
     assert all(list(horrors(field)) for field in fields)
+
+
+def test_every_field_of_bytes_has_a_document_to_take_apart() -> None:
+    fields = {field.full_name: field for message in MESSAGES for field in message.DESCRIPTOR.fields}
+    assert {name for name, field in fields.items() if field.type == FieldDescriptor.TYPE_BYTES} <= set(DOCUMENTS)
+    assert set(DOCUMENTS) <= set(fields)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -1, 2**62, 2**63 - 1])

@@ -200,6 +200,18 @@ def test_a_refusal_has_its_kind_and_the_connection_lives_on(start: Start) -> Non
         assert client.request(Kind.PULL, b"on").meta == b"on"
 
 
+@pytest.mark.parametrize("text", ["a\ud800b", "x" * (2 << 20)], ids=["half of a pair", "2 MiB"])
+def test_whatever_a_refusal_quotes_it_arrives(start: Start, text: str) -> None:
+    def handle(frame: Frame) -> Answer:
+        raise Refused(text, kind="full", hint=text)
+
+    with client_of(start(handle)) as client:
+        for _ in range(2):
+            with pytest.raises(BulkRefused) as refused:
+                client.request(Kind.PULL, b"")
+            assert refused.value.kind == "full"
+
+
 def test_a_mistake_in_the_handler_is_logged_and_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     def handle(frame: Frame) -> Answer:
         raise ZeroDivisionError("boom")

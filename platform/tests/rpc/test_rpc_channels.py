@@ -17,8 +17,8 @@ import grpc
 import psutil
 import pytest
 
-from edl.core.errors import BadInputError, RefusedError, RetryableError
-from edl.rpc import channels
+from edl.core.errors import BadInputError, EdlError, RefusedError, RetryableError
+from edl.rpc import channels, control_server
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, ControlServer, Retry, connect, serve
 from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
@@ -145,6 +145,33 @@ def test_a_mistake_in_the_handler_is_told(start: Start, opened: Opened, caplog: 
         opened(start(Scripted(fail)).address).call(Master.Progress, ASK, deadline=5.0)
     assert refused.value.kind == "internal"
     assert any(record.levelno == logging.ERROR for record in caplog.records)
+
+
+UNSENDABLE = ("a\ud800b", "\udfff" * 5000, "x" * 20_000, "é" * 5000, "%" * 9000, "\0\n\x1b[2J" * 3000)
+"""What a status cannot carry: halves of surrogate pairs, and more than a client takes."""
+
+
+@pytest.mark.parametrize("error", [lambda text: Refused(text, kind="full"), RetryableError, ValueError])
+@pytest.mark.parametrize("text", UNSENDABLE, ids=lambda text: f"{len(text)} of {text[0]!a}")
+def test_whatever_an_error_quotes_the_call_is_answered_with_it(
+    start: Start,
+    opened: Opened,
+    error: Callable[[str], Exception],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_server.log, "disabled", True)  # what it logs, pytest-xdist cannot carry
+
+    def fail(*_: object) -> None:
+        raise error(text)
+
+    with pytest.raises(EdlError) as refused:
+        opened(start(Scripted(fail)).address).call(Master.Progress, ASK, deadline=20.0)
+    expected = {Refused: "full", ValueError: "internal"}.get(type(error(text)))
+    assert getattr(refused.value, "kind", None) == expected
+    assert "no answer within" not in refused.value.message
+    assert "metadata" not in refused.value.message, "it is not the client's word for an answer that it does not take"
+    assert len(refused.value.message.encode()) < 4096
 
 
 def test_a_method_that_the_peer_does_not_serve(start: Start, opened: Opened) -> None:
