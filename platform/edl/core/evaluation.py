@@ -8,11 +8,13 @@ give no states of a metric; what else is said of a metric is passed on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from edl.core.tasks import Ledger
+from edl.core.untrusted import MAX_INTEGER
 
 States = dict[str, Any]
 
@@ -49,7 +51,12 @@ def _sum(a: Any, b: Any) -> Any:
         if len(a) != len(b):
             raise ValueError(f"metric states differ in shape: {len(a)} and {len(b)} values")
         return [_sum(x, y) for x, y in zip(a, b, strict=True)]
-    return None if a is None or b is None else a + b
+    if a is None or b is None:
+        return None
+    total = a + b
+    if isinstance(total, int):
+        return total if abs(total) <= MAX_INTEGER else float(total)
+    return total if not isinstance(total, float) or math.isfinite(total) else None
 
 
 @dataclass(slots=True)

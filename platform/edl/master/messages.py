@@ -59,8 +59,8 @@ def callbacks_of(data: bytes) -> tuple[Callback, ...]:
     if len(data) > _LARGEST_CALLBACKS:
         raise Refused(f"callbacks take at most {_LARGEST_CALLBACKS} bytes, not {len(data)}", kind="bad")
     try:
-        return from_json(json.loads(data))
-    except (ValueError, RecursionError) as error:
+        return from_json(decode_json(data))
+    except ValueError as error:
         raise Refused(f"callbacks cannot be read: {error}", kind="bad") from error
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 
 from edl.core.errors import BadInputError, StorageError
 from edl.core.partition import owner_of_name, slot_of_row
+from edl.core.untrusted import decode_json
 from edl.ps.arrays import Floats
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.ps.snapshot import Snapshot, StoredRows, joined
@@ -55,7 +55,7 @@ def from_shard(arrays: Arrays, meta: Mapping[str, str]) -> Cut:
             {slot: _trained(arrays, slot, declaration) for slot in declaration.optimizer.slots},
             {table.name: _rows(arrays, table.name, declaration) for table in declaration.tables},
         )
-        applied = {int(lease): int(through) for lease, through in json.loads(meta["applied"]).items()}
+        applied = {int(lease): int(through) for lease, through in decode_json(meta["applied"]).items()}
         return Cut(int(meta["cut"]), snapshot, int(meta["version"]), applied)
     except (KeyError, ValueError, TypeError, AttributeError, BadInputError) as error:
         raise StorageError(f"is not the shard of a parameter server: {error}") from error

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from edl.core.errors import BadInputError
+from edl.core.untrusted import decode_json
 from edl.spec.optimizer import OptimizerSpec
 from edl.spec.table import check_table
 
@@ -151,7 +152,7 @@ class Declaration:
     @classmethod
     def from_json(cls, text: str) -> Declaration:
         """The declaration of a checkpoint's text."""
-        value = json.loads(text)
+        value = decode_json(text)
         return cls(
             tuple(DenseVariable(name, tuple(shape), statistic) for name, shape, statistic in value["dense"]),
             tuple(RowTable(*fields) for fields in value["tables"]),

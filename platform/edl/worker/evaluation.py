@@ -63,7 +63,7 @@ class Evaluator:
 
     def metrics(self, task: Leased) -> None:
         """Turn the states that the master added up into values."""
-        values = self._network.metric_values(json.loads(task.payload))
+        values = self._network.metric_values(task.told())
         self._progress.finish(task.lease, json.dumps(values).encode())
 
     def _slab(self, pin: int) -> Floats:

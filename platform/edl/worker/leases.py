@@ -12,9 +12,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from edl.core.errors import EdlError
+from edl.core.errors import EdlError, RefusedError
+from edl.core.untrusted import decode_json
 from edl.rpc import edl_pb2 as pb
 from edl.worker.session import Session
 
@@ -75,6 +76,17 @@ class Leased:
             one_by_one=task.one_by_one,
             named=named if task.window else None,
         )
+
+    def told(self) -> Any:
+        """What the master says of the task beside its range.
+
+        Raises:
+            RefusedError: it is not JSON.
+        """
+        try:
+            return decode_json(self.payload, not_finite=True)
+        except ValueError as error:
+            raise RefusedError(f"what the master says of the task '{self.kind}' is not JSON: {error}") from error
 
     @property
     def steps(self) -> int:

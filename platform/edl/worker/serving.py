@@ -150,7 +150,7 @@ def _export(c: Coordination, network: Network, parameters: Parameters, task: Lea
     """Write the pinned cut as files that plain Keras and TensorFlow load."""
     from edl.worker import export
 
-    told = json.loads(task.payload) if task.payload else None
+    told = task.told() if task.payload else None
     if told is None:
         slab = parameters.pull(task.pin)
         rows: export.StoredRows = {table.name: parameters.scan(task.pin, table.name) for table in network.tables}
@@ -166,7 +166,7 @@ def _write_best(c: Coordination, network: Network, task: Leased) -> None:
     """Write a best checkpoint to the file that ``ModelCheckpoint(save_best_only=True)`` names."""
     from edl.worker import export
 
-    best = json.loads(task.payload)
+    best = task.told()
     slab, rows = _of_checkpoint(c, network, best["cut"])
     values = {f"val_{name}": math.nan if value is None else value for name, value in best["metrics"].items()}
     try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from edl.core.events import Acknowledged, DatasetDescribed, EndJob, PodsSynced, 
 from edl.core.results import refusal
 from edl.core.state import unit
 from edl.core.tasks import Lease, Work
+from edl.core.untrusted import decode_json
 
 KINDS = ("describe", "evaluation", "metrics", "export", "prediction", "training")
 LEASE = Lease(7, Work(0, "digits", 0, 10), 4, "worker-0")
@@ -89,6 +91,12 @@ def test_a_training_task_is_over_only_after_its_last_step() -> None:
 def test_a_sum_with_a_number_that_is_not_finite_is_not_finite() -> None:
     total = add({"acc": state([1.0, None, 2])}, {"acc": state([None, 1.0, 3])})
     assert total == {"acc": state([None, None, 5])}
+
+
+def test_a_sum_that_no_number_can_hold_is_not_finite_and_what_64_bits_cannot_hold_has_a_fraction() -> None:
+    total = add({"acc": state([1e308, -1e308, 2**63 - 1])}, {"acc": state([1e308, -1e308, 2**63 - 1])})
+    assert total == {"acc": state([None, None, 2.0**64])}
+    assert decode_json(json.dumps(total, allow_nan=False)) == total
 
 
 def test_a_job_that_trains_leases_no_records_to_predict() -> None:

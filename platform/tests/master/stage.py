@@ -28,6 +28,7 @@ from edl.master.shell import Shell
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import serve
 from edl.rpc.edl_pb2_grpc import PsControlServicer, add_PsControlServicer_to_server
+from edl.store.segments import encode
 
 TOKEN = "the-token-of-these-tests"
 LONG = 30.0
@@ -51,11 +52,13 @@ class StubJournal:
     def append(self, entry: Mapping[str, Any]) -> int:
         if self._failure is not None:
             raise self._failure
+        encode(entry)  # as one with a disk does: not every value can be
         self.entries.append(entry)
         self._lsn += 1
         return self._lsn
 
     def compact(self, snapshot: Mapping[str, Any]) -> int:
+        encode(snapshot)
         self.snapshots.append(snapshot)
         self.size_bytes = 0
         self._lsn += 1

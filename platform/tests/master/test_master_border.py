@@ -38,7 +38,11 @@ def channel(stage: Stage, tmp_path: Path) -> Iterator[Channel]:
 
 PS = pb.Member(role="ps", index=0, uid="ps-0")
 BASES: dict[str, tuple[pb.RegisterRequest | Any, ...]] = {
-    "Register": (pb.RegisterRequest(member=WORKER), pb.RegisterRequest(member=PS)),
+    "Register": (
+        pb.RegisterRequest(member=WORKER),
+        pb.RegisterRequest(member=WORKER, ready=True),
+        pb.RegisterRequest(member=PS),
+    ),
     "Lease": (pb.LeaseRequest(member=WORKER),),
     "Progress": (pb.ProgressRequest(member=WORKER),),
     "Report": (pb.ReportRequest(member=WORKER, last=pb.LeaseProgress(through=2)),),
@@ -58,7 +62,7 @@ def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: Channel, m
         for path, _, value, request in messages_with(method.request, base):
             if path == "wait_seconds" and value == 1e308:
                 continue  # it is answered after LONGEST_WAIT
-            refused = _refused(lambda request=request: channel.call(method, request, deadline=10.0))
+            refused = refusal_of(lambda request=request: channel.call(method, request, deadline=20.0))
             assert refused in (None, "bad", "retryable"), f"{path} = {value!r:.60}"
             assert stage.shell.failure is None, f"{path} = {value!r:.60}"
     for entry in stage.parts.journal.entries:
@@ -81,14 +85,37 @@ def test_a_result_that_no_journal_can_hold_is_refused(stage: Stage, result: byte
     assert stage.shell.failure is None
 
 
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        rb'[{"kind": "EarlyStopping", "mode": "min", "monitor": "\ud800"}]',
+        rb'[{"kind": "EarlyStopping", "mode": "min", "monitor": "loss", "\ud800": 1}]',
+        rb'[{"kind": "\ud800"}]',
+        b'[{"kind": "EarlyStopping", "mode": "min", "monitor": "loss", "min_delta": NaN}]',
+        b'[{"kind": "EarlyStopping", "mode": "min", "monitor": "loss", "patience": ' + b"9" * 400 + b"}]",
+        b"[" * 50_000,
+        b'{"kind": "EarlyStopping"}',
+    ],
+    ids=len,
+)
+def test_callbacks_that_no_journal_can_hold_are_refused(stage: Stage, channel: Channel, callbacks: bytes) -> None:
+    request = pb.RegisterRequest(member=WORKER, ready=True, callbacks=callbacks)
+    with pytest.raises(Refused, match="callbacks cannot be read"):
+        channel.call(Master.Register, request, deadline=20.0)
+    assert stage.shell.failure is None
+    assert channel.call(Master.Register, pb.RegisterRequest(member=WORKER), deadline=20.0).placement.ps
+
+
 def test_servicers_are_walked_whole() -> None:
     assert {each.name for each in METHODS} <= set(vars(Servicer))
 
 
-def _refused(call: Callable[[], object]) -> str | None:
+def refusal_of(call: Callable[[], object]) -> str | None:
     """The kind of the refusal; None where there is an answer."""
     try:
         call()
     except EdlError as error:
+        if "no answer within" in error.message:
+            return "unanswered"
         return kind_of(error) if isinstance(error, Refused) else "retryable"
     return None

@@ -128,6 +128,18 @@ def test_a_shard_that_lacks_an_array_is_no_shard():
         from_shard(arrays, {**meta, "applied": "nonsense"})
 
 
+@pytest.mark.parametrize("field", ["declaration", "applied"])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, r'{"\ud800": 1}', '{"1": 1e999}', '{"1": ' + "9" * 400 + "}"],
+    ids=["deep", "half of a pair", "infinite", "long"],
+)
+def test_a_shard_with_json_that_no_parameter_server_writes_is_no_shard(field, text):
+    arrays, meta = shard_arrays(trained(variables(*NAMES), seed=0))
+    with pytest.raises(StorageError, match="is not the shard"):
+        from_shard(arrays, {**meta, field: text})
+
+
 def test_a_shard_whose_strings_or_shapes_are_of_another_kind_is_no_shard():
     arrays, meta = shard_arrays(trained(variables(*NAMES), seed=0))
     declared = json.loads(meta["declaration"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
-from edl.core.errors import BadInputError
+from edl.core.errors import BadInputError, RefusedError
 from edl.rpc import edl_pb2 as pb
 from edl.worker.callbacks import NoCallbacks
 from edl.worker.evaluation import Evaluator
@@ -225,6 +225,12 @@ def test_metrics_turns_sums_into_values(stage: Stage) -> None:
     evaluator(stage, LinearNetwork(), None).metrics(leased)
     stage.progress.send()
     assert json.loads(stage.master.requests("Report")[0].result) == {"mae": 1.5}
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b"\xff", rb'{"a": "\ud800"}', b"[" * 100_000, b"9" * 400], ids=len)
+def test_what_a_master_cannot_mean_is_refused(payload: bytes) -> None:
+    with pytest.raises(RefusedError, match="says of the task 'metrics' is not JSON"):
+        Leased(1, "metrics", payload=payload).told()
 
 
 # ------------------------------------------------------------------------------------------------ the loop itself
