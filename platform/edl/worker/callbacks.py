@@ -254,7 +254,8 @@ class KerasCallbacks:
         """The optimizer's rate, if it is a number that can be set."""
         import keras
 
-        given = self._model.optimizer._learning_rate
+        optimizer = self._model.optimizer
+        given = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         by_itself = isinstance(given, keras.optimizers.schedules.LearningRateSchedule)
         return None if by_itself else float(self._model.optimizer.learning_rate)
 

@@ -16,6 +16,7 @@ from edl.core.errors import BadInputError
 from edl.worker.bad_ids import dense_ids, ids_within_tables
 from edl.worker.contract import ModelModule
 from edl.worker.fresh_model import new_model
+from edl.worker.loss_scaling import scales_dynamically, warn_if_unscaled
 from edl.worker.metrics import Metrics, output_names
 from edl.worker.objective import Objective
 from edl.worker.user_code import user_code
@@ -39,6 +40,7 @@ class LocalModel:
         self.optimizer = module.optimizer()
         self.optimizer.build(self.model.trainable_variables)
         self.variables = Variables.of(self.model, lambda name: 0, 1)
+        warn_if_unscaled(self.model, self.optimizer, local=True)
         self._sample = sample
         outputs = output_names(self.model)
         self._metrics = Metrics.of(module, outputs)
@@ -75,9 +77,11 @@ class LocalModel:
             with ids_within_tables():
                 predictions = self.model(features, training=True)
             loss = self._objective(labels, predictions, weights, self.model.losses, training=True)
-        found = tape.gradient(loss, [v.value for v in variables])
+            scaled = self.optimizer.scale_loss(loss)  # the optimizer divides the gradients again
+        found = tape.gradient(scaled, [v.value for v in variables])
         gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
-        checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients if gradient is not None]
+        checked = [] if scales_dynamically(self.optimizer) else gradients
+        checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in checked if gradient is not None]
         return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
 
     def _apply_graph(self, gradients: Any) -> None:

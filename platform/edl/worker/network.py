@@ -31,6 +31,7 @@ from edl.worker.hidden_uses import THE_MODEL, refuse_hidden_uses
 from edl.worker.known_ids import check_ids
 from edl.worker.looked_up import LookedUp
 from edl.worker.lookups import Lent, Recording, rows_from
+from edl.worker.loss_scaling import warn_if_unscaled
 from edl.worker.metrics import Metrics, output_names
 from edl.worker.objective import Objective
 from edl.worker.optimizers import Reproduced, name_in_keras, refuse_spread_tables, reproduce
@@ -141,6 +142,7 @@ class Network:
         if not variables.trained and not served:
             raise BadInputError("the model has no trained variable")
         network = cls(module, model, variables, served, module.optimizer(), sample)
+        warn_if_unscaled(model, network.keras_optimizer, local=False)
         diverge(variables.local, seed, worker)
         return network
 
