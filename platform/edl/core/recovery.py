@@ -8,11 +8,12 @@ from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
 from edl.core.fleet import Pod
 from edl.core.grants import advance_lease
 from edl.core.hearing import heard
-from edl.core.kinds import TRAINING
+from edl.core.kinds import EVALUATION, PREDICTION, TRAINING
 from edl.core.leases import Holder
 from edl.core.pods import TERMINAL, Blame, blame
 from edl.core.pods import State as PodState
 from edl.core.reclaim import ask, take_back
+from edl.core.shuffle import named
 from edl.core.state import State
 
 _GONE = "gone when the master came back"
@@ -78,12 +79,14 @@ def _ended(state: State, pod: Pod, now: float) -> None:
     laid_to = _blame(state, pod)
     if laid_to is not Blame.NOTHING:
         state.failure = _last_words(pod)
+    crashed = pod.state is PodState.CRASHED or laid_to is Blame.ROLE
+    where = _range_at_work(state, pod) if crashed else ""
     if pod.role is Role.WORKER:
         _worker_lost(state, pod, reason, now, in_crashing=laid_to is Blame.MINIBATCH)
     else:
         parameters.lost(state, pod, reason, now)
     if not dismissed:
-        _go_on(state, pod, now, crashed=pod.state is PodState.CRASHED or laid_to is Blame.ROLE)
+        _go_on(state, pod, now, crashed=crashed, where=where)
 
 
 def _blame(state: State, pod: Pod) -> Blame:
@@ -108,14 +111,29 @@ def _last_words(pod: Pod) -> tuple[str, str]:
     return f"worker-{pod.index} {how}", ""
 
 
-def _go_on(state: State, pod: Pod, now: float, *, crashed: bool) -> None:
-    """Whether what ended is replaced, or the job ends with it."""
+def _range_at_work(state: State, pod: Pod) -> str:
+    """Which records a crashed worker evaluated or predicted, and how many crashed there; empty for other work.
+
+    Call it while its leases are still its own. Unlike a minibatch of training such a range ends nothing by itself: it
+    takes much longer, so that kills from outside may hit it several times.
+    """
+    held = state.leases_of(pod.uid)
+    if pod.building or not held or held[0][0] not in (EVALUATION, PREDICTION):
+        return ""
+    kind, work = held[0][0], held[0][1].work
+    count = state.range_ends[kind, work] = state.range_ends.get((kind, work), 0) + 1
+    which = named({work.source: [(work.start, work.end)]})
+    return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else "")
+
+
+def _go_on(state: State, pod: Pod, now: float, *, crashed: bool, where: str) -> None:
+    """Whether what ended is replaced, or the job ends with it; ``where``: the records that it was at, for people."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
     on, why = state.fleet.ended(pod, now, crashed=crashed)
     if not on:
         message, detail = state.failure or (f"the last {pod.role}'s log says why", "")
-        state.end("Failed", f"{pod.role}s {why}: {message}", detail, "crash")
+        state.end("Failed", f"{pod.role}s {why}{where}: {message}", detail, "crash")
 
 
 def _raise_memory(state: State, pod: Pod) -> None:

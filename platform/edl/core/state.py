@@ -27,7 +27,7 @@ from edl.core.settings import MOST_WORKERS, Settings
 from edl.core.shards import Source
 from edl.core.shuffle import Order
 from edl.core.suspicion import Suspicion
-from edl.core.tasks import Lease, Ledger
+from edl.core.tasks import Lease, Ledger, Work
 
 __all__ = [
     "DESCRIBE",
@@ -163,6 +163,8 @@ class State:
     more_missing: bool = False
     next_look: float = float("-inf")
     suspicion: Suspicion = field(default_factory=Suspicion)
+    range_ends: dict[tuple[str, Work], int] = field(default_factory=dict)
+    """Workers that crashed in a range of an evaluation or a prediction, by kind and range."""
     failure: tuple[str, str] | None = None
     out: list[Command] = field(default_factory=list)
 
