@@ -71,7 +71,7 @@ def save(
         plain = _loadable(model, features, network.sample)
         with _writing(keras_path) as beside:
             _write_keras(plain, beside)
-        loading = how_to_load(plain, keras_path)
+        loading = how_to_load(plain, keras_path, network.module.zoo)
         if loading:
             _LOG.info("the .keras file has classes or functions that Keras does not know; this loads it: %s", loading)
     return {

@@ -7,6 +7,7 @@ Keras finds its own classes by itself. A class or function of the user's it find
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,13 @@ class OwnObject:
     registered: bool
 
 
-def how_to_load(model: Any, path: Path) -> str:
+def how_to_load(model: Any, path: Path, zoo: Path) -> str:
     """Python that loads the file of a model; empty where ``keras.models.load_model(path)`` alone does it.
 
     Args:
         model: that Keras can describe.
         path: of its ``.keras`` file.
+        zoo: the model zoo. Its modules import each other as they do in a run, from it and from its parent folder.
     """
     described = keras.saving.serialize_keras_object(model)
     own = {*_own_classes(described), *_own_functions(described, model)}
@@ -47,7 +49,10 @@ def how_to_load(model: Any, path: Path) -> str:
     unsafe = any(node.get("class_name") == _LAMBDA for node in _nodes(described))
     if not found and not unsafe:
         return ""
-    lines = [f"import {module}" for module in dict.fromkeys(own.module for own in found if own.registered)]
+    lines = []
+    if any(_is_below(zoo, own.module) for own in found):
+        lines += ["import sys", f"sys.path[:0] = {json.dumps([str(zoo), str(zoo.parent)])}"]
+    lines += [f"import {module}" for module in dict.fromkeys(own.module for own in found if own.registered)]
     given = [own for own in found if not own.registered]
     by_module = {own.module: [each.name for each in given if each.module == own.module] for own in given}
     lines += [f"from {module} import {', '.join(names)}" for module, names in by_module.items()]
@@ -58,6 +63,11 @@ def how_to_load(model: Any, path: Path) -> str:
     if unsafe:  # a Lambda layer of a Python lambda is code in the file
         arguments.append("safe_mode=False")
     return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
+
+
+def _is_below(zoo: Path, module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and Path(file).resolve().is_relative_to(zoo.resolve())
 
 
 def _own_classes(described: Any) -> Iterator[OwnObject]:
