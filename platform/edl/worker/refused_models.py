@@ -63,12 +63,14 @@ def refuse_own_training(model: Any, made_by: str, where: str) -> None:
             kind = type(model)
             definer = next((base for base in kind.__mro__ if method in vars(base)), kind)
             of = kind.__name__ if definer is kind else f"{kind.__name__}, from {definer.__name__}"
+            on_object = method in vars(model)  # and so in no class: Keras' own file is not where it is
+            owner = f"set on the object of class {kind.__name__}" if on_object else f"class {of}"
             named, ignored = f"a {method}()", "does not call: the model would be trained without it"
             if isinstance(getattr(kind, method, None), property):
                 named, ignored = f"a property {method}", "does not read"
             raise BadInputError(
-                f"the model that {made_by} returned has {named} of its own (class {of}), which EDL {ignored}",
-                where=defined_in(definer) or where,
+                f"the model that {made_by} returned has {named} of its own ({owner}), which EDL {ignored}",
+                where=(None if on_object else defined_in(definer)) or where,
                 hint=instead,
             )
     if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):  # the latter in Keras 2

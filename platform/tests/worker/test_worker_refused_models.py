@@ -147,8 +147,10 @@ def patched():
 """
     assert "train_step() of its own (class Mine, from Mixup)" in refused(tmp_path, source).message
     choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
-    with pytest.raises(BadInputError, match=r"patched\(\) returned has a test_step\(\) of its own"):
+    said = r"patched\(\) returned has a test_step\(\) of its own \(set on the object of class Sequential\)"
+    with pytest.raises(BadInputError, match=said) as caught:
         load(choice).model()
+    assert caught.value.where == str(tmp_path / "zoo" / "own.py"), "and not Keras' own file"
 
 
 @pytest.mark.parametrize(
