@@ -72,9 +72,9 @@ def _chosen(names: Sequence[str], keep: int) -> list[RunHere]:
 def _why_nothing(names: Sequence[str], keep: int) -> str:
     if not any(run.ended and (not names or run.name in names) for run in runs_here()):
         return f"no ended runs{' of ' + ' and '.join(names) if names else ''} are below ./.edl"
-    stay = "ended run of each job stays" if keep == 1 else f"{keep} ended runs of each job stay"
+    many = "ended run" if keep == 1 else f"{keep} ended runs"
     command = " ".join(["edl clean", *names, "--keep 0"])
-    return f"the newest {stay}; `{command}` removes {'it' if keep == 1 else 'them'} too"
+    return f"of each job the newest {many} and the newest with a model stay; `{command}` removes them too"
 
 
 def _but_newest(job: str, there: Sequence[RunHere], keep: int) -> list[RunHere]:

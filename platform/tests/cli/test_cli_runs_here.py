@@ -201,7 +201,7 @@ def test_what_status_says_of_a_runs_removal_removes_it(alone: Desk, here: Make) 
 def test_clean_says_how_the_newest_run_goes_too(alone: Desk, here: Make, job: list[str]) -> None:
     done = here("r1", phase="Done")
     assert alone.edl("clean", *job, "--yes") == 0
-    command = re.search("the newest ended run of each job stays; `edl (clean [^`]*)` removes it too", alone.out)
+    command = re.search("the newest ended run and [a-z ]* stay; `edl (clean [^`]*)` removes them too", alone.out)
     assert command is not None
     assert alone.edl("clean", *job, "--keep", "2") == 0
     assert "the newest 2 ended runs" in alone.out
