@@ -124,7 +124,7 @@ def plain_model(network: Network, slab: Floats, tables: StoredRows) -> Any:
         model = new_model(network.module, seed=0, sample=network.sample)
     places = zip(network.variables, network.offsets, strict=True)
     values = full | {spec.name: slab[place].reshape(spec.shape) for spec, place in places}
-    plain = Variables.of(model, lambda name: 0, 1)
+    plain = Variables.of(model, lambda name: 0, 1, served=False)
     check_same_model(
         trained={name: array.shape for name, array in values.items()} | {n: k.rows.shape for n, k in unbound.items()},
         made={spec.name: spec.shape for spec in plain.specs},

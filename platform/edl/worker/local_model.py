@@ -39,7 +39,7 @@ class LocalModel:
         self.model = new_model(module, seed=seed, sample=sample)
         self.optimizer = module.optimizer()
         self.optimizer.build(self.model.trainable_variables)
-        self.variables = Variables.of(self.model, lambda name: 0, 1)
+        self.variables = Variables.of(self.model, lambda name: 0, 1, served=False)
         warn_if_unscaled(self.model, self.optimizer, local=True)
         self._sample = sample
         outputs = output_names(self.model)

@@ -17,6 +17,7 @@ from edl.spec.hyperparameters import RULES
 from edl.spec.optimizer import OptimizerSpec
 from edl.worker.clipping import Clipping
 from edl.worker.learning_rate import LearningRate
+from edl.worker.user_code import defined_in, user_code
 
 _RULE: Mapping[str, str] = {
     "SGD": "momentum",
@@ -84,7 +85,7 @@ def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({}), z
         BadInputError: of another class, or with an argument that the PS cannot reproduce; both are named.
     """
     kind = _class(optimizer)
-    config = optimizer.get_config()
+    config = _config(optimizer, zoo)
     _refuse_arguments(kind, config)
     spec = _spec(kind, config)
     if spec.number("weight_decay"):
@@ -127,6 +128,24 @@ def _class(optimizer: Any) -> str:
             hint=_INSTEAD.get(kind) or _of_its_bases(type(optimizer)) or _supported(),
         )
     return kind
+
+
+def _config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
+    """The optimizer's arguments. Keras writes its schedule down with them."""
+    import keras
+
+    schedule, base = optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(schedule, base) and type(schedule).get_config is base.get_config:
+        kind = type(schedule).__name__
+        raise BadInputError(
+            f"the learning-rate schedule {kind} has no get_config(), without which Keras does not tell the optimizer's "
+            "arguments",
+            where=defined_in(type(schedule)),
+            hint=f"add get_config(self) to {kind}; it returns the arguments of its __init__ by name, or {{}}",
+        )
+    with user_code(zoo, "get_config() of the optimizer"):
+        config: Mapping[str, Any] = optimizer.get_config()
+    return config
 
 
 def _refuse_arguments(kind: str, config: Mapping[str, Any]) -> None:

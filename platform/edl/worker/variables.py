@@ -56,13 +56,20 @@ class Variables:
     local: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: Any, part: Callable[[str], int], parts: int) -> Variables:
+    def of(cls, model: Any, part: Callable[[str], int], parts: int, *, served: bool = True) -> Variables:
         """The variables of a built model.
 
+        Args:
+            model: the user's.
+            part: the index of the PS that owns a variable.
+            parts: number of PS.
+            served: whether PS train them; otherwise Keras' optimizer does, which applies constraints.
+
         Raises:
-            BadInputError: a trained variable is not float32, has a constraint, or is quantized; it is named.
+            BadInputError: a trained variable is not float32 or is quantized, or PS cannot apply its constraint; it is
+                named.
         """
-        found = _named([weight for weight in model.weights if _in_slab(weight)])
+        found = _named([weight for weight in model.weights if _in_slab(weight, served)])
         order = sorted(found, key=lambda item: (part(item[0].name), item[0].statistic))
         sizes = [sum(spec.size for spec, _ in found if part(spec.name) == index) for index in range(parts)]
         bounds = list(accumulate(sizes, initial=0))
@@ -103,9 +110,9 @@ class Variables:
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 
 
-def _in_slab(weight: Any) -> bool:
+def _in_slab(weight: Any, served: bool) -> bool:
     if weight.dtype == "float32":
-        return _check_constraint(weight)
+        return _check_constraint(weight, served)
     if weight.trainable:
         raise BadInputError(
             f"the trained variable '{weight.path}' is {weight.dtype}; EDL trains float32 variables only",
@@ -114,15 +121,15 @@ def _in_slab(weight: Any) -> bool:
     return False
 
 
-def _check_constraint(weight: Any) -> bool:
-    if weight.trainable and getattr(weight, "constraint", None) is not None:
+def _check_constraint(weight: Any, served: bool) -> bool:
+    if served and weight.trainable and getattr(weight, "constraint", None) is not None:
         raise BadInputError(
             f"the constraint {type(weight.constraint).__name__} of '{weight.path}' cannot be applied by the parameter "
             "servers",
-            hint="leave the constraint out, or use a regularizer",
+            hint="leave the constraint out, use a regularizer, or train with strategy: {name: Local}, which applies it",
         )
     if getattr(weight, "overwrite_with_gradient", False):
-        raise BadInputError(f"the quantized variable '{weight.path}' cannot be trained by the parameter servers")
+        raise BadInputError(f"the quantized variable '{weight.path}' cannot be trained by EDL")
     return True
 
 

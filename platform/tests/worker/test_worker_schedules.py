@@ -16,6 +16,7 @@ import keras  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
 from edl.worker.learning_rate import LearningRate  # noqa: E402
+from edl.worker.optimizers import reproduce  # noqa: E402
 from edl.worker.user_code import ModuleError  # noqa: E402
 
 
@@ -54,6 +55,30 @@ def test_a_schedule_may_compute_with_what_it_likes(schedule: Callable[[Any], Any
 def test_a_schedule_may_decide_by_the_step() -> None:
     rate = rate_of(lambda step: 0.1 if step < 2 else 0.01)
     assert [rate(step) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
+class Silent(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """Has all that keras.fit needs, and no configuration."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1
+
+
+def test_a_schedule_without_a_configuration_is_refused_by_its_class() -> None:
+    with pytest.raises(BadInputError, match="the learning-rate schedule Silent has no get_config") as caught:
+        reproduce(keras.optimizers.SGD(Silent()), zoo=Path(__file__).parent)
+    assert caught.value.where == __file__
+    assert "add get_config(self) to Silent" in str(caught.value.hint)
+
+
+def test_what_a_configuration_raises_is_the_users() -> None:
+    class Broken(Silent):
+        def get_config(self) -> Any:
+            raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ModuleError, match=r"get_config\(\) of the optimizer raised ZeroDivisionError") as caught:
+        reproduce(keras.optimizers.SGD(Broken()), zoo=Path(__file__).parent)
+    assert str(caught.value.where).startswith(__file__)
 
 
 def test_what_a_schedule_raises_is_the_users() -> None:

@@ -1,0 +1,85 @@
+"""Constraints of variables: strategy Local applies them as ``keras.fit``, parameter servers apply none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker import export  # noqa: E402
+from edl.worker.contract import load  # noqa: E402
+from edl.worker.local_model import LocalModel  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
+
+MODEL = """
+import keras, tensorflow as tf
+
+def custom_model():
+    return keras.Sequential([
+        keras.Input((1,)),
+        keras.layers.Embedding(9, 4, embeddings_constraint=keras.constraints.UnitNorm(axis=1)),
+        keras.layers.Flatten(),
+        keras.layers.Dense(4, kernel_constraint=keras.constraints.MaxNorm(0.4), name="bounded"),
+        keras.layers.Dense(1, kernel_constraint="non_neg", bias_constraint="non_neg"),
+    ])
+
+def feed(dataset, mode, metadata):
+    return dataset
+
+def eval_metrics_fn():
+    return {}
+
+def optimizer():
+    return keras.optimizers.Adam(0.05)
+
+loss = "mse"
+"""
+FEATURES = np.arange(9)[:, None]
+LABELS = -np.linspace(0.0, 2.0, 9, dtype=np.float32)[:, None]
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Any:
+    zoo = tmp_path / "zoo"
+    zoo.mkdir()
+    (zoo / "bounded.py").write_text(MODEL, encoding="utf-8")
+    return load(SimpleNamespace(zoo=zoo, definition="bounded.custom_model", params={}))
+
+
+def test_local_applies_them_as_keras_fit(user: Any) -> None:
+    mine = LocalModel(user, seed=1, sample=FEATURES)
+    other = user.model()
+    other.set_weights(mine.model.get_weights())
+    other.compile(optimizer=user.optimizer(), loss="mse")
+    for _ in range(12):
+        mine.train(FEATURES, LABELS, keep_if_not_finite=False)
+    other.fit(FEATURES, LABELS, batch_size=len(LABELS), epochs=12, verbose=0)
+    for found, expected in zip(mine.model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    norms = np.linalg.norm(mine.model.get_layer("bounded").kernel.numpy(), axis=0)
+    assert norms.max() == pytest.approx(0.4, abs=1e-5)  # the bound is reached
+
+
+def test_local_exports_such_a_model(user: Any, tmp_path: Path) -> None:
+    mine = LocalModel(user, seed=1, sample=FEATURES)
+    mine.train(FEATURES, LABELS, keep_if_not_finite=False)
+    export.save(mine.exportable(), mine.variables.values(), {}, tmp_path / "model.keras", tmp_path / "saved")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(FEATURES), mine.model(FEATURES), rtol=1e-6)
+
+
+def test_parameter_servers_apply_none_and_say_where_they_are_applied(user: Any) -> None:
+    with pytest.raises(BadInputError, match=r"UnitNorm of '.*' cannot be applied by the parameter servers") as caught:
+        Network.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1, sample=FEATURES)
+    assert "strategy: {name: Local}" in str(caught.value.hint)
