@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,7 @@ from edl.spec.job import JobSpec
 from edl.spec.load import Count, load
 from edl.spec.paths import resolve_local
 from edl.store.checkpoint_restart import CheckpointRestart, plan_restart
+from edl.store.replay import JournalDamagedError
 from edl.store.resumption import Change
 from edl.store.rundir import JobLock, RunDir, create
 
@@ -57,10 +59,10 @@ def run(
     if resume is not None:
         resumption.find(folder, _run_id(resume))  # before the lock, for which the folder is made
     require_storage(folder)
-    with JobLock(folder) as lock:
+    order = Order(job, settings or (), workers, ps)
+    with JobLock(folder) as lock, _way_out_named(folder, resume, order):
         directory, changes, restart = _run_directory(folder, resume, spec, from_checkpoint=from_checkpoint)
         lock.describe(directory.run_id)
-        order = Order(job, settings or (), workers, ps)
         plan = Plan(spec, order, counts, directory, resumed=resume is not None, changes=changes, restart=restart)
         if spec.strategy.name == "Local":
             in_this_terminal(plan, as_json=as_json)
@@ -99,6 +101,18 @@ def _run_directory(
         return directory, changes, plan_restart(directory)
     resumption.reopen(directory)
     return directory, changes, None
+
+
+@contextmanager
+def _way_out_named(folder: Path, resume: str | None, order: Order) -> Iterator[None]:
+    """Give the hint of a damaged journal as the command to type."""
+    try:
+        yield
+    except JournalDamagedError as error:
+        if resume is None:
+            raise
+        back = order.goes_back(resumption.find(folder, _run_id(resume)).run_id)
+        raise JournalDamagedError(error.message, where=error.where, hint=f"{error.hint}\n  {back}") from error
 
 
 def _run_id(resume: str) -> str | None:

@@ -52,6 +52,11 @@ def snapshot(state: State) -> dict[str, Any]:
     }
 
 
+def cut_number(snapshot: Mapping[str, Any]) -> int:
+    """The number of the last cut that a snapshot knows of."""
+    return int(snapshot["marks"][_MARKS.index("cut_number")])
+
+
 def restore(state: State, was: Mapping[str, Any]) -> None:
     """Make a fresh state what ``snapshot`` described."""
     if was["sources"] is not None:

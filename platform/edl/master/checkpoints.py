@@ -137,7 +137,11 @@ class Checkpoints:
             return CheckpointRefused(uid, cut, message, skipped=str(error))
         told = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
         if found is None:
-            return CheckpointRefused(uid, cut, message, skipped=told or f"there is no older one in {self.directory}")
+            told = told or f"there is no older one in {self.directory}"
+            newer = checkpoint.newest(self.directory)  # its master died before it could enter it
+            if newer is not None:
+                told += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
+            return CheckpointRefused(uid, cut, message, skipped=told)
         older = Checkpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
         return CheckpointRefused(uid, cut, message, older, told)
 

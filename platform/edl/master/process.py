@@ -55,6 +55,7 @@ from edl.spec.load import load
 from edl.spec.problem import SpecError
 from edl.store.checkpoint_restart import explained
 from edl.store.journal import Journal
+from edl.store.journal_end import check_end
 from edl.store.rundir import RunDir
 
 log = logging.getLogger("edl.master")
@@ -170,7 +171,11 @@ class Master:
         fence = self._around.fence
         with explained(self._run):
             journal, replay = Journal.open(
-                self._run.journal, holder=holder, exclusive=fence is None, at_least=fence.incarnation if fence else 0
+                self._run.journal,
+                holder=holder,
+                exclusive=fence is None,
+                at_least=fence.incarnation if fence else 0,
+                check=partial(check_end, self._run),
             )
         state = JobState(settings)
         state.replay(replay.snapshot, list(replay.entries))

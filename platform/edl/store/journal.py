@@ -61,7 +61,15 @@ class Journal:
         self._thread.start()
 
     @classmethod
-    def open(cls, directory: Path, *, holder: str, exclusive: bool = True, at_least: int = 0) -> tuple[Journal, Replay]:
+    def open(
+        cls,
+        directory: Path,
+        *,
+        holder: str,
+        exclusive: bool = True,
+        at_least: int = 0,
+        check: Callable[[Replay], object] = lambda found: None,
+    ) -> tuple[Journal, Replay]:
         """Lock the journal, read it, and begin a new incarnation of it.
 
         The new segment's fence notes exactly what was read, so nothing that an earlier incarnation still writes counts.
@@ -72,6 +80,7 @@ class Journal:
             exclusive: take the folder's lock. A volume of several machines may not have locks; there a Lease keeps two
                 masters apart, and the fence of the segments those that do not know it yet.
             at_least: the new incarnation is at least this one.
+            check: raises if what was read is not all that there was; nothing is written then.
 
         Raises:
             RefusedError: another process has it open; its holder is named.
@@ -80,6 +89,7 @@ class Journal:
         lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_HELD) if exclusive else None
         try:
             found = replay(directory)
+            check(found)
             remove_unfinished(directory)
             incarnation = max(found.incarnation + 1, at_least)
             chain = SegmentChain(directory, incarnation, found.fence, holder)

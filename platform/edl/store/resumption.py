@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
@@ -125,9 +126,12 @@ def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
     """
     from edl.store.checkpoint_restart import explained
     from edl.store.journal import Journal  # 10 ms that only an ended run needs
+    from edl.store.journal_end import check_end
 
     if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
-        with explained(run), closing(Journal.open(run.journal, holder=holder, exclusive=exclusive)[0]) as journal:
+        with explained(run):
+            journal, _ = Journal.open(run.journal, holder=holder, exclusive=exclusive, check=partial(check_end, run))
+        with closing(journal):
             journal.wait(journal.append({"kind": "resumed"}))
     with translated(run.path, "remove what told of the end"):
         for name in ("failure.txt", "failure.json", "summary.json"):

@@ -20,10 +20,18 @@ from edl.core.settings import Settings
 from edl.spec.load import dump, load
 from edl.store.journal import Journal
 from edl.store.manifest import MANIFEST, Manifest, ShardInfo, cut_directory
+from edl.store.replay import replay
 from edl.store.rundir import RunDir, create, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
 FAILED_STATUS = {"job": "digits", "phase": "Failed", "records_total": 30, "records_done": 12}
+
+
+WHOLE = {"done_steps": 5000, "done_records": 10, "dataset": {"training": [["a", 30]], "validation": []}}
+"""The ledger of a checkpoint with which a run can begin without its journal."""
+
+
+MISSING = "The journal goes on from checkpoint 3, which cannot be used, and does not know of 4."
 
 
 def fail(stage: Stage) -> None:
@@ -117,6 +125,8 @@ def keep(run: RunDir, *entries: dict[str, Any]) -> None:
     journal, _ = Journal.open(run.journal, holder="test")
     for entry in entries:
         journal.append(entry)
+        if "ledger" not in entry:
+            continue
         manifest = Manifest(entry["cut"], 0, "", (), entry["ledger"])
         folder = cut_directory(run.checkpoints, entry["cut"])
         folder.mkdir(exist_ok=True)
@@ -127,7 +137,7 @@ def keep(run: RunDir, *entries: dict[str, Any]) -> None:
 def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     fail(stage)
     assert "There is no checkpoint: it would begin again.\nGo on when" in capsys.readouterr().out
-    keep(RunDir(stage.run_dir()), saved(1), saved(2))
+    keep(RunDir(stage.run_dir()), saved(1), saved(2), {"kind": "cut_announced", "cut": 3})
     cut_directory(stage.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
     stage.script(["event", FAILED], ["status", FAILED_STATUS])
     assert stage.edl("run", "job.yaml", "--resume") == 1
@@ -150,7 +160,11 @@ def test_a_checkpoint_that_another_stands_in_for_is_not_named(stage: Stage, caps
 def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     state = JobState(Settings(minibatch=4, task_records=8))
-    state.apply(saved(5))
+    for entry in {"kind": "cut_announced", "cut": 5}, saved(5):
+        state.apply(entry)
+    folder = cut_directory(run.checkpoints, 5)
+    folder.mkdir(parents=True)
+    write_json(folder / MANIFEST, Manifest(5, 0, "", (), {}).to_json())
     journal, _ = Journal.open(run.journal, holder="test")
     journal.compact(state.snapshot())
     journal.close()
@@ -179,6 +193,44 @@ def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(stage: Stage, capsy
     assert "the disk is full" in said.out + said.err
     assert said.out.splitlines()[-1].startswith("Go on when the cause is gone with: ")
     assert "checkpoint" not in said.out
+
+
+def test_a_journal_that_lost_its_end_is_told_with_the_command_that_loses_least(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(stage)
+    run = RunDir(stage.run_dir())
+    keep(run, saved(3))
+    folder = cut_directory(run.checkpoints, 5)
+    folder.mkdir()
+    write_json(folder / MANIFEST, Manifest(5, 0, "", (), WHOLE).to_json())
+    capsys.readouterr()
+
+    assert stage.edl("run", "job.yaml", "--ps", "2", "--resume") == 1
+    said = capsys.readouterr().err
+    assert "the journal lost its end: it knows of no checkpoint after 3, and there is 5" in said
+    assert "it goes back to checkpoint 5 at step 5,000; 2 records were done after that and are done again" in said
+    assert said.splitlines()[-1] == "  edl run job.yaml --ps 2 --resume r1 --from-checkpoint"
+    assert [entry["kind"] for entry in replay(run.journal).entries] == ["saved"], "nothing was changed"
+
+    stage.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert stage.edl("run", "job.yaml", "--ps", "2", "--resume", "--from-checkpoint") == 1
+    assert "It goes on from checkpoint 5 at step 5,000; " in capsys.readouterr().out
+
+
+def test_a_failed_run_whose_journal_lost_its_end_is_told_how_to_go_on(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(stage)
+    newer = {**saved(4, "cut_announced"), "ledger": WHOLE}
+    keep(RunDir(stage.run_dir()), saved(3), newer)
+    pruned = ["text", ["checkpoints/cut-00000003/manifest.json", ""]]
+    stage.script(["event", FAILED], ["status", FAILED_STATUS], pruned)
+    capsys.readouterr()
+    assert stage.edl("run", "job.yaml", "--resume") == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[told.index(MISSING) + 1] == "Its journal is not read: it goes back to checkpoint 4 at step 5,000."
+    assert told[-1] == "Go on when the cause is gone with: edl run job.yaml --resume r1 --from-checkpoint"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,30 @@ def test_a_flipped_bit_costs_what_was_done_since_the_checkpoint(linear: Callable
     assert summary["records_done"] == job.total
     assert 0 < summary["records_rolled_back"] <= 2 * job.interval * job.minibatch
     assert list(run_dir.glob("journal-set-aside-*/*.edlj"))
+
+
+def test_a_journal_that_lost_its_end_goes_on_from_the_newest_checkpoint(linear: Callable[..., LinearJob]) -> None:
+    """What is left of it reads as if it were whole: the checkpoints show that it is not."""
+    job = linear(records=16000)
+    with job.start() as run:
+        saved = run.wait_line(lambda line: line["event"] == "checkpoint_saved" and line["step"] >= 3 * job.interval)
+        run.wait_step(saved["step"] + 20)
+        run.kill()
+        run.wait_gone(5.0)
+        run_dir = run.run_dir
+    segment = max((run_dir / "journal").glob("*.edlj"), key=lambda path: path.stat().st_size)
+    os.truncate(segment, segment.stat().st_size // 2)
+
+    refused = edl("run", str(job.file), "--resume", "r1", cwd=job.file.parent)
+    assert refused.returncode == 1
+    assert "the journal lost its end" in refused.stderr
+    assert "goes back to checkpoint" in refused.stderr
+    assert refused.stderr.splitlines()[-1].endswith(f"run {job.file} --resume r1 --from-checkpoint")
+
+    with job.start("--resume", "--from-checkpoint") as run:
+        summary = run.summary(120.0)
+    assert summary["records_done"] == job.total
+    assert summary["records_rolled_back"] <= 2 * job.interval * job.minibatch
 
 
 def flip_a_bit(journal: Path) -> None:

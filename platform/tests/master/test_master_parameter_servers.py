@@ -38,6 +38,8 @@ from edl.master.parameter_servers import ParameterServers
 from edl.master.questions import RESTORE_DEADLINE, Asker
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
+from edl.store.commits import commit
+from edl.store.manifest import Manifest, cut_directory
 
 INCARNATION = 4
 ATTACH = AttachPs("ps-0-a", floor=5, revoked=(7,), live=(8, 9), cut=2)
@@ -425,3 +427,12 @@ def test_a_master_that_may_not_decide_any_more_removes_no_checkpoint(
     assert isinstance(core.next(), CheckpointSaved)
     assert cuts_in(tmp_path) == [1, 2]
     servers.close()
+
+
+def test_a_newer_checkpoint_that_nobody_entered_is_named_when_no_older_one_stands_in(tmp_path: Path) -> None:
+    directory = cut_directory(tmp_path, 3)
+    directory.mkdir()
+    commit(directory, Manifest(3, 0, "now", (), {"done_steps": 1}))
+    refused = Checkpoints(tmp_path, 2, set).refused("ps-0", 2, "it is damaged")
+    assert refused.older is None
+    assert refused.skipped.endswith("checkpoint 3 is intact: --resume RUN --from-checkpoint goes on from it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError, StorageError
 from edl.core.final_checkpoint import STOPPED
 from edl.spec.job import JobSpec
-from edl.store.checkpoint_restart import CheckpointRestart
+from edl.store.checkpoint_restart import CheckpointRestart, plan_restart
+from edl.store.replay import JournalDamagedError
 from edl.store.resumption import Change, said
 from edl.store.rundir import RunDir
 
@@ -44,6 +46,14 @@ class Order:
         numbers = [("--workers", self.workers), ("--ps", None if verb == "predict" else self.ps)]
         given = [word for name, number in numbers if number is not None for word in (name, str(number))]
         return " ".join([program(), verb, called(str(self.job_file), None, None, self.settings), *given, *more])
+
+    def goes_on(self, run_id: str) -> str:
+        """The command that goes on with a run."""
+        return self.command("run", "--resume", run_id)
+
+    def goes_back(self, run_id: str) -> str:
+        """The command that goes on with a run from its newest intact checkpoint, without its journal."""
+        return self.command("run", "--resume", run_id, "--from-checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +108,7 @@ class Plan:
             return []
         if outcome.phase == "Interrupted":
             why = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
-            return [*why, *_said_since(self.run), f"Go on with: {self.order.command('run', '--resume', self.run_id)}"]
+            return [*why, *self._onwards("Go on with")]
         if outcome.phase != "Done":
             return self._after_failure(outcome)
         if self.spec.data.prediction:
@@ -110,8 +120,22 @@ class Plan:
         changed = [_CHANGE_SETTINGS] if self.order.settings else []
         if self._begins_anew(outcome):
             return [*changed, f"Start again when the cause is gone with: {self.order.command('run')}"]
-        again = self.order.command("run", "--resume", self.run_id)
-        return [*_said_since(self.run), *changed, f"Go on when the cause is gone with: {again}"]
+        return self._onwards("Go on when the cause is gone with", *changed)
+
+    def _onwards(self, how: str, *changed: str) -> list[str]:
+        """From where the run goes on, and the command; nothing of the former where that cannot be read."""
+        again = self.order.goes_on(self.run_id)
+        try:
+            found = goes_on_from(self.run)
+        except JournalDamagedError as error:
+            with suppress(BadInputError, StorageError):
+                costs = plan_restart(self.run).lines()
+                return [*_sentences(error.message, *costs), *changed, f"{how}: {self.order.goes_back(self.run_id)}"]
+        except StorageError:
+            pass  # how the run ended was told already
+        else:
+            return [_since(self.run, found), *changed, f"{how}: {again}"]
+        return [*changed, f"{how}: {again}"]
 
     def _begins_anew(self, outcome: Outcome) -> bool:
         """Whether nothing is lost with the run that failed, and going on with it may not be possible.
@@ -169,19 +193,18 @@ def _named(found: Checkpoint) -> str:
     return f"checkpoint {found.cut} at step {found.step:,}"
 
 
-def _said_since(run: RunDir) -> Iterator[str]:
-    """From where a run that ended goes on; nothing where that cannot be read: how it ended was told already."""
-    try:
-        found = goes_on_from(run)
-    except StorageError:
-        return
+def _since(run: RunDir, found: Checkpoint | None) -> str:
+    """From where a run that ended goes on."""
     if found is None:
-        yield "There is no checkpoint: it would begin again."
-    else:
-        status = status_of(run)
-        where_it_stopped = status is not None and status.step == found.step
-        since = ", where it stopped" if where_it_stopped else "; what was done since is done again"
-        yield f"It goes on from {_named(found)}{since}."
+        return "There is no checkpoint: it would begin again."
+    status = status_of(run)
+    where_it_stopped = status is not None and status.step == found.step
+    since = ", where it stopped" if where_it_stopped else "; what was done since is done again"
+    return f"It goes on from {_named(found)}{since}."
+
+
+def _sentences(*parts: str) -> list[str]:
+    return [f"{part[:1].upper()}{part[1:]}." for part in parts]
 
 
 def steps_of(spec: JobSpec, counts: Sequence[int] | None) -> int | None:

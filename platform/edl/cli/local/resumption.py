@@ -9,6 +9,7 @@ from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError
 from edl.store import integrity, resumption
 from edl.store.checkpoint_restart import explained
+from edl.store.journal_end import check_end, stands_in
 from edl.store.replay import replay
 from edl.store.resumption import FIXED, begun, differences, is_fixed, nothing_left, phase_of, status_of
 from edl.store.rundir import RunDir, resolve, runs
@@ -62,7 +63,7 @@ def goes_on_from(run: RunDir) -> Checkpoint | None:
     Strategy Local has no journal and takes the newest that is intact.
 
     Raises:
-        StorageError: the journal is damaged, or the checkpoints cannot be read.
+        StorageError: the journal is damaged or lost its end, or the checkpoints cannot be read.
     """
     if begun(run):
         return _journaled(run)
@@ -72,13 +73,8 @@ def goes_on_from(run: RunDir) -> Checkpoint | None:
 
 def _journaled(run: RunDir) -> Checkpoint | None:
     with explained(run):
-        told = replay(run.journal)
-    was = told.snapshot["checkpoint"] if told.snapshot else None
-    found = Checkpoint(*was) if was else None
-    for entry in told.entries:
-        if entry["kind"] in ("saved", "checkpoint_back"):
-            found = Checkpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
-    return found
+        found = check_end(run, replay(run.journal)).checkpoint
+    return found and stands_in(run, found)
 
 
 def reopen(run: RunDir) -> None:

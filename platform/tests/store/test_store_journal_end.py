@@ -1,0 +1,125 @@
+"""A journal that is shorter than it was, beside the checkpoints that it had named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.core.checkpoint import Checkpoint
+from edl.core.errors import StorageError
+from edl.core.job import JobState
+from edl.core.settings import Settings
+from edl.store.journal import Journal
+from edl.store.journal_end import KnownCuts, check_end, stands_in
+from edl.store.manifest import MANIFEST, Manifest, cut_directory
+from edl.store.replay import JournalDamagedError, replay
+from edl.store.rundir import RunDir, make, write_json
+
+LEDGER = {"done_steps": 0}
+
+
+def announced(cut: int) -> dict[str, Any]:
+    return {"kind": "cut_announced", "cut": cut, "step": cut}
+
+
+def saved(cut: int, kind: str = "saved") -> dict[str, Any]:
+    return {"kind": kind, "cut": cut, "step": cut, "version": 0, "ledger": LEDGER}
+
+
+def run_with(folder: Path, entries: list[Mapping[str, Any]], *complete: int, begun: int | None = None) -> RunDir:
+    """A run of which the journal has these entries, with these checkpoints, and one that was begun."""
+    run = RunDir(folder / "r1")
+    make(run)
+    journal, _ = Journal.open(run.journal, holder="the test")
+    for entry in entries:
+        journal.append(entry)
+    journal.close()
+    for cut in complete:
+        directory = cut_directory(run.checkpoints, cut)
+        directory.mkdir(parents=True)
+        write_json(directory / MANIFEST, Manifest(cut, 0, "", (), LEDGER).to_json())
+    if begun is not None:
+        cut_directory(run.checkpoints, begun).mkdir(parents=True)
+    return run
+
+
+def check(run: RunDir) -> KnownCuts:
+    return check_end(run, replay(run.journal))
+
+
+ENTRIES = [announced(1), saved(1), announced(2), saved(2), announced(3)]
+
+
+@pytest.mark.parametrize(
+    ("complete", "begun"),
+    [
+        pytest.param((1, 2), None, id="a cut was announced"),
+        pytest.param((1, 2), 3, id="its files were begun"),
+        pytest.param((2, 3), None, id="its manifest was written, and nobody heard of it"),
+        pytest.param((1,), None, id="the newest is gone, an older one stands in"),
+    ],
+)
+def test_what_a_lost_master_leaves_is_no_lost_end(tmp_path: Path, complete: tuple[int, ...], begun: int | None) -> None:
+    known = check(run_with(tmp_path, ENTRIES, *complete, begun=begun))
+    assert known == KnownCuts(Checkpoint(2, 2, 0, LEDGER), 3)
+
+
+def test_a_run_without_checkpoints_has_lost_nothing(tmp_path: Path) -> None:
+    assert check(run_with(tmp_path, [])) == KnownCuts(None, 0)
+    assert check(run_with(tmp_path / "announced", [announced(1)], begun=1)) == KnownCuts(None, 1)
+
+
+@pytest.mark.parametrize("begun", [4, None])
+def test_checkpoints_that_were_never_announced_prove_that_the_end_is_lost(tmp_path: Path, begun: int | None) -> None:
+    run = run_with(tmp_path, ENTRIES, *((1, 2) if begun else (2, 4, 5)), begun=begun)
+    with pytest.raises(JournalDamagedError, match=f"it knows of no checkpoint after 3, and there is {begun or 5}"):
+        check(run)
+    with pytest.raises(JournalDamagedError, match="lost its end: it knows of no checkpoint, and there is 1"):
+        check(run_with(tmp_path / "empty", [], 1))
+
+
+def test_a_checkpoint_that_was_pruned_proves_it_too(tmp_path: Path) -> None:
+    with pytest.raises(JournalDamagedError, match="from checkpoint 2, which cannot be used, and does not know of 3"):
+        check(run_with(tmp_path, ENTRIES, 3))
+
+
+def test_a_run_whose_checkpoints_are_all_gone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="checkpoint 2, from which the run goes on, is not there, and no other is"):
+        check(run_with(tmp_path, ENTRIES, begun=2))
+
+
+def test_the_newest_may_be_an_older_one_or_a_copy(tmp_path: Path) -> None:
+    back = run_with(tmp_path / "back", [*ENTRIES, saved(1, "checkpoint_back")], 1)
+    assert check(back).checkpoint == Checkpoint(1, 1, 0, LEDGER)
+    copied = run_with(tmp_path / "copied", [*ENTRIES, saved(3, "best_restored")], 2, 3)
+    assert check(copied).checkpoint == Checkpoint(3, 3, 0, LEDGER)
+
+
+def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
+    """Whoever brings the whole file back finds no newer segment that makes its end void."""
+    run = run_with(tmp_path, ENTRIES, 4)
+    before = sorted(path.name for path in run.journal.iterdir())
+    with pytest.raises(JournalDamagedError):
+        Journal.open(run.journal, holder="the next master", check=partial(check_end, run))
+    assert sorted(path.name for path in run.journal.iterdir()) == before
+
+
+def test_a_compacted_journal_knows_as_much(tmp_path: Path) -> None:
+    state = JobState(Settings(minibatch=4, task_records=8))
+    for entry in ENTRIES:
+        state.apply(entry)
+    run = run_with(tmp_path, [], 2)
+    journal, _ = Journal.open(run.journal, holder="the test")
+    journal.compact(state.snapshot())
+    journal.close()
+    assert check(run) == KnownCuts(Checkpoint(2, 2, 0, LEDGER), 3)
+
+
+def test_no_cut_without_a_manifest_is_named(tmp_path: Path) -> None:
+    run = run_with(tmp_path, ENTRIES, 1, begun=2)
+    assert stands_in(run, Checkpoint(2, 2, 0, LEDGER)).cut == 1
+    assert stands_in(run, Checkpoint(1, 1, 0, LEDGER)).cut == 1
