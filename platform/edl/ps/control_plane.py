@@ -10,6 +10,7 @@ from typing import Any
 from edl.core.errors import StorageError
 from edl.core.partition import SLOTS
 from edl.ps.conversation import Attachment
+from edl.ps.leases import INCARNATION_BITS
 from edl.ps.parameter_server import ParameterServer
 from edl.rpc import edl_pb2 as pb
 from edl.rpc import edl_pb2_grpc
@@ -42,6 +43,7 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         """A master takes over, or comes back."""
         if not 0 < request.incarnation < _MOST or not 0 <= request.cut < _MOST:
             raise Refused(f"a master of incarnation {request.incarnation}, at cut {request.cut}", kind="bad")
+        _check_floor(request.floor, request.incarnation)
         if request.restore and len(request.slots) != SLOTS:
             raise Refused(f"rows are placed by {SLOTS} slots, not {len(request.slots)}", kind="bad")
         attachment = Attachment(
@@ -68,6 +70,7 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
 
     def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:  # noqa: N802
         """Close leases for good."""
+        _check_floor(request.floor, request.incarnation)
         through, first = self._server.revoke(request.incarnation, request.leases, request.floor)
         return pb.RevokeReply(applied=_steps(through), first=_steps(first))
 
@@ -84,6 +87,7 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         """Take a cut."""
         if not 0 < request.cut < _MOST or any(not 0 <= step.through < _MOST for step in request.within):
             raise Refused(f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad")
+        _check_floor(request.floor, request.incarnation)
         checkpoint = self._checkpoint(request.checkpoint)
         within = {step.lease: step.through for step in request.within}
         taken = self._server.snapshot(
@@ -128,6 +132,16 @@ class ControlPlane(edl_pb2_grpc.PsControlServicer):
         if known is not None and (folder.resolve().parent != known.resolve() or not _CUT.fullmatch(folder.name)):
             raise Refused(f"{path} is no checkpoint of this run: they are {known}/cut-N", kind="bad")
         return folder
+
+
+def _check_floor(floor: int, incarnation: int) -> None:
+    """Refuse a floor above every lease of the master that names it: those of the next ones would be closed as well.
+
+    Raises:
+        Refused: it is one.
+    """
+    if floor >> INCARNATION_BITS > incarnation:
+        raise Refused(f"no lease of incarnation {incarnation} is above the floor {floor}", kind="bad")
 
 
 def _steps(through: Mapping[int, int]) -> list[pb.LeaseStep]:

@@ -15,6 +15,9 @@ Copy = TypeVar("Copy")
 
 HOLD_SECONDS = 5.0
 """Updates are not held for longer, whatever became of the master."""
+CUTS_AHEAD = 100
+"""A master numbers its cuts one after the other and asks every server in each of them. Once a number far above were
+passed here, every cut up to it would be refused as over."""
 
 
 class CutError(RefusedError):
@@ -92,10 +95,21 @@ class Cuts(Generic[Copy]):
         """Refuse a cut that is over.
 
         Raises:
-            CutError: steps were let in already.
+            CutError: steps were let in already, or no master can have got so far.
         """
         if not self.is_open(cut):
             raise CutError(f"cut {cut} is over: updates go on since cut {self._passed}")
+        self.check_near(cut)
+
+    def check_near(self, cut: int) -> None:
+        """Refuse a cut that no master can have got to since the last one.
+
+        Raises:
+            CutError: it is one.
+        """
+        last = max(self._passed, self._held)
+        if cut > last + CUTS_AHEAD:
+            raise CutError(f"cut {cut} is more than {CUTS_AHEAD} after cut {last}, the last one asked for here")
 
     def taken(self, cut: int, copy: Copy, *, pin: bool, keep: bool = False) -> None:
         """The state was copied: let all steps in; with ``keep`` not before ``release``. ``pin`` keeps the copy."""

@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from edl.core.errors import RefusedError
+from edl.core.errors import RefusedError, RetryableError
 
 INCARNATION_BITS = 32
 """A lease is ``(incarnation << 32) + counter``."""
+MASTERS_AHEAD = 8
+"""So many masters may have come and gone since one was heard of last, which is every second. A number far above would
+be one that no master reaches, and all of them would be refused from then on."""
 
 
 class Admission(Enum):
@@ -50,6 +53,7 @@ class Leases:
 
     def __init__(self) -> None:
         self._incarnation = 0
+        self._heard = 0
         self._floor = 0
         self._through: dict[int, int] = {}
         self._first: dict[int, int] = {}
@@ -74,6 +78,25 @@ class Leases:
         if incarnation > self._incarnation:
             raise NotAttachedError(f"master incarnation {incarnation} has not attached, {self._incarnation} has")
 
+    def heard(self, incarnation: int) -> None:
+        """The master that this server registers with says which one it is."""
+        self._heard = max(self._heard, incarnation)
+
+    def check_attaches(self, incarnation: int) -> None:
+        """Refuse a master that cannot be the next one.
+
+        Raises:
+            StaleMasterError: a higher incarnation has attached before.
+            RetryableError: nobody has heard of so high a one: it can attach once it has answered a registration.
+        """
+        if incarnation < max(self._incarnation, 1):
+            raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
+        known = max(self._incarnation, self._heard)
+        if known and incarnation > known + MASTERS_AHEAD:
+            raise RetryableError(
+                f"master incarnation {incarnation} attaches, and {known} is the last one heard of here"
+            )
+
     def attach(self, incarnation: int, floor: int, revoked: Iterable[int], live: Iterable[int]) -> None:
         """A master takes over, or the same one comes back.
 
@@ -84,10 +107,9 @@ class Leases:
             live: leases of lower incarnations that live on.
 
         Raises:
-            StaleMasterError: a higher incarnation has attached before.
+            StaleMasterError, RetryableError: as :meth:`check_attaches` says.
         """
-        if incarnation < max(self._incarnation, 1):
-            raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
+        self.check_attaches(incarnation)
         self._incarnation = incarnation
         self._revoked |= set(revoked)
         self._survivors = frozenset(live)

@@ -176,9 +176,15 @@ class ParameterServer:
 
         Raises:
             StaleMasterError: a higher incarnation has attached.
+            RetryableError: nobody has heard of so high an incarnation yet.
+            CutError: no master can have got to that cut since the last one.
             StorageError: the checkpoint cannot be read; what was here stays.
         """
         with self._attaching:
+            with self._changed:
+                self._leases.check_attaches(attachment.incarnation)
+                if self._leases.attached:
+                    self._cuts.check_near(attachment.cut)
             cut = self._to_restore(attachment)
             with self._changed:
                 self._leases.attach(attachment.incarnation, attachment.floor, attachment.revoked, attachment.live)
@@ -190,6 +196,11 @@ class ParameterServer:
                 return State(
                     self._contents.initialized, self._contents.version, self._leases.applied(), tuple(self._cuts.pins())
                 )
+
+    def heard_of_master(self, incarnation: int) -> None:
+        """The master that this server registers with says which one it is."""
+        with self._changed:
+            self._leases.heard(incarnation)
 
     def revoke(
         self, incarnation: int, leases: Sequence[int], floor: int
@@ -271,6 +282,7 @@ class ParameterServer:
         """The cut is off, or held no longer: let waiting pushes in."""
         with self._changed:
             self._leases.check(incarnation)
+            self._cuts.check_near(cut)
             kept = self._cuts.release(cut)
             self._entrance.settle()
         _released(kept)

@@ -71,6 +71,7 @@ def run(identity: Identity, spec: JobSpec, stopping: threading.Event) -> None:
             stopping,
             lost_timeout=spec.master.lost_timeout,
             figures=Figures(server).now,
+            heard_of_master=server.heard_of_master,
         )
     log.info("ends")
 

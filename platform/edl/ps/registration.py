@@ -50,6 +50,7 @@ def keep_registered(
     *,
     lost_timeout: float,
     figures: Callable[[], pb.PsFigures] = pb.PsFigures,
+    heard_of_master: Callable[[int], None] = lambda incarnation: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Register until ``stopping`` is set and the master lets go; logs when it goes away and when it comes back.
@@ -60,6 +61,7 @@ def keep_registered(
         stopping: set when this process is told to go.
         lost_timeout: seconds without a master after which nobody needs this process any more.
         figures: what people are told, asked for each time.
+        heard_of_master: told which incarnation of the master has answered.
         clock: monotonic seconds.
 
     Raises:
@@ -70,7 +72,7 @@ def keep_registered(
     heard = clock()
     known = False
     while not stopping.is_set():
-        problem = _register(channel, registration, figures())
+        problem = _register(channel, registration, figures(), heard_of_master)
         if problem is None:
             known, heard = True, clock()
         elif clock() - heard > lost_timeout:
@@ -85,11 +87,16 @@ def keep_registered(
         _await_leave(channel, registration, figures, clock)
 
 
-def _register(channel: Channel, registration: pb.RegisterRequest, figures: pb.PsFigures) -> EdlError | None:
+def _register(
+    channel: Channel,
+    registration: pb.RegisterRequest,
+    figures: pb.PsFigures,
+    heard_of_master: Callable[[int], None],
+) -> EdlError | None:
     """One try; what was wrong, if another one makes sense."""
     registration.figures.CopyFrom(figures)
     try:
-        channel.call(Master.Register, registration, deadline=_DEADLINE)
+        heard_of_master(channel.call(Master.Register, registration, deadline=_DEADLINE).incarnation)
     except RetryableError as error:
         return error
     except Refused as error:

@@ -155,13 +155,20 @@ class Ps:
         return steps(self._channel.call(PsControl.Hold, request, deadline=10).applied)
 
     def snapshot(
-        self, cut: int, directory: Path | None = None, *, pin: bool = False, within: Mapping[int, int] | None = None
+        self,
+        cut: int,
+        directory: Path | None = None,
+        *,
+        pin: bool = False,
+        within: Mapping[int, int] | None = None,
+        floor: int = 0,
     ) -> pb.SnapshotReply:
         request = pb.SnapshotRequest(
             incarnation=INCARNATION,
             cut=cut,
             checkpoint=str(directory) if directory else "",
             pin=pin,
+            floor=floor,
             within=[pb.LeaseStep(lease=lease, through=through) for lease, through in (within or {}).items()],
         )
         return self._channel.call(PsControl.Snapshot, request, deadline=10)

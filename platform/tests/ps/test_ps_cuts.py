@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.core.errors import StorageError
-from edl.ps.cuts import HOLD_SECONDS, CutError, Cuts, PinError
+from edl.core.errors import RetryableError, StorageError
+from edl.ps.cuts import CUTS_AHEAD, HOLD_SECONDS, CutError, Cuts, PinError
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.table_store import TableStore
 from edl.rpc import edl_pb2 as pb
@@ -315,6 +315,66 @@ def test_a_stale_master_is_refused(two):
     with pytest.raises(Refused, match="attached is 2") as caught:
         ps.prepare(5)
     assert caught.value.kind == "incarnation"
+
+
+FAR = [CUTS_AHEAD + 1, 2**31 - 1]
+
+
+@pytest.mark.parametrize("cut", FAR)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda ps, cut: ps.hold(cut),
+        lambda ps, cut: ps.snapshot(cut),
+        lambda ps, cut: ps.snapshot(cut, pin=True, within={LEASE: 9}),
+        lambda ps, cut: ps.release(cut),
+        lambda ps, cut: ps.attach(cut=cut),
+        lambda ps, cut: ps.attach(2, cut=cut),
+    ],
+    ids=["Hold", "Snapshot", "Snapshot that waits", "Release", "Attach again", "Attach of the next master"],
+)
+def test_a_cut_that_no_master_can_have_got_to_does_not_stand_in_the_way_of_the_next_one(two, ask, cut):
+    (ps, _), (worker, _) = two
+    with pytest.raises(Refused, match=f"cut {cut} is more than {CUTS_AHEAD} after cut 0") as caught:
+        ask(ps, cut)
+    assert caught.value.kind == "cut"
+    assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
+    assert ps.hold(1) == {LEASE: 1}
+    assert ps.snapshot(1).version == 1
+
+
+def test_a_server_that_is_new_to_a_job_begins_with_the_cut_that_its_master_says(start):
+    ps = start()
+    ps.attach(cut=5000)
+    ps.worker().declare(W)
+    with pytest.raises(Refused, match="more than"):
+        ps.hold(5001 + CUTS_AHEAD)
+    ps.hold(5000 + CUTS_AHEAD)
+    ps.release(5000 + CUTS_AHEAD)
+    ps.hold(5001 + CUTS_AHEAD)
+
+
+def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is(two):
+    (ps, _), _ = two
+    with pytest.raises(RetryableError, match="1 is the last one heard of here"):
+        ps.attach(2**31 - 1)
+    ps.hold(1)
+    ps.server.heard_of_master(900)
+    ps.attach(901)
+    with pytest.raises(Refused, match="attached is 901"):
+        ps.hold(2)
+
+
+@pytest.mark.parametrize("floor", [2 << 32, 2**62 - 1])
+def test_a_floor_closes_no_lease_of_masters_to_come(two, floor):
+    (ps, _), (worker, _) = two
+    for ask in (lambda: ps.revoke(floor=floor), lambda: ps.attach(floor=floor), lambda: ps.snapshot(1, floor=floor)):
+        with pytest.raises(Refused, match="no lease of incarnation 1 is above the floor"):
+            ask()
+    assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
+    ps.revoke(floor=(2 << 32) - 1)
+    ps.attach(2)
+    assert worker.push((2 << 32) + 1, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
 
 
 def test_a_full_disk_is_reported_and_training_goes_on(start, tmp_path: Path):

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edl.ps.leases import Admission, Leases, NotAttachedError, StaleMasterError
+from edl.core.errors import RetryableError
+from edl.ps.leases import MASTERS_AHEAD, Admission, Leases, NotAttachedError, StaleMasterError
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -48,6 +49,23 @@ def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
     with pytest.raises(NotAttachedError):
         leases.check(3)
     assert leases.decide(number(7, 1), 0) is Admission.REVOKED
+
+
+def test_a_master_far_above_all_that_was_heard_of_attaches_only_once_it_was_heard_of():
+    leases = attached(3)
+    far = 3 + MASTERS_AHEAD + 1
+    for incarnation in (far, 2**31 - 1):
+        with pytest.raises(RetryableError, match=f"incarnation {incarnation} attaches, and 3 is the last one heard of"):
+            leases.attach(incarnation, 0, [], [])
+    leases.check(3)
+    leases.heard(far)
+    leases.heard(2)  # one that was replaced meanwhile answers late
+    leases.attach(far, 0, [], [])
+    leases.check(far)
+
+
+def test_the_first_master_may_be_any():
+    attached(5000).check(5000)
 
 
 def test_leases_that_live_on_keep_their_place():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -38,7 +39,7 @@ class Master:
             self._stopping.set()
         if answer is not None:
             raise answer
-        return pb.RegisterReply(may_end=sum(self.leaving) >= self.lets_go_after)
+        return pb.RegisterReply(incarnation=self.calls, may_end=sum(self.leaving) >= self.lets_go_after)
 
 
 class NoWait(threading.Event):
@@ -52,7 +53,12 @@ def away() -> RetryableError:
     return RetryableError("nobody listens")
 
 
-def keep(master: Master, stopping: threading.Event, seconds: int = 1000) -> None:
+def keep(
+    master: Master,
+    stopping: threading.Event,
+    seconds: int = 1000,
+    heard: Callable[[int], None] = lambda incarnation: None,
+) -> None:
     ticks = iter(range(10_000))
     told = itertools.count(1)
     keep_registered(
@@ -61,6 +67,7 @@ def keep(master: Master, stopping: threading.Event, seconds: int = 1000) -> None
         stopping,
         lost_timeout=seconds,
         figures=lambda: pb.PsFigures(entered=next(told)),
+        heard_of_master=heard,
         clock=lambda: next(ticks),
     )
 
@@ -127,3 +134,9 @@ def test_it_leaves_when_the_master_is_lost():
     stopping = NoWait()
     with pytest.raises(JobFailedError, match="lost_timeout"):
         keep(Master(stopping, *[away()] * 50), stopping, seconds=10)
+
+
+def test_it_is_told_which_master_has_answered():
+    stopping, heard = NoWait(), []
+    keep(Master(stopping, None, away(), None), stopping, heard=heard.append)
+    assert heard == [1, 3]
