@@ -113,12 +113,22 @@ class Objective:
         for name, given in losses.items():
             label, prediction = answers[name], by_output[name]
             loss = _loss_for(given, label, prediction)
+            if _is_of_keras(loss):
+                self._refuse_strings(label, f"the loss {getattr(loss, 'called', type(loss).__name__)} needs numbers")
             value = loss(label, prediction, parts[name])
             if _is_users(loss):
                 what = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
                 refuse_broadcast(what, loss, label, prediction, value, where=defined_in(type(loss)))
             found[name] = tf.reduce_mean(value)
         return self._added_up(found)
+
+    def _refuse_strings(self, labels: Any, why: str) -> None:
+        if tf.convert_to_tensor(labels).dtype == tf.string:
+            raise self._wrong(
+                f"feed gives labels that are strings, and {why}",
+                "make numbers of them in feed: of digits by tf.strings.to_number, of names by "
+                "keras.layers.StringLookup(vocabulary=[...], num_oov_indices=0)",
+            )
 
     def _assigned(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """The loss of each output that has one."""
@@ -205,6 +215,7 @@ class Objective:
             )
         if isinstance(labels, Mapping | list | tuple):
             raise self._wrong("class_weight is for one output, and labels have several", "yield sample weights in feed")
+        self._refuse_strings(labels, "class_weight is by numbers")
         labels = tf.convert_to_tensor(labels)
         if labels.shape.rank > 1 and labels.shape[-1] != 1:
             classes = tf.argmax(labels, axis=-1, output_type=tf.int32)
@@ -224,12 +235,27 @@ def _is_users(loss: Any) -> bool:
     return type(loss).__module__.partition(".")[0] not in ("keras", "edl")
 
 
+def _is_of_keras(loss: Any) -> bool:
+    """Whether Keras computes a loss."""
+    return loss.of_keras if isinstance(loss, _FunctionLoss) else _is_keras_module(type(loss).__module__)
+
+
+def _is_keras_module(module: str) -> bool:
+    return module.partition(".")[0] == "keras"
+
+
 class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
     """A function of one output's labels and predictions, squeezed to one rank as Keras' compile does."""
 
     def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
         super().__init__(name=name)
+        self.called = name
         self._function = function
+
+    @property
+    def of_keras(self) -> bool:
+        """Whether the function is one of Keras, which takes numbers."""
+        return _is_keras_module(getattr(self._function, "__module__", ""))
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return self._function(*same_rank(y_true, y_pred))

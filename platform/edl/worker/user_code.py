@@ -31,7 +31,13 @@ _REMEDIES = (
     ),
     (
         re.compile(r"Cast string to u?int\d+ is not supported"),
-        "if this is an Embedding, it was given strings: put a StringLookup in front of it",
+        "if this is an Embedding, it was given strings: put a StringLookup in front of it; if labels are strings, make "
+        "numbers of them in feed",
+    ),
+    (
+        re.compile(r"Cast string to \w+ is not supported"),
+        "strings were given where numbers are needed: if they are labels or features, make numbers of them in feed, of "
+        "digits by tf.strings.to_number, of names by keras.layers.StringLookup",
     ),
 )
 """What to do about errors of TensorFlow that name no layer."""

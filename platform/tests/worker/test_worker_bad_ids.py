@@ -30,7 +30,7 @@ from edl.worker.local_model import LocalModel  # noqa: E402
 from edl.worker.network import Network  # noqa: E402
 from edl.worker.records import of_records  # noqa: E402
 from edl.worker.slab import Rows  # noqa: E402
-from edl.worker.user_code import ModuleError  # noqa: E402
+from edl.worker.user_code import ModuleError, user_code  # noqa: E402
 
 SERVED, DENSE = 1, 1 << 40
 
@@ -246,6 +246,14 @@ def test_strings_need_a_vocabulary(threshold: int) -> None:
     with pytest.raises(ModuleError, match="Cast string to") as caught:
         step(network("string", threshold), np.array([["a", "b"]]))
     assert "StringLookup" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("to", ["float", "half", "double", "int64"])
+def test_strings_where_numbers_are_needed_may_be_labels(to: str) -> None:
+    with pytest.raises(ModuleError) as caught, user_code(Path(), "the model or its loss"):
+        raise tf.errors.UnimplementedError(None, None, f"Cast string to {to} is not supported")
+    assert "labels" in str(caught.value.hint)
+    assert "feed" in str(caught.value.hint)
 
 
 def test_floats_are_cut_to_whole_numbers_as_in_keras() -> None:

@@ -22,6 +22,7 @@ from edl.core.errors import BadInputError  # noqa: E402
 from edl.worker import contract  # noqa: E402
 from edl.worker.local_model import LocalModel  # noqa: E402
 from edl.worker.network import Network  # noqa: E402
+from edl.worker.objective import Objective  # noqa: E402
 from edl.worker.pipeline import Feeder, FeedError  # noqa: E402
 
 RNG = np.random.default_rng(3)
@@ -150,6 +151,37 @@ def test_class_weights_count_in_training_only(labels: Any, tmp_path: Path) -> No
     name = "categorical_crossentropy" if labels is ONE_HOT else "sparse_categorical_crossentropy"
     text = f'{THREE_CLASSES}\nloss = "{name}"\nclass_weight = {{0: 3.0, 2: 0.25}}\n'
     assert_same(tmp_path, text, labels, class_weight={0: 3.0, 1: 1.0, 2: 0.25}, loss=name)
+
+
+NAMES = tf.constant(["setosa", "virginica", "setosa", "virginica"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        ('"sparse_categorical_crossentropy"', "the loss sparse_categorical_crossentropy needs numbers"),
+        ('"crossentropy"', "the loss sparse_categorical_crossentropy needs numbers"),
+        ("keras.losses.MeanSquaredError()", "the loss MeanSquaredError needs numbers"),
+        ('{"kind": "mse"}', "the loss mse needs numbers"),
+    ],
+)
+def test_labels_that_are_strings_are_told(loss: str, named: str, tmp_path: Path) -> None:
+    outputs = ("kind",) if "kind" in loss else ()
+    objective = Objective(load(tmp_path, f"{THREE_CLASSES}\nloss = {loss}\n"), outputs)
+    with pytest.raises(BadInputError, match="feed gives labels that are strings") as caught:
+        objective(NAMES, tf.ones([4, 3]) / 3, None, [], training=True)
+    assert named in caught.value.message
+    assert caught.value.where == str(tmp_path / "zoo" / "asked.py")
+    assert "StringLookup" in str(caught.value.hint)
+
+
+def test_a_loss_of_ones_own_may_take_strings(tmp_path: Path) -> None:
+    text = """
+def loss(labels, predictions):
+    return tf.where(labels == "setosa", predictions[:, 0], 0.0)
+"""
+    objective = Objective(load(tmp_path, THREE_CLASSES + text), ())
+    assert float(objective(NAMES, tf.ones([4, 3]), None, [], training=True)) == pytest.approx(0.5)
 
 
 def test_class_weights_may_be_a_function(tmp_path: Path) -> None:
