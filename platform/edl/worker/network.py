@@ -35,6 +35,7 @@ from edl.worker.loss_scaling import warn_if_unscaled
 from edl.worker.metrics import Metrics, output_names
 from edl.worker.objective import Objective
 from edl.worker.optimizers import Reproduced, name_in_keras, refuse_spread_tables, reproduce
+from edl.worker.refused_models import refuse_stateful
 from edl.worker.slab import RowsByTable
 from edl.worker.traced import Traced, array
 from edl.worker.user_code import user_code
@@ -132,6 +133,7 @@ class Network:
             ModuleError: the user's code raised.
         """
         model = new_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
+        refuse_stateful(model)
         served = served_layers(model, embedding_threshold)
         if served:
             for table in (layer.served_table for layer in served):

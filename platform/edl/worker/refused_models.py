@@ -85,6 +85,24 @@ def refuse_own_training(model: Any, made_by: str, where: str) -> None:
         )
 
 
+def refuse_stateful(model: Any) -> None:
+    """Refuse layers that hand their state on to the next minibatch, which another worker has.
+
+    Raises:
+        BadInputError: there is one; it is named.
+    """
+    import keras
+
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise BadInputError(
+                f"the layer '{layer.name}' ({type(layer).__name__}) is stateful: its state goes on to the next "
+                "minibatch, and minibatches are spread over workers",
+                where="the model",
+                hint="leave stateful=True out, or train with strategy: {name: Local}",
+            )
+
+
 def _compiled_with(model: Any) -> Iterator[str]:
     """What compile() was given, as far as Keras remembers it; its default optimizer counts."""
     optimizer = getattr(model, "optimizer", None)

@@ -1,0 +1,92 @@
+"""A layer that hands its state on to the next minibatch: strategy Local trains it, several workers cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+
+from edl.core.errors import BadInputError  # noqa: E402
+from edl.worker.contract import load  # noqa: E402
+from edl.worker.local_model import LocalModel  # noqa: E402
+from edl.worker.network import Network  # noqa: E402
+
+MODEL = """
+import keras
+
+def custom_model(kind="LSTM", stateful=True, bidirectional=False, nested=False):
+    shape = (4, 3, 1) if kind == "ConvLSTM1D" else (4, 3)
+    more = {"kernel_size": 1} if kind == "ConvLSTM1D" else {}
+    layer = getattr(keras.layers, kind)(2, stateful=stateful, name="memory", **more)
+    if bidirectional:
+        layer = keras.layers.Bidirectional(layer)
+    layers = [keras.Input(shape, batch_size=5), layer]
+    if nested:
+        layers = [keras.Input(shape, batch_size=5), keras.Sequential(layers)]
+    return keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(1)])
+
+def feed(dataset, mode, metadata):
+    return dataset
+
+def eval_metrics_fn():
+    return {}
+
+def optimizer():
+    return keras.optimizers.SGD(0.1)
+
+loss = "mse"
+"""
+FEATURES = np.random.default_rng(0).normal(size=(3, 5, 4, 3)).astype(np.float32)
+LABELS = FEATURES[:, :, 0, :1]
+
+
+def module(folder: Path, **params: Any) -> Any:
+    zoo = folder / "zoo"
+    zoo.mkdir()
+    (zoo / "memory.py").write_text(MODEL, encoding="utf-8")
+    return load(SimpleNamespace(zoo=zoo, definition="memory.custom_model", params=params))
+
+
+def served(user: Any) -> Network:
+    return Network.build(user, seed=1, embedding_threshold=1 << 20, part=lambda name: 0, parts=1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"kind": "GRU"}, {"kind": "ConvLSTM1D"}, {"bidirectional": True}, {"nested": True}],
+    ids=["LSTM", "GRU", "ConvLSTM1D", "bidirectional", "nested"],
+)
+def test_parameter_servers_refuse_it_by_name(tmp_path: Path, params: dict[str, Any]) -> None:
+    kind = params.get("kind", "LSTM")
+    with pytest.raises(BadInputError, match=rf"the layer '\w*memory' \({kind}\) is stateful") as caught:
+        served(module(tmp_path, **params))
+    assert "strategy: {name: Local}" in str(caught.value.hint)
+
+
+def test_without_it_they_train_the_layer(tmp_path: Path) -> None:
+    assert served(module(tmp_path, stateful=False)).variables
+
+
+def test_local_hands_the_state_on_as_keras_does(tmp_path: Path) -> None:
+    user = module(tmp_path)
+    mine = LocalModel(user, seed=1, sample=None)
+    other = user.model()
+    other.set_weights(mine.model.get_weights())
+    other.compile(optimizer=user.optimizer(), loss="mse")
+    for features, labels in zip(FEATURES, LABELS, strict=True):
+        loss, _ = mine.train(features, labels, keep_if_not_finite=False)
+        assert loss == pytest.approx(float(other.train_on_batch(features, labels)), rel=1e-5)
+        other.reset_metrics()
+    states = zip(mine.model.get_layer("memory").states, other.get_layer("memory").states, strict=True)
+    for found, expected in states:
+        assert np.abs(found).max() > 0
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
