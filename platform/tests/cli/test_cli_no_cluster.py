@@ -67,7 +67,7 @@ def test_scale_which_needs_an_option(runs: Path, capsys: pytest.CaptureFixture[s
     assert ".edl/local/mnist/r2: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [["list", "-A"], ["status", "other"], ["status", "../mnist"], ["doctor"]])
+@pytest.mark.parametrize("args", [["list", "-A"], ["status", "other", "-n", "team"], ["doctor"]])
 def test_without_such_a_run_those_that_there_are(
     args: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +75,27 @@ def test_without_such_a_run_those_that_there_are(
     assert capsys.readouterr().err.splitlines()[2:] == [
         "  Jobs that edl run started here: iris, mnist; status.json, logs/ and checkpoints/ of each run are in "
         ".edl/local/JOB/RUN/."
+    ]
+
+
+@pytest.mark.parametrize("command", ["status", "events", "logs"])
+@pytest.mark.parametrize("job", ["other", "mnist/r9", "../mnist"])
+def test_commands_about_both_begin_with_the_runs_of_this_machine(
+    command: str, job: str, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert edl(command, job) == 2
+    assert capsys.readouterr().err == (
+        f"there is no run {job} below .edl\n"
+        "  There are: iris/r1, mnist/r1, mnist/r2.\n"
+        "  No cluster was asked: no kubeconfig was found; looked for /nowhere/config, as KUBECONFIG says.\n"
+    )
+
+
+def test_so_they_do_without_any_run(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert edl("status", "mnist") == 2
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "there is no run mnist below .edl",
+        "  None were started in this folder; edl run starts one.",
     ]
 
 

@@ -15,6 +15,7 @@ from edl.cli.local.plan import steps_of
 from edl.spec.closing import duration
 from edl.spec.event import (
     CheckpointSaved,
+    EvaluationEnded,
     Event,
     JobEnded,
     Quarantined,
@@ -104,6 +105,17 @@ def test_losses_are_counted_from_events() -> None:
     assert (summary.workers_lost, summary.records_repeated, summary.records_rolled_back) == (1, 32, 128)
     assert (summary.updates_rolled_back, summary.records_done, summary.seconds) == (5, 700, 10.0)
     assert summary.samples_per_second == 20.0  # 200 since this start
+
+
+def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
+    """Events and statuses come from two files, and a line of before must not follow the newer evaluation."""
+    before = status(101.0, metrics={"accuracy": 0.5})
+    told = Progress(began=100.0).at(before).after(EvaluationEnded(102.0, 7, {"accuracy": 0.8}))
+    assert told.status == status(101.0, metrics={"accuracy": 0.8})
+    assert told.at(status(101.5, 9, metrics={"accuracy": 0.5})).status == status(101.5, 9, metrics={"accuracy": 0.8})
+    best = status(103.0, metrics={"accuracy": 0.9})  # of the weights that a callback restored
+    assert told.at(best).status == best
+    assert told.at(best).at(status(104.0)).status == status(104.0)
 
 
 def test_only_the_newest_events_are_kept() -> None:

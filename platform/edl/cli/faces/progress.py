@@ -75,7 +75,8 @@ class Progress:
                 updates = self.updates_rolled_back + event.updates
                 return replace(known, rolled_back=self.rolled_back + event.records, updates_rolled_back=updates)
             case EvaluationEnded():
-                return replace(known, evaluations=(*self.evaluations, event)[-EVALUATIONS:])
+                known = replace(known, evaluations=(*self.evaluations, event)[-EVALUATIONS:])
+                return replace(known, status=known._evaluated(self.status) if self.status else None)
             case JobEnded():
                 return replace(known, ended=event)
         return known
@@ -84,7 +85,14 @@ class Progress:
         """The progress with a newer status; one that was left by an earlier start of the run changes nothing."""
         if status.updated < self.began or (self.status and status.updated <= self.status.updated):
             return self
-        return replace(self, status=status, done_before=self.done_before if self.status else status.records_done)
+        return replace(
+            self, status=self._evaluated(status), done_before=self.done_before if self.status else status.records_done
+        )
+
+    def _evaluated(self, status: Status) -> Status:
+        """A status with the values of the newest evaluation, which a file of before does not have yet."""
+        newest = self.evaluations[-1] if self.evaluations else None
+        return status if newest is None or newest.time < status.updated else replace(status, metrics=newest.metrics)
 
     @property
     def phase(self) -> str:

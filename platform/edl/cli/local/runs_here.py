@@ -119,7 +119,8 @@ def chosen_here(job: str, *, local: bool, context: str | None, namespace: str | 
     is no kubeconfig, or no job of the name.
 
     Raises:
-        BadInputError: ``--local`` was given and there is no such run, or together with options about a cluster.
+        BadInputError: ``--local`` was given and there is no such run, or together with options about a cluster; or
+            there is no such run, and no kubeconfig.
         RetryableError: whether there is such a job cannot be found out; ``--local`` needs no cluster.
     """
     of_cluster = context is not None or namespace is not None
@@ -131,8 +132,10 @@ def chosen_here(job: str, *, local: bool, context: str | None, namespace: str | 
         return None
     try:
         here = find_here(job)
-    except UnknownJobError:
-        return None
+    except UnknownJobError as error:
+        if not (why := _why_no_cluster()):
+            return None
+        raise UnknownJobError(error.message, hint=f"{error.hint}\n  No cluster was asked: {why}.") from error
     return here if "/" in job or not has_cluster() or not _on_cluster(job) else None
 
 
@@ -158,16 +161,21 @@ def look_of(job: str, *, local: bool, context: str | None, namespace: str | None
 
 def has_cluster() -> bool:
     """Whether there is a kubeconfig; no cluster is asked."""
+    return not _why_no_cluster()
+
+
+def _why_no_cluster() -> str:
+    """That there is no kubeconfig, and where one was looked for; empty if there is one."""
     from edl.kube import connection
     from edl.kube.errors import NoKubeconfigError
 
     try:
         connection.connected(None, None)
-    except NoKubeconfigError:
-        return False
+    except NoKubeconfigError as error:
+        return error.message.removeprefix("No cluster can be used: ")
     except EdlError:  # there is one, and what is wrong with it is said by whoever uses it
-        return True
-    return True
+        return ""
+    return ""
 
 
 def _on_cluster(job: str) -> bool:
