@@ -20,9 +20,7 @@ def save_failed(state: State, reason: str) -> None:
 
 def save_worked(state: State) -> None:
     """Take note that a checkpoint was written."""
-    failure, state.checkpoint_failure = state.checkpoint_failure, None
-    if failure is not None and failure.paused is not None:
-        state.tell("warning", message="a checkpoint was written again: training goes on")
+    state.checkpoint_failure = None
 
 
 def steps_before_pause(state: State) -> int | None:
@@ -40,8 +38,7 @@ def advance(state: State, now: float) -> None:
     if failure is None:
         return
     if failure.paused is None and (state.checkpoint is None or steps_before_pause(state) == 0):
-        failure.paused = now
-        state.tell("warning", message=f"training waits until a checkpoint can be written: {failure.reason}")
+        failure.paused = now  # what people hear of it: module ``stall``
     if failure.paused is not None and now >= failure.paused + state.settings.checkpoint_full_timeout:
         seconds = state.settings.checkpoint_full_timeout
         state.end(

@@ -1,8 +1,9 @@
-"""Whether training stands because parameter servers are missing, and which ones: for people.
+"""Whether training stands, and what it waits for: for people.
 
-Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. The
-status says so at once (``missing_ps``); an event tells of its beginning, of its end, and of a PS that turns out to be
-missing too, or to be on a lost node (``advance``).
+Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. One
+whose checkpoints cannot be written hands out no step after a while (``checkpoint_failures``). The status says either at
+once (``missing_ps``, ``unsaved_checkpoint``); an event tells of its beginning, of its end, and of a PS that turns out
+to be missing too, or to be on a lost node (``advance``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ SILENT_SECONDS = 10.0
 """Ten registrations: a PS that has not spoken for so long, while no worker made a step, does not answer."""
 TOLD_SECONDS = 3.0
 """What is over sooner is no event: a master that takes over asks every PS to listen, and that takes a second."""
+UNSAVED = "waiting until a checkpoint can be written"
 _PHASES = ("Training", "Evaluating", "Exporting")
 
 
@@ -36,28 +38,42 @@ class MissingPs:
 
 def advance(state: State, now: float) -> None:
     """Tell that training stands, and that it goes on."""
-    missing = missing_ps(state, now)
-    if not missing:
+    missing, unsaved = missing_ps(state, now), unsaved_checkpoint(state)
+    if not missing and not unsaved:
         _over(state, now)
         return
     stalled = state.stalled = state.stalled or Stalled(now)
-    stalled.waits = tuple(each.index for each in missing)
+    stalled.waits = tuple(f"ps-{each.index}" for each in missing)
+    stalled.unsaved = bool(unsaved)
     for each in missing:
         if each.since and each.index not in stalled.lost:
             stalled.lost[each.index] = each.why, each.since
     news = {(each.index, bool(each.since)) for each in missing} - stalled.told
-    if news and now - stalled.since >= TOLD_SECONDS:
+    lasts = news if now - stalled.since >= TOLD_SECONDS else set()
+    if lasts or (unsaved and not stalled.told_unsaved):
         # A PS whose node is lost is asked for anew a moment later: that is no news.
-        stalled.told |= news | {(index, False) for index, _ in news}
-        state.tell("stalled", missing=missing)
+        stalled.told |= lasts | {(index, False) for index, _ in lasts}
+        stalled.told_unsaved |= stalled.unsaved
+        state.tell("stalled", missing=missing, unsaved=unsaved)
 
 
 def _over(state: State, now: float) -> None:
     stalled, state.stalled = state.stalled, None
-    if stalled is not None and stalled.told and not state.ended:
-        names = ", ".join(f"ps-{index}" for index in stalled.waits)
-        verb = "serves" if len(stalled.waits) == 1 else "serve"
-        state.tell("stall_ended", seconds=now - stalled.since, reason=f"{names} {verb} again")
+    if stalled is None or state.ended or not (stalled.told or stalled.told_unsaved):
+        return
+    reason = f"{', '.join(stalled.waits)} {'serves' if len(stalled.waits) == 1 else 'serve'} again"
+    if stalled.unsaved:
+        saved = "a checkpoint was written again"
+        reason = saved if state.checkpoint_failure is None else "steps may be made again, until the next one is due"
+    state.tell("stall_ended", seconds=now - stalled.since, reason=reason)
+
+
+def unsaved_checkpoint(state: State) -> str:
+    """Why no checkpoint can be written, if training stands for want of one; else nothing."""
+    failure, training = state.checkpoint_failure, state.training
+    if state.ended or failure is None or failure.paused is None or training is None:
+        return ""
+    return "" if training.outstanding_steps or state.training_over() else failure.reason
 
 
 def missing_ps(state: State, now: float) -> tuple[MissingPs, ...]:

@@ -67,19 +67,23 @@ class Stopping:
 
 @dataclass(slots=True)
 class Stalled:
-    """Training stands for want of parameter servers (module ``stall``).
+    """Training stands for want of parameter servers, or of room for a checkpoint (module ``stall``).
 
     Attributes:
         since: when this master saw it first.
         told: indices of the PS that people were told of; True beside those whose node is unreachable.
         waits: for these PS, in the end.
         lost: what was said of PS on lost nodes, and since when they are: their successors are waited for.
+        unsaved: it waits for a checkpoint that can be written.
+        told_unsaved: people were told of that.
     """
 
     since: float
     told: set[tuple[int, bool]] = field(default_factory=set)
-    waits: tuple[int, ...] = ()
+    waits: tuple[str, ...] = ()
     lost: dict[int, tuple[str, float]] = field(default_factory=dict)
+    unsaved: bool = False
+    told_unsaved: bool = False
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from edl.core.events import Tell
 from edl.core.fleet import Pod
 from edl.core.job import JobState
 from edl.core.staffing import starved
-from edl.core.stall import MissingPs, missing_ps
+from edl.core.stall import UNSAVED, MissingPs, missing_ps, unsaved_checkpoint
 from edl.core.state import TRAINING
 from edl.core.tasks import Ledger
 from edl.master import progress, threads
@@ -84,7 +84,7 @@ class Reporter:
             pod = self._state.fleet.pods.get(given["worker"])
             given["worker"] = pod.index if pod else None
         if "missing" in given:
-            given["reason"] = waits_for(given["missing"])
+            given["reason"] = waits_for(given["missing"], given["unsaved"])
         event = kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
         self.put(event)
 
@@ -123,15 +123,15 @@ class Reporter:
         self._rate.observe(time.monotonic(), done)
         rate = self._rate.lately
         self._rates = {uid: pace for uid, pace in self._rates.items() if uid in state.holders}
-        missing = missing_ps(state, self._now())
+        waits = waits_for(missing_ps(state, self._now()), unsaved_checkpoint(state))
         return Status(
             job=self._job,
             run=self._run.run_id,
             run_dir=str(self._run.path),
-            phase=STALLED if missing else state.phase,
+            phase=STALLED if waits else state.phase,
             updated=time.time(),
             incarnation=state.incarnation,
-            reason=waits_for(missing) if missing else state.reason,
+            reason=waits or state.reason,
             epoch=epoch_of(main) if main else 0,
             epochs=main.epochs if main else 0,
             step=state.step,
@@ -213,9 +213,10 @@ class Reporter:
             return {}
 
 
-def waits_for(missing: Sequence[MissingPs]) -> str:
-    """What a job that is stalled waits for."""
-    return "; ".join(f"waiting for ps-{each.index}, {each.why}{_since(each.since)}" for each in missing)
+def waits_for(missing: Sequence[MissingPs], unsaved: str) -> str:
+    """What a job that is stalled waits for; empty for any other."""
+    ps = (f"waiting for ps-{each.index}, {each.why}{_since(each.since)}" for each in missing)
+    return "; ".join([*ps, *([f"{UNSAVED}: {unsaved}"] if unsaved else [])])
 
 
 def _since(moment: float) -> str:

@@ -150,7 +150,7 @@ class Scaled(Event):
 
 @dataclass(frozen=True, slots=True)
 class Stalled(Event):
-    """Training stands for want of parameter servers; again when another one is missing, or its node is lost."""
+    """Training stands for want of parameter servers, or of a checkpoint; again when another server is missing."""
 
     kind: ClassVar[str] = "stalled"
     reason: Reason

@@ -20,7 +20,8 @@ from edl.spec.section import Option, Section
 ENDED = ("Done", "Failed", "Interrupted")
 """Phases of a job of which nothing more will come."""
 STALLED = "Stalled"
-"""A job that was at work waits for parameter servers, or nobody hears of its master; ``reason`` says which, and why."""
+"""A job that was at work waits for parameter servers or for room for a checkpoint, or nobody hears of its master;
+``reason`` says which, and why."""
 PHASES = ("Starting", "Training", "Evaluating", "Exporting", "Predicting", STALLED, *ENDED)
 ROLES = ("supervisor", "master", "ps", "worker")
 

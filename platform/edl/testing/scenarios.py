@@ -254,7 +254,7 @@ _TOLD = (
         "role",
         "index",
     ),
-    *("min", "max", "missing"),
+    *("min", "max", "missing", "unsaved"),
 )
 
 
@@ -277,7 +277,7 @@ def _list(leases: tuple[int, ...]) -> str:
 
 def _fields(fields: Mapping[str, Any]) -> str:
     return " ".join(
-        f"{name}={_value(name, value)}" for name, value in fields.items() if value not in ({}, [], None, "")
+        f"{name}={_value(name, value)}" for name, value in fields.items() if value not in ({}, [], (), None, "")
     )
 
 

@@ -79,3 +79,13 @@ def test_who_may_not_list_nodes_hears_the_scheduler(desk: Desk) -> None:
     )
     assert "edl-cluster-viewer" in remedy
     assert said == f"     {SAID}"
+
+
+def test_a_job_that_waits_for_room_on_its_disk(desk: Desk) -> None:
+    reason = "waiting until a checkpoint can be written: No space left on device"
+    put_job(desk.cluster, told=with_status(phase="Stalled", reason=reason))
+    assert desk.edl("why", "mnist") == 0
+    assert desk.out.splitlines()[:2] == [
+        f"mnist: it is stalled: {reason}",
+        "  -> Make room on the job's volume: writing is tried again every 30 s, and training goes on by itself.",
+    ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.events import Event, PodChanged, PsAttached, PsHeard, Tell, Tick
-from edl.core.stall import SILENT_SECONDS, MissingPs, missing_ps
+from edl.core.events import CheckpointSaved, Event, PodChanged, PsAttached, PsHeard, Tell, Tick
+from edl.core.stall import SILENT_SECONDS, MissingPs, missing_ps, unsaved_checkpoint
 from edl.testing.scenarios import Stage
 
 JOB = "job minibatch=2 task_records=4 workers=1 ps=2 training=a:8"
@@ -83,7 +83,9 @@ def test_people_are_told_that_it_stands_and_that_it_goes_on() -> None:
     for now in range(3, 13):  # it is seen to stand from 10 s on
         stage.job.handle(PsHeard("ps-1"), float(now))
         assert told(stage, now) == []
-    assert told(stage, 13.0) == [Tell("stalled", {"missing": (MissingPs(0, "it has not answered for 13 s"),)})]
+    assert told(stage, 13.0) == [
+        Tell("stalled", {"missing": (MissingPs(0, "it has not answered for 13 s"),), "unsaved": ""})
+    ]
     stage.job.handle(PsHeard("ps-1"), 16.0)
     assert told(stage, 16.0) == [], "one line for a change, not for a second"
     (end,) = heard(stage, PsHeard("ps-0"), 17.0)
@@ -98,7 +100,7 @@ def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> Non
     assert [each.event for each in told(stage, 16.0)] == ["stalled"]
     lost = PodSeen("ps-0", Role.PS, 0, Phase.RUNNING, node="n1", unreachable=1.7e9)
     assert heard(stage, PodChanged(lost), 17.0) == [
-        Tell("stalled", {"missing": (MissingPs(0, "its node n1 is unreachable", 1.7e9),)})
+        Tell("stalled", {"missing": (MissingPs(0, "its node n1 is unreachable", 1.7e9),), "unsaved": ""})
     ]
     see(stage, "ps-0", 18.0, phase=Phase.FAILED, exit_code=137)
     see(stage, "ps-0-b", 19.0)
@@ -123,3 +125,37 @@ def test_a_job_that_ends_while_it_stands_goes_on_no_more() -> None:
     assert [each.event for now in (12.0, 16.0) for each in told(stage, now)] == ["stalled"]
     stage.play("17.0 stop enough")
     assert told(stage, 18.0) == []
+
+
+def test_a_job_that_waits_for_room_is_stalled_with_the_reason_until_a_checkpoint_is_written() -> None:
+    stage = Stage()
+    stage.play("job minibatch=2 task_records=4 workers=1 training=a:80 checkpoint_steps=2 checkpoint_full_timeout=600")
+    stage.play("started")
+
+    def trains_a_range(now: float, lease: str) -> None:
+        for line in (f"{now} wants worker-0", f"{now} report worker-0 {lease}"):
+            stage.play(line)
+
+    def cut(now: float, number: int, outcome: str = "") -> None:
+        for line in ("prepared ps-0", "held ps-0", "snapshot ps-0", "saved"):
+            stage.play(f"{now} {line} cut={number} {outcome if line == 'saved' else ''}")
+
+    trains_a_range(1.0, "1.1")
+    cut(1.5, 2, 'error="no space left on device"')
+    assert unsaved_checkpoint(stage.job) == "", "one interval more is trained"
+    stage.play("2.0 wants worker-0")
+    assert unsaved_checkpoint(stage.job) == "", "what is leased is trained"
+    (line,) = (line for line in stage.play("2.5 report worker-0 1.2") if "stalled" in line)
+    assert line == 'tell     stalled unsaved="no space left on device"'
+    stage.play("10.0 heard ps-0")
+    assert told(stage, 11.0) == [], "once"
+    stage.play("31.5 heard ps-0")
+    cut(31.6, 3, 'error="still no space"')
+    assert unsaved_checkpoint(stage.job) == "still no space"
+    assert told(stage, 32.0) == []
+    stage.play("61.5 heard ps-0")
+    for line in ("62.0 tick", "62.1 prepared ps-0 cut=4", "62.2 held ps-0 cut=4", "62.3 snapshot ps-0 cut=4"):
+        stage.play(line)
+    (end,) = heard(stage, CheckpointSaved(4), 62.5)
+    assert end == Tell("stall_ended", {"seconds": 60.0, "reason": "a checkpoint was written again"})
+    assert unsaved_checkpoint(stage.job) == ""

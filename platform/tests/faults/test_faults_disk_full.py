@@ -45,14 +45,17 @@ def test_training_waits_for_room_and_loses_two_intervals_at_most(
         with ballast.open("wb") as file:
             file.write(bytes(shutil.disk_usage(small_disk).free - LEFT_BYTES))
             os.fsync(file.fileno())
-        run.wait_line(lambda line: "training waits until a checkpoint can be written" in str(line.get("message")))
-        stands = run.wait_status(lambda status: True)["step"]
+        stalled = run.wait_event("stalled", timeout=120.0)
+        assert stalled["reason"].startswith("waiting until a checkpoint can be written: ")
+        status = run.wait_status(lambda status: status["phase"] == "Stalled")
+        assert status["reason"].startswith("waiting until a checkpoint can be written: ")
+        stands = status["step"]
         assert stands < job.total // job.minibatch
         run.send("ps", 0, SIGKILL)
         back = run.wait_event("rolled_back")
         assert back["records"] <= 2 * job.interval * job.minibatch
         ballast.unlink()
-        run.wait_line(lambda line: "training goes on" in str(line.get("message")), timeout=120.0)
+        run.wait_event("stall_ended", timeout=120.0)
         summary, _ = done(job, run)
         left = list((run.run_dir / "checkpoints").iterdir())
     assert summary["records_rolled_back"] == back["records"]

@@ -112,7 +112,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "role_ended": {"role": "ps", "index": 0, "pid": None, "uid": "ps-0", "reason": "Killed", "exit_code": 137},
     "lease_revoked": {"epoch": 0, "source": "s", "start": 0, "end": 4, "worker": "worker-0", "lease": 7, "reason": "x"},
     "records_returned": {"epoch": 0, "source": "s", "start": 0, "end": 4, "worker": "gone", "reason": "x"},
-    "stalled": {"missing": (MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),)},
+    "stalled": {"missing": (MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),), "unsaved": "no space"},
     "stall_ended": {"seconds": 61.5, "reason": "ps-0 serves again"},
     "evaluation_started": {"step": 3, "final": False},
     "evaluation_ended": {"step": 3, "metrics": {"accuracy": 0.5, "loss": None}},
@@ -137,7 +137,10 @@ def test_whatever_the_core_tells_is_an_event_that_can_be_read_back(stage: Stage)
 
 def test_a_stall_is_told_in_the_words_of_the_status(stage: Stage) -> None:
     stage.reporter.tell(Tell("stalled", WORDS["stalled"]))
-    told = "waiting for ps-0, its node n1 is unreachable since 2023-11-14 22:13:20 UTC"
+    told = (
+        "waiting for ps-0, its node n1 is unreachable since 2023-11-14 22:13:20 UTC; "
+        "waiting until a checkpoint can be written: no space"
+    )
     assert [json.loads(line)["reason"] for line in stage.lines()] == [told]
 
 

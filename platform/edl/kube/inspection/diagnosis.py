@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edl.core.cluster import Role
+from edl.core.stall import UNSAVED
 from edl.kube import names
 from edl.kube.inspection.complaint import Complaint, listed_briefly
 from edl.kube.inspection.exchange import exchanged
@@ -105,6 +106,8 @@ def _stalled(evidence: Evidence) -> Iterator[Complaint]:
     job = evidence.job
     if job.stall:
         remedy = "It goes on by itself when that is there; the master replaces what does not answer."
+        if UNSAVED in job.stall:
+            remedy = "Make room on the job's volume: writing is tried again every 30 s, and training goes on by itself."
         yield Complaint(job.name, f"it is stalled: {job.stall}", remedy)
 
 
