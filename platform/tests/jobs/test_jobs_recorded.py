@@ -1,0 +1,24 @@
+"""Half-done runs of an earlier version go on where they stopped, and end as they ended then."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from recorded.make import HALF, HERE, start
+from recorded.place import unpacked
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
+
+COUNTED = ("records_total", "records_done", "records_lost", "step")
+"""Of a summary; the rest depends on which worker is faster."""
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_a_recorded_run_goes_on(name: str) -> None:
+    recorded = json.loads((HERE / "resumed" / f"{name}.json").read_text())
+    with unpacked(), start(name, *HALF[name], options=("--resume", "r1")) as run:
+        summary = run.summary()
+    assert {key: summary.get(key) for key in COUNTED} == {key: recorded.get(key) for key in COUNTED}
+    if HALF[name]:  # one process, or one worker in lockstep: the same numbers
+        assert summary["metrics"]["mse"] == pytest.approx(recorded["metrics"]["mse"], rel=1e-4)

@@ -1,0 +1,144 @@
+"""Record what this version writes, for later versions to read: ``python platform/tests/recorded/make.py``.
+
+* ``journals/NAME.json``: the entries that the core journals in each text scenario, with the state that they lead to,
+  and with the state half-way, as a compacted journal has it.
+* ``runs.tar.gz``: run directories of small jobs, ended and half done, made at ``PLACE``: paths are part of a run.
+* ``shown/NAME.json``: what ``edl status`` and ``edl events`` say of each.
+* ``resumed/NAME.json``: the summary of each half-done run after it went on.
+
+Recordings are made once and kept: a version that cannot read them has lost its users' runs. Make new ones, under new
+names, when there is something new to record.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+from edl.testing.jobs import JobProcess
+from edl.testing.scenarios import Stage
+
+HERE = Path(__file__).parent
+PLACE = Path("/tmp/edl-recorded")
+SCENARIOS = HERE.parent / "scenarios"
+SYNC = ("strategy.mode=sync", "strategy.grads_to_wait=1", "workers.max=1", "ps.count=1")
+LOCAL = ("strategy.name=Local",)
+HALF = {"async-stopped": (), "async-killed": (), "sync-stopped": SYNC, "local-stopped": LOCAL}
+"""Runs that are half done, and fields of their job files."""
+
+
+def journals() -> None:
+    """Record the journals of the text scenarios."""
+    for path in sorted(SCENARIOS.glob("*.txt")):
+        stage = Stage()
+        for line in path.read_text().splitlines():
+            if line and line[0] not in " #":
+                stage.play(line)
+        entries = [json.loads(line) for line in stage.journal]
+        half = len(entries) // 2
+        recorded = {
+            "settings": asdict(stage.settings),
+            "entries": entries,
+            "half": {"entries": half, "state": state_of(stage, entries[:half])},
+            "state": state_of(stage, entries),
+        }
+        (HERE / "journals").mkdir(exist_ok=True)
+        (HERE / "journals" / f"{path.stem}.json").write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n")
+
+
+def state_of(stage: Stage, entries: Sequence[Any]) -> Any:
+    """The state that entries lead to, as JSON."""
+    job = type(stage.job)(stage.settings)
+    job.replay(None, entries)
+    return json.loads(json.dumps(job.snapshot()))
+
+
+def lay_out() -> None:
+    """The place that the runs are of, empty."""
+    shutil.rmtree(PLACE, ignore_errors=True)
+    shutil.copytree(HERE / "job", PLACE)
+
+
+@contextmanager
+def slow() -> Iterator[None]:
+    """Steps of a tenth of a second."""
+    file = PLACE / "zoo" / "slow"
+    file.touch()
+    yield
+    file.unlink()
+
+
+def start(name: str, *fields: str, options: Sequence[str] = ()) -> JobProcess:
+    """Start a run."""
+    every = ("export=null", f"name={name}", *fields)
+    return JobProcess(PLACE / "job.yaml", *(word for field in every for word in ("--set", field)), *options, cwd=PLACE)
+
+
+def runs() -> None:
+    """Make the runs."""
+    with slow(), start("async-done") as run:
+        run.wait_step(25)
+        run.send("ps", 1, SIGKILL)
+        run.wait_event("rolled_back")
+        run.send("worker", min(run.training()), SIGKILL)
+        run.wait_event("lease_revoked")
+        (PLACE / "zoo" / "slow").rename(PLACE / "zoo" / "was_slow")
+        run.summary()
+        (PLACE / "zoo" / "was_slow").rename(PLACE / "zoo" / "slow")
+    for name, fields in HALF.items():
+        with slow(), start(name, *fields) as run:
+            run.wait_step(45)
+            run.kill() if name == "async-killed" else run.interrupt()
+            run.wait()
+            run.wait_gone(30.0)
+    (PLACE / "zoo" / "kills").touch()
+    with start("quarantine", "train.on_crashing_range=skip", "workers.max=1", "train.epochs=1") as run:
+        run.summary()
+    (PLACE / "zoo" / "kills").unlink()
+
+
+def told(name: str) -> dict[str, Any]:
+    """What the commands say of a run, but for what depends on the time of day."""
+    status = json.loads(edl("status", name, "--local", "--json"))
+    for field in ("age", "age_seconds", "seconds_since_update"):
+        status.pop(field, None)
+    return {
+        "status": status,
+        "events": [json.loads(line) for line in edl("events", name, "--local", "--json").splitlines()],
+    }
+
+
+def edl(*words: str) -> str:
+    """Standard output of a command in the place."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("edl"), *words], cwd=PLACE, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def main() -> None:
+    """Record all."""
+    journals()
+    lay_out()
+    runs()
+    for folder in ("shown", "resumed"):
+        (HERE / folder).mkdir(exist_ok=True)
+    for name in ("async-done", "quarantine", *HALF):
+        (HERE / "shown" / f"{name}.json").write_text(json.dumps(told(name), indent=1) + "\n")
+    with tarfile.open(HERE / "runs.tar.gz", "w:gz") as archive:
+        archive.add(PLACE / ".edl", ".edl", filter=lambda info: None if "/logs/" in info.name else info)
+    for name, fields in HALF.items():
+        with start(name, *fields, options=("--resume", "r1")) as run:
+            (HERE / "resumed" / f"{name}.json").write_text(json.dumps(run.summary(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
