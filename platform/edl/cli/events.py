@@ -12,6 +12,7 @@ import typer
 
 from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.cli.local.runs_here import LocalOption
+from edl.spec.terminal import one_line
 from edl.spec.wording import sentence
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ class Told:
 
     def line(self) -> str:
         """The line, with local date and time."""
-        return f"{time.strftime('%m-%d %H:%M:%S', time.localtime(self.time))}  {self.by:<7}  {self.text}"
+        moment = time.strftime("%m-%d %H:%M:%S", time.localtime(self.time))
+        return f"{moment}  {self.by:<7}  {one_line(self.text)}"
 
 
 @app.command()

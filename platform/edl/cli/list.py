@@ -14,6 +14,7 @@ from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
 from edl.cli.local.runs_here import LocalOption
 from edl.core.errors import BadInputError
+from edl.spec.terminal import one_line
 
 if TYPE_CHECKING:
     from edl.kube.api import Api
@@ -97,7 +98,7 @@ def table(found: Sequence[JobSeen], now: float, *, everywhere: bool) -> list[str
         head = ["WHERE", *head]
         rows = [["this machine" if job.here else "cluster", *row] for job, row in zip(found, rows, strict=True)]
     lines = aligned([head, *rows], right=[at for at, name in enumerate(head) if name in _RIGHT])
-    return [*lines, *(f"{job.name} is stalled: {job.stall}" for job in found if job.stall)]
+    return [*lines, *(f"{job.name} is stalled: {one_line(job.stall)}" for job in found if job.stall)]
 
 
 def _row(job: JobSeen, now: float) -> list[str]:

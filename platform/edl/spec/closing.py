@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from edl.spec import figures
 from edl.spec.status import Summary
+from edl.spec.terminal import one_line
 
 _WIDTH = 10
 _TABLES = 4
@@ -41,13 +42,13 @@ def rows(summary: Summary, *, output: str | None = None) -> list[tuple[str, str]
 
 
 def block(title: str, values: Iterable[tuple[str, str]]) -> list[str]:
-    """A title, and below it names and values."""
-    return [title, *(f"  {name:<{_WIDTH}}{value}" for name, value in values)]
+    """A title, and below it names and values; each is a line."""
+    return [title, *(one_line(f"  {name:<{_WIDTH}}{value}") for name, value in values)]
 
 
 def measures(values: Mapping[str, float | None]) -> str:
     """Metrics by name."""
-    return ", ".join(f"{name} {measure(value)}" for name, value in values.items())
+    return ", ".join(f"{one_line(name)} {measure(value)}" for name, value in values.items())
 
 
 def measure(value: float | None) -> str:

@@ -20,6 +20,7 @@ _SEQUENCES = re.compile(
 _RETURNS = re.compile(r"\r+(?=\n)")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """All control characters but tab and newline, and those that reverse the direction of writing."""
+_BREAKS = re.compile(r"[ \t]*\n\s*")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -32,6 +33,12 @@ def printable(text: str) -> str:
         return text
     text = _RETURNS.sub("", _SEQUENCES.sub("", text)).replace("\r", " ")
     return _SURROGATES.sub("\ufffd", _CONTROLS.sub("", text))
+
+
+def one_line(text: str) -> str:
+    """``text`` as ``printable`` gives it, with a space for each line break: a name in a line breaks none."""
+    text = printable(text)
+    return _BREAKS.sub(" ", text).rstrip() if "\n" in text else text
 
 
 class _Guard:

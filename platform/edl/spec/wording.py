@@ -32,6 +32,7 @@ from edl.spec.event import (
 )
 from edl.spec.parameters import ParametersStatus
 from edl.spec.status import Status
+from edl.spec.terminal import one_line
 
 EXPORT = "export"
 """The source of a lease that is no range of the user's records."""
@@ -47,6 +48,10 @@ _AT_WORK = ("Training", "Predicting")
 
 def sentence(event: Event) -> str:
     """What happened, in one line without time."""
+    return one_line(_sentence(event))
+
+
+def _sentence(event: Event) -> str:
     match event:
         case RunStarted():
             changed = f", changed: {'; '.join(event.changes)}" if event.changes else ""
@@ -123,7 +128,9 @@ def headline(status: Status) -> str:
 def measurements(status: Status) -> list[str]:
     """Training loss, metrics of the newest evaluation, pace and time left, as far as known."""
     parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
-    parts += [f"evaluated {name} {measure(value)}" for name, value in status.metrics.items() if name != "loss"]
+    parts += [
+        f"evaluated {one_line(name)} {measure(value)}" for name, value in status.metrics.items() if name != "loss"
+    ]
     if status.samples_per_second and status.phase in _AT_WORK:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
     if status.seconds_left is not None and status.phase in _AT_WORK:
@@ -145,7 +152,7 @@ def served(told: ParametersStatus | None) -> str:
     """Which embedding tables the parameter servers have; empty when there are none, or none is known yet."""
     if told is None or not told.tables:
         return ""
-    names = ", ".join(table.name for table in told.tables[:_TABLES])
+    names = ", ".join(one_line(table.name) for table in told.tables[:_TABLES])
     more = f" and {told.tables_total - _TABLES} more" if told.tables_total > _TABLES else ""
     return f"{tables(told.tables_total)} served by the parameter servers: {names}{more}"
 

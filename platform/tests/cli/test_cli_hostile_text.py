@@ -28,13 +28,14 @@ from edl.cli.styled import console
 from edl.core.cluster import Role
 from edl.spec.event import EvaluationEnded, Warned
 from edl.spec.status import Status
-from edl.spec.terminal import guarded, printable, unguarded
+from edl.spec.terminal import guarded, one_line, printable, unguarded
 from edl.store.rundir import RunDir
 from edl.worker.local_report import LocalReport
 
 CLI = Path(app.__file__).parent
 HOSTILE = "evil\x1b]0;title\x07\x1b[2J\x1b[1;31mred\x9b1A\x1bPq\x1b\\\u202etxt\x7f\x08\rback"
 SHOWN = "evilred1Atxt back"
+BREAKING, FORGED = "accuracy\n12:00:00 forged\r\n more", "12:00:00 forged"
 BAD = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
@@ -46,6 +47,12 @@ def test_sequences_go_and_words_stay() -> None:
     assert printable("a\tb\r\nc\n") == "a\tb\nc\n"
     assert printable("é 漢字 █░ …") == "é 漢字 █░ …"
     assert printable("half \ud800 a character") == "half \ufffd a character"
+
+
+@given(st.text())
+def test_one_line_is_one_line(text: str) -> None:
+    assert len(one_line(text).splitlines()) <= 1
+    assert one_line(f"  {text}.") == one_line(one_line(f"  {text}."))
 
 
 @given(st.text())
@@ -128,22 +135,22 @@ def test_no_command_repeats_what_it_was_given(
         assert not BAD.search(out + errors), (given_words, out + errors)
 
 
-def hostile_run(stage: Stage) -> None:
+def hostile_run(stage: Stage, hostile: str = HOSTILE) -> None:
     """What every part of a run can say in somebody else's words."""
     stage.script(
         ["status", {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3,
-                    "metrics": {HOSTILE: 0.5}, "refusals": {"worker-1": HOSTILE},
-                    "workers": [{"index": 0, "pid": 7, "state": HOSTILE, "node": HOSTILE, "reason": HOSTILE}]}],
-        ["event", {"event": "warning", "message": HOSTILE}],
-        ["event", {"event": "evaluation_ended", "step": 3, "metrics": {HOSTILE: 0.5}}],
-        ["event", {"event": "records_returned", "epoch": 0, "source": HOSTILE, "start": 0, "end": 4,
-                   "worker": HOSTILE, "reason": HOSTILE}],
-        ["event", {"event": "role_ended", "role": "worker", "index": 0, "pid": 7, "reason": HOSTILE, "exit_code": 1}],
-        ["event", {"event": "exported", "path": HOSTILE}],
-        ["text", ["failure.txt", HOSTILE]],
-        ["text", ["failure.json", json.dumps({"kind": "input", "reason": HOSTILE, "detail": HOSTILE})]],
-        ["event", {"event": "job_ended", "phase": "Failed", "reason": HOSTILE,
-                   "summary": {**SUMMARY, "metrics": {HOSTILE: 0.5}, "export": HOSTILE}}],
+                    "metrics": {hostile: 0.5}, "refusals": {"worker-1": hostile},
+                    "workers": [{"index": 0, "pid": 7, "state": hostile, "node": hostile, "reason": hostile}]}],
+        ["event", {"event": "warning", "message": hostile}],
+        ["event", {"event": "evaluation_ended", "step": 3, "metrics": {hostile: 0.5}}],
+        ["event", {"event": "records_returned", "epoch": 0, "source": hostile, "start": 0, "end": 4,
+                   "worker": hostile, "reason": hostile}],
+        ["event", {"event": "role_ended", "role": "worker", "index": 0, "pid": 7, "reason": hostile, "exit_code": 1}],
+        ["event", {"event": "exported", "path": hostile}],
+        ["text", ["failure.txt", hostile]],
+        ["text", ["failure.json", json.dumps({"kind": "input", "reason": hostile, "detail": hostile})]],
+        ["event", {"event": "job_ended", "phase": "Failed", "reason": hostile,
+                   "summary": {**SUMMARY, "metrics": {hostile: 0.5}, "export": hostile}}],
     )  # fmt: skip
 
 
@@ -180,18 +187,52 @@ def test_edl_run_on_a_terminal(stage: Stage) -> None:
     assert not BAD.search(drawn)
 
 
+def test_a_name_breaks_no_line_of_edl_run(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was wrong may have several lines: it comes on standard error, and is the user's own traceback."""
+    hostile_run(stage, BREAKING)
+    assert stage.edl("run", "job.yaml") == 2
+    out = capsys.readouterr().out
+    assert "accuracy 12:00:00 forged more 0.5" in out
+    assert not [line for line in out.splitlines() if line.startswith(FORGED)]
+
+
+def test_a_name_breaks_no_line_on_a_terminal(stage: Stage) -> None:
+    hostile_run(stage, BREAKING)
+    drawn = on_a_terminal(command("run", "job.yaml"))
+    assert "accuracy 12:00:00 forged more 0.5" in drawn
+    assert sum(line.startswith(FORGED) for line in drawn.splitlines()) <= 2, "the reason and the detail, once each"
+
+
+@pytest.mark.parametrize("words", [["status", "mnist"], ["list"], ["events", "mnist"], ["status", "mnist", "-w"]])
+def test_a_name_breaks_no_line_about_a_job_on_a_cluster(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk = jobs_desk(monkeypatch, capsys, with_job=False)
+    put_hostile(desk, BREAKING, phase="Done" if "-w" in words else "Stalled")
+    desk.edl(*words)
+    assert "accuracy 12:00:00 forged more" in desk.out
+    assert not [line for line in desk.out.splitlines() if line.startswith(FORGED)]
+
+
+def put_hostile(desk: Desk, hostile: str, phase: str = "Training") -> None:
+    """A job, its pods and its events, which say this wherever they can."""
+    assert TOLD.status is not None
+    workers = tuple(replace(each, reason=hostile, node=hostile) for each in TOLD.status.workers)
+    refusals = {"worker-9": hostile}
+    status = replace(
+        TOLD.status, phase=phase, reason=hostile, workers=workers, metrics={hostile: 0.5}, refusals=refusals
+    )
+    put_job(
+        desk.cluster, told=replace(TOLD, status=status, events=(*TOLD.events, Warned(TOLD.events[-1].time, hostile)))
+    )
+    put_pod(desk.cluster, Role.MASTER)
+
+
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     """A cluster whose job, pods and events say hostile things."""
     desk = jobs_desk(monkeypatch, capsys, with_job=False)
-    assert TOLD.status is not None
-    workers = tuple(replace(each, reason=HOSTILE, node=HOSTILE) for each in TOLD.status.workers)
-    refusals = {"worker-9": HOSTILE}
-    status = replace(TOLD.status, reason=HOSTILE, workers=workers, metrics={HOSTILE: 0.5}, refusals=refusals)
-    put_job(
-        desk.cluster, told=replace(TOLD, status=status, events=(*TOLD.events, Warned(TOLD.events[-1].time, HOSTILE)))
-    )
-    put_pod(desk.cluster, Role.MASTER)
+    put_hostile(desk, HOSTILE)
     desk.cluster.logged = {"edl-mnist-master-abcde": [HOSTILE]}
     return desk
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from textwrap import TextWrapper
 
+from edl.spec.terminal import one_line
+
 _LABEL = 10
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Each row as a line; columns as wide as their widest cell, those in ``right`` aligned to the right."""
+    """Each row as one line; columns as wide as their widest cell, those in ``right`` aligned to the right."""
     if not rows:
         return []
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["   ".join(_cell(row, at, widths[at], at in right) for at in range(len(widths))).rstrip() for row in rows]
 

@@ -14,6 +14,7 @@ from edl.spec.closing import block, heading, rows
 from edl.spec.event import EvaluationEnded
 from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.status import RoleStatus, Status
+from edl.spec.terminal import one_line
 from edl.spec.wording import clock, earlier_evaluations, measurements, sentence, workers
 
 RECENT_EVENTS = 5
@@ -25,7 +26,7 @@ _WAITING_SECONDS = 1.0
 
 def view(job: JobSeen, now: float, width: int) -> list[str]:
     """The lines of a job at ``now``; the drawn ones fit ``width`` characters, paths and reasons may be longer."""
-    return [_title(job, now), *_body(job, now, width)]
+    return [one_line(line) for line in [_title(job, now), *_body(job, now, width)]]
 
 
 def _title(job: JobSeen, now: float) -> str:

@@ -11,6 +11,7 @@ from edl.cli.faces.progress import Progress
 from edl.cli.faces.undertaking import Undertaking
 from edl.spec.event import Event
 from edl.spec.status import Status
+from edl.spec.terminal import one_line
 from edl.spec.wording import clock, headline, sentence, served
 
 STATUS_SECONDS = 5.0
@@ -36,7 +37,7 @@ class Lines:
     def planned(self, plan: Undertaking) -> None:
         """The plan."""
         for line in plan.lines():
-            self._print(line)
+            self._print(one_line(line))
 
     def happened(self, event: Event, progress: Progress) -> None:
         """A line with the time."""

@@ -13,6 +13,7 @@ from edl.cli.faces.progress import Progress
 from edl.spec.closing import duration
 from edl.spec.event import RoleEnded
 from edl.spec.status import Status
+from edl.spec.terminal import one_line
 from edl.spec.wording import clock, earlier_evaluations, measurements, role, sentence, tables
 
 FRAME_LINES = 8
@@ -99,11 +100,13 @@ def _table(rows: list[tuple[str, str, str, str]], hidden: int, status: Status | 
     for heading in ("process", "pid", "state", *(["samples/s"] if paced else [])) if rows else ():
         table.add_column(heading, justify="right" if heading in ("pid", "samples/s") else "left", no_wrap=True)
     for name, pid, state, pace in rows:
-        table.add_row(name, pid, Text(_said(state, status), _STATES.get(state, "")), *([pace] if paced else []))
+        table.add_row(
+            name, pid, Text(one_line(_said(state, status)), _STATES.get(state, "")), *([pace] if paced else [])
+        )
     if hidden:
         table.add_row(f"{hidden} more")
     return table
 
 
 def _line(text: str, style: str = "") -> Text:
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
+    return Text(one_line(text), style, no_wrap=True, overflow="ellipsis")
