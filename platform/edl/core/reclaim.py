@@ -157,7 +157,7 @@ def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settle
     if guilty is None:
         return {}
     work, count = guilty
-    which = f"records {work.start} to {work.end} of {work.source}"
+    which = f"records {work.start} to {work.end - 1} of {work.source}"
     if state.order is not None:
         which = named(state.order.epoch(work.epoch).ranges(work.start, work.end))
     what = f"{which} made workers crash {count} times"

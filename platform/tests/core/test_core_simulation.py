@@ -304,7 +304,7 @@ def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() ->
     world.run(DAYS)
     assert world.ended is not None
     assert world.ended.phase == "Failed"
-    assert "records 40 to 44 of a" in world.ended.reason
+    assert "records 40 to 43 of a" in world.ended.reason
 
 
 def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_record() -> None:

@@ -155,4 +155,4 @@ def test_a_job_that_ends_with_such_a_record_names_its_minibatch(tmp_path: Path) 
     ended = run(tmp_path, "killed in feed", "fail")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     rows = tmp_path / "rows.recordio"
-    assert f"records {START} to {START + MINIBATCH} of {rows} made workers crash 3 times" in ended.stderr
+    assert f"records {START} to {START + MINIBATCH - 1} of {rows} made workers crash 3 times" in ended.stderr
