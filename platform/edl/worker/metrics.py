@@ -158,7 +158,13 @@ class Metrics:
                 found.append(replace(entry, name=name, weighted=True))
             return tuple(found)
 
-        return cls(fresh(), fresh, module)
+        first = fresh()
+
+        def again() -> tuple[_Entry, ...]:
+            """With the names of the first ones: Keras calls a second ``AUC()`` of a process ``auc_1``."""
+            return tuple(replace(entry, name=known.name) for entry, known in zip(fresh(), first, strict=True))
+
+        return cls(first, again, module)
 
     @property
     def directions(self) -> dict[str, str | None]:

@@ -143,3 +143,13 @@ def test_what_cannot_be_called_is_refused_before_there_are_records(metric: Any, 
 
 def test_functions_with_more_arguments_that_have_defaults_will_do() -> None:
     of(lambda: {"one": lambda labels, predictions, weight=1.0: predictions, "two": keras.losses.MeanSquaredError()})
+
+
+def test_metrics_of_a_list_that_keras_names_keep_their_names() -> None:
+    """Keras calls the second one that a process makes ``precision_1``, and a worker makes them for each evaluation."""
+    keras.utils.clear_session(free_memory=False)  # as before a model is made
+    found = of(lambda: [keras.metrics.Precision(), keras.metrics.AUC(), keras.metrics.AUC(curve="PR")])
+    found.trust(LABELS, FINE / 4)
+    found.update(tf.constant(0.0), LABELS, FINE / 4)
+    for _ in range(2):
+        assert list(found.values(found.states())) == ["loss", "precision", "auc", "auc_1"]
