@@ -14,7 +14,7 @@ from __future__ import annotations
 from edl.core import snapshots
 from edl.core.cuts import Stage
 from edl.core.decision import Decision
-from edl.core.events import CheckpointSaved, MayEnd, PsLeaving, ReleaseCut
+from edl.core.events import CheckpointSaved, DeletePod, MayEnd, PsLeaving, ReleaseCut
 from edl.core.pod import Pod
 from edl.core.state import State
 
@@ -29,6 +29,18 @@ def leaving(state: State, event: PsLeaving, now: float) -> None:
             _hand_over(state, state.kept_cut)  # it holds its updates since that cut already
             decided = _may_end(state, state.fleet.pods.get(event.uid))
     state.do(MayEnd(decided.value, decided.reason))
+
+
+def stays(state: State, pod: Pod) -> None:
+    """A PS speaks as one that nobody told to go. If it was handed over, its successor waits until it has gone.
+
+    Whoever has the job's token can say in its name that it was told to go.
+    """
+    if pod.uid not in state.fleet.handed_over or not pod.live or pod.given_up or state.ended or not state.synced:
+        return
+    pod.given_up, pod.dismissal = True, "it was handed over"
+    state.tell("warning", message=f"ps-{pod.index} was handed over and does not go: it is deleted")
+    state.do(DeletePod(pod.uid, 0.0))
 
 
 def _may_end(state: State, pod: Pod | None) -> Decision[bool]:

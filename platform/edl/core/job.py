@@ -26,7 +26,6 @@ from edl.core import (
     recovery,
     snapshots,
     staffing,
-    unreachable_ps,
 )
 from edl.core.events import Command, Event
 from edl.core.kinds import METRICS, unit
@@ -105,7 +104,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.PodsSynced: lambda state, event, now: recovery.synced(state, now),
     events.StartRefused: recovery.start_refused,
     events.PsRegistered: lambda state, event, now: parameters.registered(state, event.uid, now),
-    events.PsHeard: unreachable_ps.heard,
+    events.PsHeard: parameters.heard,
     events.PsLeaving: handover.leaving,
     events.PsAttached: parameters.attached,
     events.PsSilent: parameters.silent,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core import balance, evaluation_callbacks, snapshots
+from edl.core import balance, evaluation_callbacks, handover, snapshots
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
 from edl.core.events import (
@@ -11,6 +11,7 @@ from edl.core.events import (
     DeletePod,
     ModelDeclared,
     PsAttached,
+    PsHeard,
     PsRefused,
     PsSilent,
     ReleaseCut,
@@ -30,11 +31,22 @@ def registered(state: State, uid: str, now: float) -> None:
     A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
     """
     pod = state.fleet.pods.get(uid)
-    if pod is None or pod.uid in state.fleet.handed_over:
-        return  # nobody, or one that ends: only a successor gets what it had
+    if pod is None:
+        return
+    if pod.uid in state.fleet.handed_over:
+        handover.stays(state, pod)  # only a successor gets what it had
+        return
     if pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_PATIENCE):
         pod.loading = False
         _attach(state, pod, None, now)
+
+
+def heard(state: State, event: PsHeard, now: float) -> None:
+    """A PS that this master knows speaks."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is not None:
+        pod.heard = now
+        handover.stays(state, pod)
 
 
 def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:

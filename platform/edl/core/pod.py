@@ -32,7 +32,8 @@ class Pod:
         unreachable: since when the cluster has not heard of its node, in unix seconds; 0: it does.
         heard: when this master last heard of a PS, or saw it first.
         noticed: when this master first saw that the cluster does not hear of the PS's node.
-        given_up: a PS that was deleted because neither the cluster, nor the master, nor workers heard of it.
+        given_up: a PS that was deleted: neither the cluster, nor the master, nor workers heard of it, or its successor
+            waits for its end.
     """
 
     uid: str

@@ -44,9 +44,9 @@ def _dataset(result: Any, at: Round | None) -> str:
         return f"the data set is described by an object of {', '.join(PARTS)}, not by {_named(result)}"
     parts = [part for name, part in result.items() if name != "blocks"]
     rows = [row for part in parts for row in (part if isinstance(part, list) else [part])]
-    wrong = next((row for row in rows if not _is_source(row)), None)
-    if wrong is not None:
-        return f"a source is [name, records], not {wrong!r}"
+    wrong = [row for row in rows if not _is_source(row)]
+    if wrong:
+        return f"a source is [name, records], not {_named(wrong[0])}"
     fine = result.get("blocks") is None or _are_blocks(result["blocks"], result.get("training"))
     return "" if fine else "the blocks of the training sources do not add up to their records"
 

@@ -12,7 +12,7 @@ it leads follow the placement, and leases that are closed are refused (docs/desi
 from __future__ import annotations
 
 from edl.core.cluster import Role
-from edl.core.events import DeletePod, PsHeard
+from edl.core.events import DeletePod
 from edl.core.state import State
 
 SILENT_SECONDS = 10.0
@@ -20,13 +20,6 @@ SILENT_SECONDS = 10.0
 
 TAINT_SECONDS = 5.0
 """After the pods' conditions the cluster taints the node; before that it would give the successor a place there."""
-
-
-def heard(state: State, event: PsHeard, now: float) -> None:
-    """A PS speaks to this master."""
-    pod = state.fleet.pods.get(event.uid)
-    if pod is not None:
-        pod.heard = now
 
 
 def replace(state: State, now: float) -> None:

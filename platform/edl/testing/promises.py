@@ -11,8 +11,8 @@ from typing import Any
 from edl.core import events as ev
 from edl.core.cluster import Role
 from edl.core.job import JobState
+from edl.core.kinds import BEST, DESCRIBE, EXPORT, METRICS, TRAINING
 from edl.core.staffing import work_waits
-from edl.core.state import DESCRIBE, EXPORT, METRICS, TRAINING
 from edl.core.tasks import Ledger
 from edl.testing.counted_steps import Steps
 from edl.testing.simulated_ps import Copy, Minibatch
@@ -139,7 +139,7 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
 def _essence(state: JobState) -> dict[str, Any]:
     """What of a state the journal must bring back, as JSON: things to do that nobody has begun follow from the rest."""
     snapshot: dict[str, Any] = json.loads(json.dumps(state.snapshot()))
-    for kind in (DESCRIBE, METRICS, EXPORT):
+    for kind in (DESCRIBE, METRICS, EXPORT, BEST):
         ledger = snapshot["ledgers"].get(kind)
         if ledger and not ledger["leases"] and not ledger["done_records"]:
             del snapshot["ledgers"][kind]

@@ -7,9 +7,26 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
+from core.masters import Masters, alive, killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.core.cluster import Role
+from edl.core.events import (
+    CheckpointSaved,
+    CutPrepared,
+    DeletePod,
+    Granted,
+    LeaseWanted,
+    PodsSynced,
+    PsAttached,
+    PsHeard,
+    PsLeaving,
+    PsRegistered,
+    SnapshotTaken,
+    Tick,
+    UpdatesHeld,
+)
 from edl.core.state import Settings
 from edl.testing.simulation import Network, World
 
@@ -164,3 +181,43 @@ def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
         world.clock.at(chance.uniform(0.5, 40.0), lambda kind=kind: strike(kind))
     world.run(DAYS)
     world.check_end()
+
+
+# ---------------------------------------------------------------------------------------------- one that does not go
+
+
+def handed_over() -> Masters:
+    """Somebody says of ps-0 that it was told to go, and what it holds is in checkpoint 2."""
+    masters = Masters()
+    masters.train()
+    masters.see(PsLeaving("ps-0"), Tick())
+    masters.see(CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}), SnapshotTaken("ps-0", 2, 0, 0.0))
+    masters.see(CheckpointSaved(2))
+    assert masters.state.fleet.handed_over == {"ps-0": 0}
+    return masters
+
+
+def test_a_parameter_server_that_was_not_told_to_go_is_when_it_was_handed_over() -> None:
+    """Its successor waits for its end, and training for its successor: that was for ever."""
+    masters = handed_over()
+    assert [c for _ in range(3) for c in masters.see(PsHeard("ps-0")) if isinstance(c, DeletePod)] == [
+        DeletePod("ps-0", 0.0)
+    ]
+    masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "next"), PsRegistered("next"), PsAttached("next", False, 0))
+    masters.see(PsAttached("next", True, 0), Tick())
+    assert any(isinstance(c, Granted) for c in masters.see(LeaseWanted("worker-1")))
+    assert costs_nothing(masters)
+
+
+def test_so_it_is_by_the_next_master_once_that_has_seen_who_is_there() -> None:
+    masters = handed_over()
+    masters.restart()
+    early = masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1), PsRegistered("ps-0"))
+    assert not [c for c in early if isinstance(c, DeletePod)]
+    later = masters.see(PodsSynced(), PsRegistered("ps-0"), PsHeard("ps-0"))
+    assert [c for c in later if isinstance(c, DeletePod)] == [DeletePod("ps-0", 0.0)]
+
+
+def costs_nothing(masters: Masters) -> bool:
+    counters = masters.state.counters
+    return not (counters.rolled_back or counters.updates_rolled_back or counters.repeated or counters.partial)

@@ -59,6 +59,8 @@ def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
     [
         ("describe", {"training": [["digits", -1]]}, "a source is"),
         ("describe", {"training": [["digits", True]]}, "a source is"),
+        ("describe", {"training": [["digits", 1]], "validation": [None]}, "a source is [name, records], not nothing"),
+        ("describe", {"training": None}, "a source is"),
         ("describe", {"trainning": []}, "described by an object"),
         ("describe", None, "nothing"),
         ("describe", {"training": [["a", 7]], "blocks": {"runs": [[[3, 2]]], "record_bytes": 9}}, "do not add up"),
