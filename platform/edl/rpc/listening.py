@@ -10,7 +10,9 @@ from contextlib import suppress
 from edl.core.errors import RefusedError
 from edl.rpc.address import TcpAddress, UnixAddress, parse
 
-_BACKLOG = 512
+_BACKLOG = 1 << 15
+"""Connections that wait to be accepted: more than kernels allow, which take what they do (``net.core.somaxconn``). One
+more is refused at once on a Unix socket, unless its client waits."""
 _PRIVATE = 0o600
 
 
