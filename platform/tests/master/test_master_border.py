@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,8 @@ from edl.rpc.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.rpc.methods import Master
 from edl.rpc.refusal import Refused, kind_of
 
+THREADS = 4
+
 
 @pytest.fixture
 def stage() -> Stage:
@@ -31,7 +35,7 @@ def stage() -> Stage:
 def channel(stage: Stage, tmp_path: Path) -> Iterator[Channel]:
     with ExitStack() as stack:
         register = partial(add_MasterServicer_to_server, stage.service)
-        server = serve(register, f"unix:{tmp_path}/m", TOKEN, 4, before_stop=stage.shell.stop_waiting)
+        server = serve(register, f"unix:{tmp_path}/m", TOKEN, THREADS, before_stop=stage.shell.stop_waiting)
         stack.callback(server.stop)
         yield stack.enter_context(connect(server.address, TOKEN))
 
@@ -104,6 +108,39 @@ def test_callbacks_that_no_journal_can_hold_are_refused(stage: Stage, channel: C
         channel.call(Master.Register, request, deadline=20.0)
     assert stage.shell.failure is None
     assert channel.call(Master.Register, pb.RegisterRequest(member=WORKER), deadline=20.0).placement.ps
+
+
+def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_place(
+    stage: Stage, channel: Channel
+) -> None:
+    """Each is told to try again, at once; workers are answered meanwhile, and nothing is kept of what it said."""
+    state = stage.shell.state
+    pods, entries = set(state.fleet.pods), len(stage.parts.journal.entries)
+
+    def stranger(number: int) -> str | None:
+        member = pb.Member(role="ps", index=number % 3, uid=f"nobody-{number}")
+        said = pb.RegisterRequest(
+            member=member,
+            control_address="unix:/a",
+            bulk_address="unix:/b",
+            figures=pb.PsFigures(entered=1),
+            leaving=number % 2 == 0,
+        )
+        return refusal_of(lambda: channel.call(Master.Register, said, deadline=20.0))
+
+    with ThreadPoolExecutor(32) as strangers:
+        told = [strangers.submit(stranger, number) for number in range(1000)]
+        for _ in range(20):
+            channel.call(Master.Progress, pb.ProgressRequest(member=WORKER), deadline=5.0)
+            channel.call(Master.Register, pb.RegisterRequest(member=WORKER), deadline=5.0)
+        assert {each.result() for each in told} == {"retryable"}
+    assert sum(thread.name.startswith("control_") for thread in threading.enumerate()) <= THREADS
+    assert channel.call(Master.Register, pb.RegisterRequest(member=WORKER), deadline=1.0).placement.ps[0].uid == "ps-0"
+    assert set(stage.servers.links) == {"ps-0"}
+    assert not stage.told, "of its figures"
+    assert not state.leaving_ps
+    assert set(state.fleet.pods) == pods
+    assert len(stage.parts.journal.entries) == entries
 
 
 def test_servicers_are_walked_whole() -> None:

@@ -120,6 +120,7 @@ class Ps:
         writer: ShardWriter | None,
         patience: float,
         strategy: Strategy | None,
+        checkpoints: Path | None,
     ) -> None:
         self.index = index
         self.server = ParameterServer(index, writer or ShardWriter(index), patience=patience, strategy=strategy)
@@ -129,10 +130,10 @@ class Ps:
         self.bulk.start()
         stack.callback(self.bulk.stop)
         stack.callback(self.server.close)
-        register = partial(add_PsControlServicer_to_server, ControlPlane(self.server, f"uid-{index}"))
+        register = partial(add_PsControlServicer_to_server, ControlPlane(self.server, f"uid-{index}", checkpoints))
         control = serve(register, f"unix:{folder}/{index}.ctl", TOKEN, 4)
         stack.callback(control.stop)
-        self._channel = stack.enter_context(connect(control.address, TOKEN))
+        self.channel = stack.enter_context(connect(control.address, TOKEN))
 
     def worker(self) -> Worker:
         worker = Worker(self.bulk.address)
@@ -141,18 +142,18 @@ class Ps:
 
     def attach(self, incarnation: int = INCARNATION, **fields: object) -> pb.AttachReply:
         request = pb.AttachRequest(incarnation=incarnation, **fields)  # type: ignore[arg-type]
-        return self._channel.call(PsControl.Attach, request, deadline=10)
+        return self.channel.call(PsControl.Attach, request, deadline=10)
 
     def revoke(self, *leases: int, floor: int = 0, incarnation: int = INCARNATION) -> dict[int, int]:
         request = pb.RevokeRequest(incarnation=incarnation, leases=leases, floor=floor)
-        return steps(self._channel.call(PsControl.Revoke, request, deadline=10).applied)
+        return steps(self.channel.call(PsControl.Revoke, request, deadline=10).applied)
 
     def prepare(self, cut: int, incarnation: int = INCARNATION) -> None:
-        self._channel.call(PsControl.Prepare, pb.PrepareRequest(incarnation=incarnation, cut=cut), deadline=10)
+        self.channel.call(PsControl.Prepare, pb.PrepareRequest(incarnation=incarnation, cut=cut), deadline=10)
 
     def hold(self, cut: int) -> dict[int, int]:
         request = pb.HoldRequest(incarnation=INCARNATION, cut=cut)
-        return steps(self._channel.call(PsControl.Hold, request, deadline=10).applied)
+        return steps(self.channel.call(PsControl.Hold, request, deadline=10).applied)
 
     def snapshot(
         self,
@@ -171,13 +172,13 @@ class Ps:
             floor=floor,
             within=[pb.LeaseStep(lease=lease, through=through) for lease, through in (within or {}).items()],
         )
-        return self._channel.call(PsControl.Snapshot, request, deadline=10)
+        return self.channel.call(PsControl.Snapshot, request, deadline=10)
 
     def saved(self, cut: int) -> pb.SavedReply:
-        return self._channel.call(PsControl.Saved, pb.SavedRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        return self.channel.call(PsControl.Saved, pb.SavedRequest(incarnation=INCARNATION, cut=cut), deadline=10)
 
     def release(self, cut: int) -> None:
-        self._channel.call(PsControl.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        self.channel.call(PsControl.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), deadline=10)
 
     @staticmethod
     def checkpoint(servers: Sequence[Ps], cut: int, folder: Path) -> Path:
@@ -192,7 +193,7 @@ class Ps:
         return directory
 
     def unpin(self, cut: int) -> None:
-        self._channel.call(PsControl.Unpin, pb.UnpinRequest(incarnation=INCARNATION, cut=cut), deadline=10)
+        self.channel.call(PsControl.Unpin, pb.UnpinRequest(incarnation=INCARNATION, cut=cut), deadline=10)
 
 
 def steps(applied: Iterable[pb.LeaseStep]) -> dict[int, int]:
@@ -211,9 +212,10 @@ def start() -> Iterator[Callable[..., Ps]]:
             writer: ShardWriter | None = None,
             patience: float = 20.0,
             strategy: Strategy | None = None,
+            checkpoints: Path | None = None,
         ) -> Ps:
             own = Path(folder) / str(next(count))
             own.mkdir()
-            return Ps(stack, own, index, writer=writer, patience=patience, strategy=strategy)
+            return Ps(stack, own, index, writer=writer, patience=patience, strategy=strategy, checkpoints=checkpoints)
 
         yield one

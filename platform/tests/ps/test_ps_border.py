@@ -37,14 +37,14 @@ def test_no_field_of_a_head_ends_a_parameter_server(start: Callable[..., Any], k
     for number, (path, _, value, head) in enumerate(messages_with(type(HEADS[kind]), HEADS[kind])):
         if kind is Kind.PUSH and path != "step":
             head.step = number
-        refused = _refused(lambda head=head: worker.client.request(kind, head.SerializeToString(), body))
+        refused = refusal_of(lambda head=head: worker.client.request(kind, head.SerializeToString(), body))
         assert refused in (None, *_PERMITTED), f"{path} = {value!r:.60}"
     version, values = worker.pull()
     assert len(values) == 3
     assert version >= 0
 
 
-def _refused(call: Callable[[], object]) -> str | None:
+def refusal_of(call: Callable[[], object]) -> str | None:
     """The kind of the refusal; None where there is an answer."""
     try:
         call()
