@@ -58,6 +58,7 @@ SCRIPTS = (
     Script("checkpoint_stall", 360, ("--rounds", "2", "--rows", "300000", "--every", "200")),
     Script("convergence", 900, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")),
     Script("embedding_build", 240, ("--rounds", "1")),
+    Script("shuffled_input", 300, ("--rounds", "1", "--records", "60000")),
 )
 
 

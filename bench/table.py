@@ -32,6 +32,7 @@ ORDER = (
     "throughput",
     "accuracy",
     "cut_pause",
+    "shuffled_input",
 )
 HEADLINES = ("deepfm", "native_table", "bulk_plane", "checkpoint_stall", "convergence")
 """Results that the README quotes."""
