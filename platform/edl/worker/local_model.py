@@ -88,6 +88,11 @@ class LocalModel:
         """Keras warns of variables that have no gradient, and leaves them alone."""
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
+    def finalize(self) -> bool:
+        """What ``keras.fit`` does at its end: with ``use_ema`` the averages become the weights. Whether any changed."""
+        self.optimizer.finalize_variable_values(self.model.trainable_variables)
+        return bool(self.optimizer.use_ema)
+
     @property
     def metric_directions(self) -> dict[str, str | None]:
         """Of each metric, whether ``up`` or ``down`` is better; None where Keras does not say."""

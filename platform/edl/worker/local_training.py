@@ -184,6 +184,8 @@ class LocalTraining:
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
         with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
             self._train(sources)
+            if self._model.finalize():
+                self._saved = self._evaluated = -1  # the last checkpoint has other values
             self._watcher.end()
             self._evaluate(final=True)
             restored = self._watcher.end_monitors()

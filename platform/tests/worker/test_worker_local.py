@@ -391,6 +391,28 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     assert rates[-1] == f"the learning rate is {float(model.optimizer.learning_rate):.6g} now"
 
 
+def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(local: Callable[..., Local]) -> None:
+    import keras
+
+    source = PLAIN.split("class Mine")[0].replace("Adam(0.3)", "Adam(0.3, use_ema=True, ema_momentum=0.8)")
+    job = local(source)
+    run, code = job.run(export={}, minibatch_size=50, minibatches_per_task=1, epochs=10)
+    assert code == 0
+    rows = np.loadtxt(job.folder / "data.csv", delimiter=",", dtype=np.float32)
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    model = scope["custom_model"]()
+    model.compile(scope["optimizer"](), loss="mse", metrics=["mae"])
+    model.fit(rows[:, :2], rows[:, 2:], batch_size=50, epochs=10, verbose=0)
+    exported = keras.models.load_model(run.path / "export" / "model.keras")
+    for found, expected in zip(exported.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-5)
+    last = [event.metrics for event in events(run) if event.kind == "evaluation_ended"][-1]
+    assert last["mae"] == pytest.approx(np.abs(model(rows[:, :2]) - rows[:, 2:]).mean(), rel=1e-4)
+
+
 STOPS = """
 import os, signal
 
