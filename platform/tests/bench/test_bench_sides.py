@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +22,7 @@ serve(lambda question: {{"twice": 2 * question["number"]}}, name="doubles")
 @pytest.fixture(autouse=True)
 def _bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.delitem(sys.modules, "deepfm", raising=False)  # the zoo's, if a test before has imported from it
 
 
 def test_noise_is_three_standard_errors() -> None:
