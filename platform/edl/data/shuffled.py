@@ -82,7 +82,7 @@ class ShuffledReader:
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._firsts: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._packed = getattr(reader, "packed", None)
+        self._packed = getattr(reader, "packed_records", None)  # of RecordIO alone
         self._piece = _Piece(-1, 0, 0, [], np.empty(0, np.int64))
         self._bounds = _Bounds(0, 0)
         self._payloads: dict[int, bytes] = {}

@@ -62,7 +62,7 @@ class PackedReader(MemoryReader):
         super().__init__(blocks)
         self._every = every
 
-    def packed(self, source: str, start: int, end: int) -> PackedRecords | None:
+    def packed_records(self, source: str, start: int, end: int) -> PackedRecords | None:
         if not self._every or start % self._every:
             return None
         records = super().read(source, start, end)

@@ -155,7 +155,7 @@ class RecordIOReader:
         """Records ``[start, end)`` of one file; see the port. A chunk of one file stays in memory, not one of each."""
         return self._reading(source, start, end).read(start, end, on_corrupt)
 
-    def packed(self, source: str, start: int, end: int) -> PackedRecords | None:
+    def packed_records(self, source: str, start: int, end: int) -> PackedRecords | None:
         """Records ``[start, end)`` of one file where they are in memory; None: ``read`` has them, or says why not."""
         return self._reading(source, start, end).packed(start, end)
 
