@@ -57,12 +57,12 @@ def kill_worker(run: JobProcess) -> dict[str, float]:
 
 
 def leased_again(run: JobProcess, returned: Line) -> float:
-    """When the head of the returned range was leased again, in unix seconds."""
+    """When the head of the returned range was leased again, in unix seconds; the job's data is one file."""
 
     def told(entries: list[dict[str, Any]]) -> bool:
-        wanted = [returned["source"], returned["start"]]
+        wanted = [returned["epoch"], returned["start"]]
         back = [i for i, entry in enumerate(entries) if entry["kind"] == "returned"]
-        return any(entry["kind"] == "leased" and entry["work"][1:3] == wanted for entry in entries[back[-1] :])
+        return any(entry["kind"] == "leased" and entry["work"][0:3:2] == wanted for entry in entries[back[-1] :])
 
     return when(run, told)
 
