@@ -57,14 +57,17 @@ def kill_worker(run: JobProcess) -> dict[str, float]:
 
 
 def leased_again(run: JobProcess, returned: Line) -> float:
-    """When the head of the returned range was leased again, in unix seconds; the job's data is one file."""
+    """When the head of the returned range was leased again, in unix seconds."""
+    return when(run, lambda entries: leased_after_return(entries, returned["start"]))
 
-    def told(entries: list[dict[str, Any]]) -> bool:
-        wanted = [returned["epoch"], returned["start"]]
-        back = [i for i, entry in enumerate(entries) if entry["kind"] == "returned"]
-        return any(entry["kind"] == "leased" and entry["work"][0:3:2] == wanted for entry in entries[back[-1] :])
 
-    return when(run, told)
+def leased_after_return(entries: list[dict[str, Any]], start: int) -> bool:
+    """Whether a lease from ``start`` on follows the newest return; the job's data is one file.
+
+    A journal names no file where an epoch is shuffled, but the event does: they are not compared.
+    """
+    back = [i for i, entry in enumerate(entries) if entry["kind"] == "returned"]
+    return any(entry["kind"] == "leased" and entry["work"][2] == start for entry in entries[back[-1] :])
 
 
 def end_worker(run: JobProcess) -> dict[str, float]:

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+STOPPED = "stopped by its user"
+FINAL_SECONDS = 10.0
+"""How long a final checkpoint may take on one machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

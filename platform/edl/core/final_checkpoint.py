@@ -16,10 +16,6 @@ from edl.core.events import StopWanted
 from edl.core.kinds import TRAINING
 from edl.core.state import State, Stopping
 
-STOPPED = "stopped by its user"
-FINAL_SECONDS = 10.0
-"""How long a final checkpoint may take on one machine."""
-
 
 def stop(state: State, event: StopWanted, now: float) -> None:
     """Somebody wants the job to end: at once, or after a final checkpoint if that would hold anything new."""

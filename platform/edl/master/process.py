@@ -24,10 +24,10 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from edl.core.checkpoint import FINAL_SECONDS, STOPPED
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
 from edl.core.events import EndJob, Event, PodChanged, PodsSynced, StopWanted
-from edl.core.final_checkpoint import FINAL_SECONDS, STOPPED
 from edl.core.job import JobState
 from edl.master import threads
 from edl.master.accounts import Accounts

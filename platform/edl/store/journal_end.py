@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from edl.core.checkpoint import Checkpoint
-from edl.core.compaction import cut_number
 from edl.core.errors import StorageError
 from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
 from edl.store.replay import JournalDamagedError, Replay
@@ -41,6 +40,8 @@ class KnownCuts:
     @classmethod
     def of(cls, told: Replay) -> Self:
         """From all entries of a journal."""
+        from edl.core.compaction import cut_number  # 30 ms that the start of a new run does not need
+
         was = told.snapshot["checkpoint"] if told.snapshot else None
         found = Checkpoint(*was) if was else None
         highest = cut_number(told.snapshot) if told.snapshot else 0

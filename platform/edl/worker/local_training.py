@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.core import shards
+from edl.core.checkpoint import STOPPED
 from edl.core.errors import BadInputError
-from edl.core.final_checkpoint import STOPPED
 from edl.core.shuffle import SHUFFLED
 from edl.data.blocks import order_of, window_of
 from edl.data.reader import Reader

@@ -203,7 +203,8 @@ def test_nothing_heavy_is_imported(stage: Stage) -> None:
         "app.main()", "\ntry: app.main()\nfinally:\n import sys; print(*sys.modules, file=sys.stderr)"
     )
     done = subprocess.run(line, capture_output=True, text=True, check=True)
-    assert not set(HEAVY) & set(done.stderr.split())
+    decisions = {"edl.core.state", "edl.core.events"}  # the master's: 100 ms before a run has begun
+    assert not {*HEAVY, *decisions} & set(done.stderr.split())
 
 
 @pytest.mark.parametrize("command_name", ["run", "submit"])

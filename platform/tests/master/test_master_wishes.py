@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.core.board import Desired
+from edl.core.checkpoint import STOPPED
 from edl.core.events import ScaleWanted, StopWanted, WishUnreadable
-from edl.core.final_checkpoint import STOPPED
 from edl.master.wishes import CHECKPOINT_SECONDS, events_of
 
 

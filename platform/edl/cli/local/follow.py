@@ -15,8 +15,8 @@ from edl.cli.faces.pipe import Piped
 from edl.cli.faces.progress import Progress
 from edl.cli.local.resumption import PREDICT_FILE
 from edl.cli.local.signals import Signals
+from edl.core.checkpoint import FINAL_SECONDS
 from edl.core.errors import StorageError
-from edl.core.final_checkpoint import FINAL_SECONDS
 from edl.spec.event import Event, JobEnded, Warned, from_json
 from edl.spec.problem import SpecError
 from edl.spec.status import Status, Summary

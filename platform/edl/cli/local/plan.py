@@ -11,9 +11,8 @@ from edl.cli.cluster.next_step import called, program
 from edl.cli.faces.outcome import Outcome
 from edl.cli.local.resumption import goes_on_from, nothing_left, status_of
 from edl.cli.local.trained import Weights
-from edl.core.checkpoint import Checkpoint
+from edl.core.checkpoint import STOPPED, Checkpoint
 from edl.core.errors import BadInputError, StorageError
-from edl.core.final_checkpoint import STOPPED
 from edl.spec.job import JobSpec
 from edl.store.checkpoint_restart import CheckpointRestart, plan_restart
 from edl.store.replay import JournalDamagedError
