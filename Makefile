@@ -60,7 +60,7 @@ unit: native ## tests but for those of whole jobs
 NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/ps/native
 SANITIZERS := $(BIN)/python platform/tests/ps/native/sanitizers.py
 
-native: $(STAMP) ## compile native code into platform/edl/ps and platform/edl/worker, where there is a C++20 compiler
+native: $(STAMP) ## compile native code into platform/edl/ps, platform/edl/worker and platform/edl/data, where there is a C++20 compiler
 	@$(NATIVE) -B build/native -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE
 	@$(BIN)/cmake --build build/native -- --quiet
 
@@ -126,4 +126,4 @@ constraints: $(STAMP) ## write the versions of this environment to constraints.t
 	  $(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+=='; } > constraints.txt
 
 clean: ## remove what was built and trained here (not the virtual environment)
-	rm -rf build dist platform/edl/ps/_native*.so platform/edl/worker/_distinct*.so $(DEMO) .edl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist platform/edl/ps/_native*.so platform/edl/worker/_distinct*.so platform/edl/data/_records*.so $(DEMO) .edl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

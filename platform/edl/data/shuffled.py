@@ -8,7 +8,6 @@ rest of the two blocks that its ends lie in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,12 +16,14 @@ import numpy.typing as npt
 from edl.core.errors import BadInputError
 from edl.core.shards import scrambled
 from edl.core.shuffle import Block, EpochOrder, Order, named
+from edl.data.gather import fastest_gather
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
 
 Positions: TypeAlias = npt.NDArray[np.uint64]
 
 _AT_ONCE = 4096
 """Positions that are looked up together: NumPy is slow for the few records of a minibatch."""
+_GATHER = fastest_gather()
 
 
 def permuted_all(indices: Positions, count: int, key: int) -> Positions:
@@ -39,33 +40,40 @@ class _Piece(NamedTuple):
     epoch: int
     start: int
     end: int
-    blocks: list[int]
+    blocks: npt.NDArray[np.int64]
     unmixed: npt.NDArray[np.int64]
 
 
-class _Bounds:
-    """Where the records of one window lie in the payloads of their blocks: two numbers a record.
+class _PackedWindow:
+    """The payloads of one window's blocks, and where each of its records lies in them: two numbers a record.
 
-    Looking them up for a whole minibatch costs less than asking each block for each record.
+    Args:
+        start: first record of the window's blocks, before mixing.
+        end: after the last one.
+        blocks: numbers of its blocks, without a gap.
     """
 
-    def __init__(self, start: int, end: int) -> None:
-        self._first = start
+    def __init__(self, start: int, end: int, blocks: range) -> None:
+        self._start, self._first = start, blocks.start
+        self._payloads = [b""] * len(blocks)
+        self.blocks = len(blocks)
         self._begins = np.zeros(end - start, np.int64)
         self._ends = np.zeros(end - start, np.int64)
+        self.held: set[int] = set()
 
-    def put(self, first: int, packed: PackedRecords) -> None:
-        """Those of a block whose first record is ``first`` before mixing."""
+    def put(self, block: int, first: int, packed: PackedRecords) -> None:
+        """Hold a block, whose first record is ``first`` before mixing."""
         bounds = np.frombuffer(packed.bounds, np.uint64).astype(np.int64)
-        part = slice(first - self._first, first - self._first + len(packed))
+        part = slice(first - self._start, first - self._start + len(packed))
         self._begins[part] = bounds[:-1] + packed.gap
         self._ends[part] = bounds[1:]
+        self._payloads[block - self._first] = packed.payload
+        self.held.add(block)
 
-    def take(self, payloads: Sequence[bytes], unmixed: npt.NDArray[np.int64]) -> list[Record]:
-        """The records that are these before mixing; each is in its own of the payloads."""
-        at = unmixed - self._first
-        begins, ends = self._begins[at].tolist(), self._ends[at].tolist()
-        return [payload[begin:end] for payload, begin, end in zip(payloads, begins, ends, strict=True)]
+    def take(self, blocks: npt.NDArray[np.int64], unmixed: npt.NDArray[np.int64]) -> Sequence[Record]:
+        """The records that are these before mixing; each is in its own of the blocks, which are held."""
+        at = unmixed - self._start
+        return _GATHER(self._payloads, blocks - self._first, self._begins[at], self._ends[at])
 
 
 class ShuffledReader:
@@ -83,9 +91,8 @@ class ShuffledReader:
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._firsts: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._packed = getattr(reader, "packed_records", None)  # of RecordIO alone
-        self._piece = _Piece(-1, 0, 0, [], np.empty(0, np.int64))
-        self._bounds = _Bounds(0, 0)
-        self._payloads: dict[int, bytes] = {}
+        self._piece = _Piece(-1, 0, 0, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._packed_window = _PackedWindow(0, 0, range(0))
         self._window: tuple[int, int] = (-1, -1)
         self._blocks: tuple[Block, ...] = ()
         self._held: dict[int, Sequence[Any]] = {}
@@ -115,15 +122,21 @@ class ShuffledReader:
         return named(self.order.epoch(epoch).ranges(start, end))
 
     def _take(
-        self, found: list[Record], blocks: Sequence[int], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None
+        self,
+        found: list[Record],
+        numbers: npt.NDArray[np.int64],
+        unmixed: npt.NDArray[np.int64],
+        on_corrupt: OnCorrupt | None,
     ) -> None:
         held = self._held
-        for number in {*blocks}.difference(held):
-            self._hold(number, self._load(number, on_corrupt))
-        if len(self._payloads) == len(held):
-            found += self._bounds.take(itemgetter(*blocks, blocks[0])(self._payloads)[:-1], unmixed)
+        if len(held) < self._packed_window.blocks:
+            for number in set(numbers.tolist()).difference(held):
+                self._hold(number, self._load(number, on_corrupt))
+        if len(self._packed_window.held) == len(held):
+            found += self._packed_window.take(numbers, unmixed)
             return
-        records = (unmixed - self._firsts[blocks]).tolist()
+        blocks = numbers.tolist()
+        records = (unmixed - self._firsts[numbers]).tolist()
         taken = [held[block][record] for block, record in zip(blocks, records, strict=True)]
         if self._damaged.isdisjoint(blocks):
             found += taken
@@ -137,8 +150,7 @@ class ShuffledReader:
     def _hold(self, number: int, records: Sequence[Any]) -> None:
         self._held[number] = records
         if isinstance(records, PackedRecords):
-            self._payloads[number] = records.payload
-            self._bounds.put(int(self._firsts[number]), records)
+            self._packed_window.put(number, int(self._firsts[number]), records)
 
     def _load(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
         """A block's records; in the place of one that cannot be read stands its ``CorruptRange``."""
@@ -173,8 +185,8 @@ class ShuffledReader:
         self._blocks = order.blocks
         numbers = order.blocks_of(start, start + size)
         self._window = (epoch, start)
-        self._held, self._payloads, self._damaged = {}, {}, set()
-        self._bounds = _Bounds(int(self._firsts[numbers[0]]), order.ends[numbers[-1]])
+        self._held, self._damaged = {}, set()
+        self._packed_window = _PackedWindow(int(self._firsts[numbers[0]]), order.ends[numbers[-1]], numbers)
         for number in numbers:
             block = order.blocks[number]
             if block in held:
@@ -193,7 +205,7 @@ class ShuffledReader:
         offsets = np.arange(position - start, end - start, dtype=np.uint64)
         unmixed = permuted_all(offsets, size, key).astype(np.int64) + start
         blocks = np.searchsorted(self._ends, unmixed, side="right")
-        self._piece = _Piece(epoch, position, end, blocks.tolist(), unmixed)
+        self._piece = _Piece(epoch, position, end, blocks.astype(np.int64), unmixed)
         return self._piece
 
     def _of(self, epoch: int) -> EpochOrder:

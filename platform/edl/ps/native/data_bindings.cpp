@@ -1,0 +1,95 @@
+// edl.data._records: where records lie in a payload of RecordIO, and records out of payloads in any order.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string_view>
+#include <vector>
+
+namespace nb = nanobind;
+
+namespace edl {
+namespace {
+
+using Numbers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kAhead = 16;  // records whose memory is asked for before their turn
+constexpr std::size_t kMostLines = 8;  // of a record; the processor itself runs ahead through larger ones
+
+std::vector<std::string_view> views(const nb::list& payloads) {
+  std::vector<std::string_view> found;
+  found.reserve(nb::len(payloads));
+  for (nb::handle payload : payloads) {
+    if (!PyBytes_Check(payload.ptr())) throw nb::type_error("a payload must be bytes");
+    found.emplace_back(PyBytes_AS_STRING(payload.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(payload.ptr())));
+  }
+  return found;
+}
+
+// Record i is [begins[i], ends[i]) of payload owners[i]. The GIL is held: it makes objects.
+nb::object gather(const nb::list& payloads, const Numbers& owners, const Numbers& begins, const Numbers& ends) {
+  const std::size_t count = owners.shape(0);
+  if (begins.shape(0) != count || ends.shape(0) != count) throw std::invalid_argument("each record has an owner, a begin and an end");
+  const std::vector<std::string_view> all = views(payloads);
+  const auto record = [&](std::size_t i) {
+    const std::int64_t owner = owners.data()[i], begin = begins.data()[i], end = ends.data()[i];
+    if (owner < 0 || static_cast<std::size_t>(owner) >= all.size()) throw nb::index_error("no such payload");
+    const std::string_view payload = all[static_cast<std::size_t>(owner)];
+    if (begin < 0 || begin > end || static_cast<std::size_t>(end) > payload.size()) throw nb::index_error("outside of the payload");
+    return payload.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+  };
+  const auto ask = [&](std::size_t i) {
+    const std::string_view bytes = record(i);
+    const std::size_t asked = std::min(bytes.size(), kMostLines * kLine);
+    for (std::size_t at = 0; at < asked; at += kLine) __builtin_prefetch(bytes.data() + at);
+  };
+  nb::object list = nb::steal(PyList_New(static_cast<Py_ssize_t>(count)));
+  if (!list.is_valid()) throw nb::python_error();
+  for (std::size_t i = 0; i < std::min(count, kAhead); ++i) ask(i);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i + kAhead < count) ask(i + kAhead);
+    const std::string_view bytes = record(i);
+    PyObject* const made = PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
+    if (made == nullptr) throw nb::python_error();
+    PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), made);
+  }
+  return list;
+}
+
+// The end of each record after a leading 0, as 64-bit numbers; None where the lengths do not add up to the payload. A record stands
+// after its length: 32 bits, little-endian as the machines that this is built for.
+nb::object record_ends(const nb::bytes& payload, std::size_t records) {
+  const std::size_t size = payload.size();
+  const char* const bytes = payload.c_str();
+  if (records > size / sizeof(std::uint32_t)) return nb::none();  // before memory is allocated for them
+  nb::object found = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>((records + 1) * sizeof(std::uint64_t))));
+  if (!found.is_valid()) throw nb::python_error();
+  char* const out = PyBytes_AS_STRING(found.ptr());
+  std::uint64_t at = 0;
+  std::memcpy(out, &at, sizeof at);
+  for (std::size_t i = 1; i <= records; ++i) {
+    std::uint32_t length = 0;
+    if (size - at < sizeof length) return nb::none();
+    std::memcpy(&length, bytes + at, sizeof length);
+    at += sizeof length;
+    if (size - at < length) return nb::none();
+    at += length;
+    std::memcpy(out + i * sizeof at, &at, sizeof at);
+  }
+  return at == size ? found : nb::none();
+}
+
+}  // namespace
+
+NB_MODULE(_records, module) {
+  module.def("record_ends", &record_ends, nb::arg("payload"), nb::arg("records"));
+  module.def("gather", &gather, nb::arg("payloads"), nb::arg("owners").noconvert(), nb::arg("begins").noconvert(),
+             nb::arg("ends").noconvert());
+}
+
+}  // namespace edl
