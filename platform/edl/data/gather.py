@@ -1,7 +1,7 @@
 """Records taken in any order out of the payloads that they lie in.
 
-A shuffled minibatch reads memory at random, and waits for nearly every record. The native code asks for the memory of the
-records that follow while it copies one. ``make native`` builds it; without it Python does the same, slower.
+A shuffled minibatch reads memory at random and waits for nearly every record. The native code asks for the memory of
+the next records while it copies one. ``make native`` builds it; without it Python does the same, slower.
 """
 
 from __future__ import annotations
