@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+MOST_WORKERS = 10_000
+"""Of one job: a slip of the keyboard must not ask a cluster for a million pods. The core is measured with 1,000."""
+
 
 class Role(StrEnum):
     """What a pod does in a job."""

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_WORKERS = 10_000
-"""Of one job: a slip of the keyboard must not ask a cluster for a million pods. The core is measured with 1,000."""
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:

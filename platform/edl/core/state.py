@@ -15,6 +15,7 @@ from typing import Any
 from edl.core import compaction, entries
 from edl.core.callbacks import Callback, Callbacks
 from edl.core.checkpoint import Checkpoint, CheckpointFailure
+from edl.core.cluster import MOST_WORKERS
 from edl.core.counters import Counters
 from edl.core.cuts import Cut, Stage
 from edl.core.evaluation import Round
@@ -23,7 +24,7 @@ from edl.core.fleet import Fleet
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.leases import Holder, Patience
 from edl.core.revocations import Revocation
-from edl.core.settings import MOST_WORKERS, Settings
+from edl.core.settings import Settings
 from edl.core.shards import Source
 from edl.core.shuffle import Order
 from edl.core.suspicion import Suspicion

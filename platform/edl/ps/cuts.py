@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
 from edl.core.errors import RefusedError
+from edl.ps.snapshot import PinError
 
 Copy = TypeVar("Copy")
 
@@ -24,12 +25,6 @@ class CutError(RefusedError):
     """A cut that cannot be taken any more."""
 
     kind = "cut"
-
-
-class PinError(RefusedError):
-    """A pinned version that is not kept here."""
-
-    kind = "pin"
 
 
 class Cuts(Generic[Copy]):

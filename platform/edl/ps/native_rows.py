@@ -14,9 +14,8 @@ import numpy as np
 
 from edl.ps import _native
 from edl.ps.arrays import Floats, Ids
-from edl.ps.cuts import PinError
 from edl.ps.declaration import RowTable
-from edl.ps.snapshot import StoredRows
+from edl.ps.snapshot import PinError, StoredRows
 
 PIECE_BYTES = 8 << 20
 """Of what :meth:`NativeRows.pieces` gives at once; the table's lock is taken for smaller parts of it."""

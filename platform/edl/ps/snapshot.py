@@ -14,9 +14,16 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from edl.core.errors import RefusedError
 from edl.ps.arrays import Floats, Ids, Steps
 from edl.ps.declaration import Declaration, DenseVariable, RowTable
 from edl.spec.initializer import initial_rows
+
+
+class PinError(RefusedError):
+    """A pinned version that is not kept here."""
+
+    kind = "pin"
 
 
 class FrozenRows(Protocol):

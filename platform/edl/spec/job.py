@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edl.core.settings import MOST_WORKERS
+from edl.core.cluster import MOST_WORKERS
 from edl.spec import foreign
 from edl.spec.cluster_names import IMAGE
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core import events as ev
-from edl.core.cluster import Phase, PodSeen, Role
+from edl.core.cluster import MOST_WORKERS, Phase, PodSeen, Role
 from edl.core.fleet import Fleet
 from edl.core.job import JobState
 from edl.core.pod import Pod
-from edl.core.settings import MOST_WORKERS, Settings
+from edl.core.settings import Settings
 from edl.core.staffing import BATCH, SOON
 from edl.core.tasks import Lease
 from edl.testing.simulation import World

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edl.core.errors import RetryableError, StorageError
-from edl.ps.cuts import CUTS_AHEAD, HOLD_SECONDS, CutError, Cuts, PinError
+from edl.ps.cuts import CUTS_AHEAD, HOLD_SECONDS, CutError, Cuts
 from edl.ps.shard_writer import ShardWriter
+from edl.ps.snapshot import PinError
 from edl.ps.table_store import TableStore
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkRefused

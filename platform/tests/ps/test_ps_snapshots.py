@@ -14,11 +14,10 @@ from table_contract import array, declared
 from edl.core.errors import StorageError
 from edl.ps.checkpoints import Cut
 from edl.ps.conversation import Attachment
-from edl.ps.cuts import PinError
 from edl.ps.declaration import Declaration
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import Saved, ShardWriter
-from edl.ps.snapshot import FrozenRows
+from edl.ps.snapshot import FrozenRows, PinError
 from edl.ps.store import Gradients, RowGradients
 from edl.ps.stores import Stores
 from edl.spec.optimizer import OptimizerSpec

@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 
 from edl.core.board import Desired
+from edl.core.cluster import MOST_WORKERS
 from edl.core.errors import BadInputError
-from edl.core.settings import MOST_WORKERS
 from edl.core.untrusted import decode_json
 from edl.kube import names
 from edl.kube.api import Api
