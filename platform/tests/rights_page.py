@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rights.md"
@@ -12,7 +12,7 @@ EVERYBODY = "everybody"
 
 def rights() -> dict[str, dict[str, set[str]]]:
     """Verbs by resource (``resource[/subresource][.group]``) by ClusterRole, and for everybody who has logged in."""
-    (_, *roles), *rows = table("What RBAC grants")
+    (_, *roles), *rows = table("resource")
     found: dict[str, dict[str, set[str]]] = {role: {} for role in roles}
     for resource, *verbs in rows:
         for role, granted in zip(roles, verbs, strict=True):
@@ -23,25 +23,35 @@ def rights() -> dict[str, dict[str, set[str]]]:
 
 def answers(identity: str) -> dict[str, str]:
     """What is tried as ``a data scientist`` or ``a master``, and the answer."""
-    _, *rows = table(f"Tried as {identity}")
+    _, *rows = table("request", below=identity)
     found = dict(rows)
     assert len(found) == len(rows), "a request stands there twice"
     return found
 
 
-def table(heading: str) -> list[list[str]]:
-    """The cells of the first table after a heading; its head is the first row."""
-    lines = iter(PAGE.read_text().splitlines())
+def policies() -> set[str]:
+    """The admission policies that the page names."""
+    _, *rows = table("policy")
+    return {row[0] for row in rows}
+
+
+def table(first: str, *, below: str = "") -> list[list[str]]:
+    """The cells of the first table whose head begins with this word; its head is the first row.
+
+    Args:
+        below: how the heading above it ends.
+    """
+    heading = ""
+    lines = iter(PAGE.read_text(encoding="utf-8").splitlines())
     for line in lines:
-        if line.lstrip("#").strip() == heading:
-            break
-    else:
-        raise AssertionError(f"{PAGE.name} has no heading '{heading}'")
-    head, _, *rows = _rows(lines)
-    return [head, *rows]
+        if line.startswith("#"):
+            heading = line
+        if line.startswith(f"| {first} |") and heading.endswith(below):
+            head, _, *rows = _rows(chain([line], lines))
+            return [head, *rows]
+    raise AssertionError(f"{PAGE.name} has no table of each {first} below a heading that ends with '{below}'")
 
 
 def _rows(lines: Iterator[str]) -> Iterator[list[str]]:
-    first = next(line for line in lines if line.startswith("|"))
-    for line in (first, *takewhile(lambda line: line.startswith("|"), lines)):
+    for line in takewhile(lambda line: line.startswith("|"), lines):
         yield [cell.strip().strip("`") for cell in line.strip("|").split("|")]

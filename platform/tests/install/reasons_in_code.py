@@ -15,24 +15,6 @@ from pathlib import Path
 EDL = Path(__file__).resolve().parents[2] / "edl"
 TEXT_OF: Mapping[str, int] = {"Complaint": 1, "Wait": 1, "_rule": 1, "Finding": 0, "Checkup": 2, "Warned": 1}
 """Calls that make a reason, and which of their arguments is its text."""
-SOURCES = (
-    "kube/inspection/diagnosis.py",
-    "kube/inspection/exchange.py",
-    "kube/inspection/slowness.py",
-    "kube/inspection/waiting.py",
-    "kube/submission/findings.py",
-    "kube/submission/preflight.py",
-    "kube/doctor/checkup.py",
-    "kube/doctor/doctor.py",
-    "kube/copying/copying.py",
-    "kube/release/decision.py",
-    "cli/doctor.py",
-    "cli/local/follow.py",
-    "cli/local/runs_here.py",
-    "master/process.py",
-    "worker/local_training.py",
-    *(f"core/{path.name}" for path in sorted((EDL / "core").glob("*.py"))),
-)
 TABLES = {"_CONTAINER", "_REFUSALS"}
 """Tables of a module whose rows begin with a reason: the values of a mapping, or rows of their own."""
 RETURNING = {"_check", "_may_never_fit", "_never_fits", "ps_ends"}
@@ -49,17 +31,18 @@ class Reason:
 
 
 def reasons() -> list[Reason]:
-    """All of them, in the order of the sources; those that only pass on somebody else's words are left out."""
+    """All of them, of every module; those that only pass on somebody else's words are left out."""
     return [
         reason
-        for source in SOURCES
-        for reason in _in(ast.parse((EDL / source).read_text()), source)
-        if len(reason.text.replace(GAP, "").strip(" :;,.()")) > 3
+        for path in sorted(EDL.rglob("*.py"))
+        for reason in read(path.read_text(encoding="utf-8"), path.relative_to(EDL).as_posix())
     ]
 
 
-def _in(module: ast.Module, source: str) -> Iterator[Reason]:
-    yield from _reasons(module, [], source)
+def read(text: str, source: str) -> list[Reason]:
+    """The reasons of one module."""
+    found = _reasons(ast.parse(text), [], source)
+    return [reason for reason in found if len(reason.text.replace(GAP, "").strip(" :;,.()")) > 3]
 
 
 def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[Reason]:

@@ -247,8 +247,8 @@ BAD = [
         {"teamDefaults": {"networkPolicies": {"extra": {"my_store": {"roles": ["worker"], "egress": [{}]}}}}},
         "at '/teamDefaults/networkPolicies/extra': additional properties 'my_store' not allowed",
     ),
-    ({"teams": [{"namespace": "a"}, {"namespace": "a"}]}, "Two teams have the namespace a"),
-    ({"teams": [{"namespace": "edl-system", "create": True}]}, "The namespace edl-system is where this release"),
+    ({"teams": [{"namespace": "a"}, {"namespace": "a"}]}, "the namespace a"),
+    ({"teams": [{"namespace": "edl-system", "create": True}]}, "namespace edl-system"),
 ]
 
 

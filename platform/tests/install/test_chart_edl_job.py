@@ -196,7 +196,7 @@ def test_whatever_a_model_is_given_arrives(tmp_path: Path, params: dict[str, Any
 def test_a_number_that_helm_rounds_is_refused(tmp_path: Path, number: int) -> None:
     file = tmp_path / "params.yaml"
     file.write_text(f"model: {{definition: a.b, params: {{deep: [{{seed: {number}}}]}}}}\n")
-    assert "model.params.deep[0].seed: Helm rounds whole numbers" in refused("-f", MINIMAL, "-f", file)
+    assert "model.params.deep[0].seed: " in refused("-f", MINIMAL, "-f", file)
 
 
 # ---------------------------------------------------------------------- the Job's name
@@ -263,9 +263,9 @@ def test_no_label_makes_a_submitter_part_of_a_job() -> None:
 # ---------------------------------------------------------------------- what is refused
 
 
-def test_no_job_is_one_sentence() -> None:
-    first = refused().splitlines()[0]
-    assert first.count("no job is given: the values of this chart are a job file") == 1
+def test_without_a_job_the_answer_says_once_how_to_give_one() -> None:
+    said = refused()
+    assert said.splitlines()[0].count("-f job.yaml") == said.count("-f job.yaml") == 1
 
 
 @pytest.mark.parametrize(
@@ -318,22 +318,22 @@ GOOD_SCHEDULES = [
     "@every 1h30m",
 ]
 BAD_SCHEDULES = {
-    "60 * * * *": '"60" is no minute',
-    "5-1 * * * *": '"5-1" is no minute',
-    "*/0 * * * *": '"*/0" is no minute',
-    "*/ * * * *": '"*/" is no minute',
-    "1/2/3 * * * *": '"1/2/3" is no minute',
-    "1,,2 * * * *": '"" is no minute',
-    "-5 * * * *": '"-5" is no minute',
-    "0 24 * * *": '"24" is no hour',
-    "0 0 0 * *": '"0" is no day of the month',
-    "0 0 * 13 *": '"13" is no month',
-    "* * * mon *": '"mon" is no month',
-    "0 0 * * 7": '"7" is no day of the week',
-    "* * * * sunday": '"sunday" is no day of the week',
-    "* * * *": "/schedule",
-    "@never": "/schedule",
-    "CRON_TZ=UTC 0 3 * * *": "/schedule",
+    "60 * * * *": ('"60"', "minute"),
+    "5-1 * * * *": ('"5-1"', "minute"),
+    "*/0 * * * *": ('"*/0"', "minute"),
+    "*/ * * * *": ('"*/"', "minute"),
+    "1/2/3 * * * *": ('"1/2/3"', "minute"),
+    "1,,2 * * * *": ('""', "minute"),
+    "-5 * * * *": ('"-5"', "minute"),
+    "0 24 * * *": ('"24"', "hour"),
+    "0 0 0 * *": ('"0"', "day of the month"),
+    "0 0 * 13 *": ('"13"', "month"),
+    "* * * mon *": ('"mon"', "month"),
+    "0 0 * * 7": ('"7"', "day of the week"),
+    "* * * * sunday": ('"sunday"', "day of the week"),
+    "* * * *": ("/schedule",),
+    "@never": ("/schedule",),
+    "CRON_TZ=UTC 0 3 * * *": ("/schedule",),
 }
 """As Kubernetes reads them (robfig/cron, without seconds): Sunday is 0 only, and ranges do not wrap around."""
 
@@ -345,11 +345,15 @@ def test_a_schedule_that_kubernetes_takes_is_taken(schedule: str, tmp_path: Path
     assert kinds("-f", MINIMAL, "-f", given)["CronJob"]["spec"]["schedule"] == schedule
 
 
-@pytest.mark.parametrize(("schedule", "said"), BAD_SCHEDULES.items())
-def test_a_schedule_that_kubernetes_would_refuse_is_refused(schedule: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schedule", "named"), BAD_SCHEDULES.items())
+def test_a_schedule_that_kubernetes_would_refuse_is_refused(
+    schedule: str, named: tuple[str, ...], tmp_path: Path
+) -> None:
     given = tmp_path / "values.json"
     given.write_text(json.dumps({"schedule": schedule}))
-    assert said in refused("-f", MINIMAL, "-f", given)
+    said = refused("-f", MINIMAL, "-f", given)
+    assert "schedule" in said
+    assert [each for each in named if each not in said] == []
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "America/Argentina/Ushuaia", "Etc/GMT+1", "GMT", "UTC", "Etc/UTC"])
@@ -360,9 +364,7 @@ def test_a_time_zone_that_exists_is_taken(zone: str) -> None:
 
 def test_the_notes_say_how_to_wait() -> None:
     done = attempt("helm", "install", "train", JOB_CHART, "-f", MINIMAL, "--dry-run=client")
-    assert "--wait alone does not" in done.stdout
     assert "--wait --wait-for-jobs --timeout" in done.stdout
-    assert "is being" not in done.stdout, "Helm prints notes when it has waited, too"
 
 
 def test_the_icon_is_the_picture_beside_it() -> None:

@@ -61,7 +61,7 @@ def test_nobody_gets_or_lists_secrets_and_nothing_is_a_wildcard() -> None:
 
 def test_every_policy_of_the_page_is_there_and_in_force() -> None:
     policies = of("ValidatingAdmissionPolicy")
-    assert set(policies) == {row[0] for row in rights_page.table("What admission policies refuse beyond that")[1:]}
+    assert set(policies) == rights_page.policies()
     assert all(policy["spec"]["failurePolicy"] == "Fail" for policy in policies.values())
     bindings = of("ValidatingAdmissionPolicyBinding")
     assert {name: found["spec"] for name, found in bindings.items()} == {
