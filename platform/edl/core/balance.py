@@ -18,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edl.api.journal_entries import CutTaken
     from edl.core.checkpoint import Checkpoint
     from edl.core.cuts import Cut
     from edl.core.state import State
@@ -92,16 +93,16 @@ def at_cut(state: State, cut: Cut, done: int) -> Balance:
     return balance
 
 
-def enter(state: State, entry: Mapping[str, Any]) -> None:
-    """Make true what the entry of a cut says of its balance."""
+def enter(state: State, entry: CutTaken) -> None:
+    """Make true what a cut shows; nothing, if no parameter server counts its steps."""
     fleet, counters = state.fleet, state.counters
-    if "lacking" not in entry:
+    if entry.lacking is None:
         return
-    counters.updates_of.update(entry["lacking"])
+    counters.updates_of.update(entry.lacking)
     counters.updates_of = {index: updates for index, updates in counters.updates_of.items() if updates}
     counters.updates_rolled_back = sum(counters.updates_of.values())
-    fleet.measured = {index: uid for index, uid in fleet.holding.items() if str(index) in entry["lacking"]}
-    differs: Mapping[str, int] = entry.get("differs", {})
+    fleet.measured = {index: uid for index, uid in fleet.holding.items() if str(index) in entry.lacking}
+    differs = entry.differs or {}
     for uid, steps in differs.items():
         fleet.offsets[uid] = fleet.offsets.get(uid, 0) - steps
     counters.steps_not_applied += max(map(abs, differs.values()), default=0)

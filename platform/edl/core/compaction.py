@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edl.api.journal_entries import DatasetEntered, EvaluationBegun
 from edl.core.callbacks import Callbacks
 from edl.core.checkpoint import Checkpoint
 from edl.core.counters import Counters
@@ -60,7 +61,7 @@ def cut_number(snapshot: Mapping[str, Any]) -> int:
 def restore(state: State, was: Mapping[str, Any]) -> None:
     """Make a fresh state what ``snapshot`` described."""
     if was["sources"] is not None:
-        state.apply({"kind": "dataset", **was["sources"]})
+        state.apply(DatasetEntered.from_fields(was["sources"]))
     if was["round"]:
         _restore_round(state, was["round"])
     for kind, ledger in was["ledgers"].items():
@@ -89,7 +90,7 @@ def restore(state: State, was: Mapping[str, Any]) -> None:
 
 
 def _restore_round(state: State, was: Mapping[str, Any]) -> None:
-    state.apply({"kind": "evaluation", **{name: was[name] for name in ("pin", "step", "final")}})
+    state.apply(EvaluationBegun.from_fields(was))
     assert state.round is not None
     state.round.ledger.restore(was["ledger"])
     state.round.states = was["states"]

@@ -27,7 +27,7 @@ class Counters:
     updates_of: dict[str, int] = field(default_factory=dict)
     workers_lost: int = 0
     loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float | None] = field(default_factory=dict)
     corrupt: dict[str, int] = field(default_factory=dict)
     exported: list[str] = field(default_factory=list)
     loading: str = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
 from edl.core.callbacks import BestCheckpoint, Callback, Callbacks, Evaluation, ReduceLROnPlateau, to_json
 from edl.core.cuts import Stage
 from edl.core.evaluation import Round
@@ -28,7 +29,7 @@ def declare(state: State, declared: Sequence[Callback]) -> None:
     state.declared = tuple(declared)
     if state.declared == state.callbacks.declared:
         return
-    state.record({"kind": "callbacks", "declared": to_json(declared)})
+    state.record(CallbacksDeclared(declared=to_json(declared)))
     if state.callbacks.keep_best and not state.settings.durable:
         state.end(
             "Failed",
@@ -38,14 +39,14 @@ def declare(state: State, declared: Sequence[Callback]) -> None:
         )
 
 
-def evaluated(state: State, at: Round, metrics: Mapping[str, float | None]) -> dict[str, Any]:
-    """Decide after an evaluation; returns what its journal entry is to say of the callbacks."""
+def evaluated(state: State, at: Round, metrics: Mapping[str, float | None]) -> dict[str, Any] | None:
+    """Decide after an evaluation; returns what its journal entry is to say of the callbacks, if there are any."""
     before = state.callbacks
     if not before.declared:
-        return {}
+        return None
     after = before.evaluated(Evaluation(at.step, at.pin if at.saved else 0, metrics))
     _tell(state, at, before, after)
-    return {"callbacks": after.state()}
+    return after.state()
 
 
 def _tell(state: State, at: Round, before: Callbacks, after: Callbacks) -> None:
@@ -104,7 +105,7 @@ def restore_best(state: State) -> bool:
     if state.copying or state.cut is not None or state.training is None:
         return False
     state.copying = state.cut_number + 1
-    state.record({"kind": "cut_announced", "cut": state.copying, "step": state.step})
+    state.record(CutAnnounced(cut=state.copying, step=state.step))
     version = state.checkpoint.version if state.checkpoint is not None else 0
     state.do(CopyCheckpoint(best.best_cut, state.copying, version, _ledger(state)))
     return False
@@ -128,8 +129,15 @@ def copied(state: State, event: CheckpointCopied, now: float) -> None:
         if event.error:
             state.end("Failed", f"the best weights cannot be restored: {event.error}", kind="storage")
         return
-    entry = {"kind": "best_restored", "cut": event.cut, "of": event.source, "step": state.step}
-    version = state.checkpoint.version if state.checkpoint is not None else 0
-    state.record({**entry, "version": version, "ledger": _ledger(state), "metrics": dict(best.best_metrics)})
+    state.record(
+        BestWeightsRestored(
+            cut=event.cut,
+            of=event.source,
+            step=state.step,
+            version=state.checkpoint.version if state.checkpoint is not None else 0,
+            ledger=_ledger(state),
+            metrics=dict(best.best_metrics),
+        )
+    )
     decision = f"the weights are those of step {best.best_step:,} again, with the best value"
     state.tell("callback_decided", step=state.step, callback="EarlyStopping", decision=decision)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.api.journal_entries import JournalEntry
 from edl.core.callbacks import Callback
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import PLAIN, PodSeen, Role, Wish
@@ -345,7 +346,7 @@ Event = (
 class Record:
     """Append an entry to the journal; answers of the same batch wait until it is on disk."""
 
-    entry: Mapping[str, Any]
+    entry: JournalEntry
 
 
 @dataclass(frozen=True, slots=True)

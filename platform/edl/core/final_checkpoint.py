@@ -10,6 +10,7 @@ goes on from the checkpoint before.
 
 from __future__ import annotations
 
+from edl.api.journal_entries import LeaseProgressed
 from edl.core import snapshots
 from edl.core.cuts import Stage
 from edl.core.events import StopWanted
@@ -66,7 +67,7 @@ def _enter_steps_of_cut(state: State) -> None:
         return
     for number, through in sorted(cut.within.items()):
         if number in training.leases and through > training.leases[number].through:
-            state.record({"kind": "progress", "lease": number, "through": through})
+            state.record(LeaseProgressed(lease=number, through=through))
 
 
 def _worth_while(state: State) -> bool:

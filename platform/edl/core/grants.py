@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
 from edl.core import evaluation_callbacks, reclaim
 from edl.core.checkpoint_failures import steps_before_pause
 from edl.core.cluster import Role
@@ -137,16 +138,8 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
     number = state.next_number()
     ledger = state.ledgers[kind]
     again = bool(ledger.returned)
-    row = [work.epoch, work.source, work.start, work.end]
-    entry = {
-        "kind": "leased",
-        "lease": number,
-        "task": kind,
-        "work": row,
-        "minibatch": ledger.minibatch,
-        "worker": worker,
-    }
-    state.record(entry)
+    row = (work.epoch, work.source, work.start, work.end)
+    state.record(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
     if kind == TRAINING and state.suspicion.suspects(work):
         state.suspicion.one_by_one.add(number)
     state.holders[worker].hold(number, now)
@@ -214,7 +207,8 @@ def advance_lease(state: State, worker: str, steps: Steps, now: float) -> None:
         made = min(steps.through, lease.steps) - lease.through
         if made > 0:
             _worked(state, worker, steps.lease, made, now)
-            state.record({"kind": "progress", "lease": steps.lease, "through": steps.through, **_told(steps)})
+            loss, skipped = _loss(steps), steps.skipped or None
+            state.record(LeaseProgressed(lease=steps.lease, through=steps.through, loss=loss, skipped=skipped))
             _limit_corrupt(state)
     elif holder is not None and steps.through > holder.through.get(steps.lease, 0):
         # Only the whole task has a result; a worker that is lost leaves none of it.
@@ -223,13 +217,9 @@ def advance_lease(state: State, worker: str, steps: Steps, now: float) -> None:
         _worked(state, worker, steps.lease, made, now)
 
 
-def _told(steps: Steps) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    if steps.loss_steps:
-        told["loss"] = steps.loss_sum / steps.loss_steps
-    if steps.skipped:
-        told["skipped"] = steps.skipped
-    return told
+def _loss(steps: Steps) -> float | None:
+    """The mean over the steps of a report; None when none of them has a loss."""
+    return steps.loss_sum / steps.loss_steps if steps.loss_steps else None
 
 
 def _worked(state: State, worker: str, lease: int, made: int, now: float) -> None:
@@ -266,7 +256,7 @@ def reported(state: State, event: TaskReported, now: float) -> None:
     if kind in STEPWISE:
         steps = event.last or Steps(event.lease, lease.steps)
         _worked(state, event.worker, event.lease, lease.steps - lease.through, now)
-        state.record({"kind": "done", "lease": event.lease, **_told(steps)})
+        state.record(LeaseCompleted(lease=event.lease, loss=_loss(steps), skipped=steps.skipped or None))
         state.suspicion.over(lease, lease.steps)
     else:
         _result(state, kind, event)
@@ -286,7 +276,7 @@ def enter_dataset(state: State, parts: Mapping[str, Any], blocks: Blocks | None)
         blocks: of the training sources; None: their reader has no random access.
     """
     s, rows = state.settings, parts.get(TRAINING) or ()
-    entry: dict[str, Any] = {"kind": "dataset", **parts}
+    training, order = parts.get("training"), None
     if not s.predict:
         records = sum(int(row[1]) for row in rows)
         # A data set without records is left to ``phases``, which says so.
@@ -299,9 +289,10 @@ def enter_dataset(state: State, parts: Mapping[str, Any], blocks: Blocks | None)
             state.end("Failed", str(error), kind="input")
             return
         if window and blocks is not None:
-            entry["order"] = Order.of(rows, blocks.runs, window, s.seed or 0).to_json()
-            entry[TRAINING] = [row for row in rows if row[1]]
-    state.record(entry)
+            order = Order.of(rows, blocks.runs, window, s.seed or 0).to_json()
+            training = [row for row in rows if row[1]]
+    validation, prediction = parts.get("validation"), parts.get("prediction")
+    state.record(DatasetEntered(training=training, validation=validation, prediction=prediction, order=order))
 
 
 def _limit_corrupt(state: State) -> None:
@@ -326,12 +317,15 @@ def _result(state: State, kind: str, event: TaskReported) -> None:
         enter_dataset(state, parts, None if blocks is None else Blocks.from_json(blocks))
     elif kind == METRICS and state.round is not None:
         at = state.round
-        entry = {"kind": "evaluated", "metrics": event.result, "step": at.step, "pin": at.pin, "final": at.final}
-        state.record({**entry, **evaluation_callbacks.evaluated(state, at, event.result)})
+        callbacks = evaluation_callbacks.evaluated(state, at, event.result)
+        state.record(
+            EvaluationCompleted(metrics=event.result, step=at.step, pin=at.pin, final=at.final, callbacks=callbacks)
+        )
         state.tell("evaluation_ended", step=at.step, metrics=event.result)
     else:
-        skipped = _told(event.last) if event.last else {}
-        state.record({"kind": "done", "lease": event.lease, "result": event.result, **skipped})
+        last = event.last or Steps(event.lease, 0)
+        loss, skipped = _loss(last), last.skipped or None
+        state.record(LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
     if kind == EXPORT:
         for path in state.counters.exported:
             state.tell("exported", path=path, loading=state.counters.loading or None)

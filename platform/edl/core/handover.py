@@ -11,6 +11,7 @@ back to the newest checkpoint, counted. The protocol is in docs/design/0002-reco
 
 from __future__ import annotations
 
+from edl.api.journal_entries import ParametersHandedOver
 from edl.core import snapshots
 from edl.core.cuts import Stage
 from edl.core.decision import Decision
@@ -96,5 +97,5 @@ def _hand_over(state: State, cut: int) -> None:
     for uid in sorted(state.leaving_ps):
         pod = state.fleet.pods.get(uid)
         if pod is not None and state.fleet.holding.get(pod.index) == uid:
-            state.record({"kind": "handed_over", "index": pod.index, "ps": uid, "cut": cut})
+            state.record(ParametersHandedOver(index=pod.index, ps=uid, cut=cut))
     state.leaving_ps.clear()

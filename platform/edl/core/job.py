@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edl.api.journal_entries import MasterStarted
 from edl.core import (
     checkpoint_failures,
     evaluation_callbacks,
@@ -81,7 +82,7 @@ class JobState(State):
     def new_incarnation(self, number: int) -> list[Command]:
         """Begin to decide as the ``number``-th master of this run; a cut that was on its way is off."""
         self.out = []
-        self.record({"kind": "incarnation", "number": number})
+        self.record(MasterStarted(number=number))
         commands, self.out = self.out, []
         return commands
 

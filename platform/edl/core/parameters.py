@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from edl.api.journal_entries import (
+    CheckpointReplaced,
+    EvaluationAbandoned,
+    ParametersHeld,
+    ParametersRestored,
+    ParametersRolledBack,
+)
 from edl.core import balance, evaluation_callbacks, handover, snapshots
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
@@ -124,7 +131,7 @@ def _load(state: State, pod: Pod, cut: int, now: float) -> None:
     """Once: a PS that loads again forgets what it applied since."""
     if not pod.loading:
         pod.loading = True
-        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number(), "index": pod.index})
+        state.record(ParametersRestored(ps=pod.uid, born=state.next_number(), index=pod.index))
         _attach(state, pod, cut, now)
 
 
@@ -146,11 +153,11 @@ def _holds(state: State, pod: Pod) -> None:
         return
     if not state.settings.durable and state.training is not None and state.training.leases:
         # It begins with initial values, and has never heard of what the leases reached before.
-        state.record({"kind": "restored", "ps": pod.uid, "born": state.next_number(), "index": pod.index})
+        state.record(ParametersRestored(ps=pod.uid, born=state.next_number(), index=pod.index))
     kept = state.kept_cut
     for revocation in state.revocations if kept else ():
         revocation.waiting.add(pod.uid)  # a successor knows as much of the leases as the one before
-    state.record({"kind": "holds", "index": pod.index, "ps": pod.uid})
+    state.record(ParametersHeld(index=pod.index, ps=pod.uid))
     if kept and not state.kept_cut:
         state.do(ReleaseCut(kept))
 
@@ -199,8 +206,9 @@ def unreadable(state: State, event: CheckpointRefused, now: float) -> None:
 def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) -> None:
     """All that went back to the newest checkpoint goes back to an older one."""
     reason = f"checkpoint {newest.cut} cannot be used"
-    entry = {"kind": "checkpoint_back", "cut": older.cut, "step": older.step, "version": older.version}
-    state.record({**entry, "ledger": dict(older.ledger), "reason": why})
+    state.record(
+        CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
+    )
     state.tell("warning", message=f"{reason}, checkpoint {older.cut} stands in: {why}")
     fleet = state.fleet
     if not any(fleet.is_live(uid) for uid in fleet.holding.values()):
@@ -235,7 +243,7 @@ def check(state: State, reason: str) -> None:
         return
     told = f"{', '.join(f'ps-{index}' for index in gone)}: {reason}"
     if state.round is not None:
-        state.record({"kind": "evaluation_off", "reason": told})
+        state.record(EvaluationAbandoned(reason=told))
     if len(gone) == len(holding):
         roll_back(state, told)
         return
@@ -246,8 +254,7 @@ def check(state: State, reason: str) -> None:
 def _part_back(state: State, index: int, updates: int, reason: str) -> None:
     """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
     cut = state.checkpoint.cut if state.checkpoint else 0
-    entry = {"kind": "rolled_back", "cut": cut, "records": 0, "ledger": None, "updates": updates, "ps": index}
-    state.record({**entry, "reason": reason})
+    state.record(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
     state.tell("rolled_back", records=0, updates=updates, to_cut=cut or None, reason=reason)
 
 
@@ -263,7 +270,7 @@ def roll_back(state: State, reason: str) -> None:
     for holder in state.holders.values():
         for number in [n for n in holder.stepped if n in training.leases]:
             holder.drop(number)
-    state.record({"kind": "rolled_back", "cut": cut, "records": records, "ledger": ledger, "reason": reason})
+    state.record(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
     state.tell("rolled_back", records=records, updates=0, to_cut=cut or None, reason=reason)
     for pod in state.fleet.live(Role.PS):
         # It was asked with the leases of before, which are closed now.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged
 from edl.core import (
     checkpoint_failures,
     evaluation_callbacks,
@@ -53,7 +54,7 @@ def _proceed(state: State, now: float) -> None:
 
 def _enter(state: State, phase: str, reason: str) -> None:
     if state.phase != phase:
-        state.record({"kind": "phase", "name": phase, "reason": reason})
+        state.record(JobPhaseChanged(name=phase, reason=reason))
         state.tell("phase", phase=phase, reason=reason)
 
 
@@ -63,9 +64,9 @@ def _check_pins(state: State) -> None:
         return
     kept = [state.pins.get(ps.uid, frozenset()) for ps in state.fleet.live(Role.PS)]
     if state.round is not None and not all(state.round.pin in pins for pins in kept):
-        state.record({"kind": "evaluation_off", "reason": "its version is not kept by all parameter servers"})
+        state.record(EvaluationAbandoned(reason="its version is not kept by all parameter servers"))
     if state.final_pin and not all(state.final_pin in pins for pins in kept):
-        state.record({"kind": "final", "cut": 0})
+        state.record(FinalCutPinned(cut=0))
     _unpin(state, kept)
 
 
@@ -142,7 +143,7 @@ def _why_over(state: State) -> str:
 
 def _evaluate_final(state: State) -> None:
     if state.round is None:
-        state.record({"kind": "evaluation", "pin": state.final_pin, "step": state.step, "final": True})
+        state.record(EvaluationBegun(pin=state.final_pin, step=state.step, final=True))
         state.tell("evaluation_started", step=state.step, final=True)
 
 

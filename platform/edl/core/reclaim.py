@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import final_checkpoint, snapshots
 from edl.core.cluster import Role
 from edl.core.events import Revoked, RevokeLeases, Tick
@@ -70,7 +70,7 @@ def take_back(
         if kind == TRAINING:
             training.append(lease.number)
         else:
-            state.record({"kind": "returned", "lease": lease.number, "through": 0, "partial": 0, "repeated": 0})
+            state.record(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
             state.tell("records_returned", **_where(lease.work), worker=worker, reason=reason, task=kind)
         closed(state, worker, lease.number, now)
     if training:
@@ -94,8 +94,15 @@ def _revoke(state: State, revocation: Revocation, now: float) -> None:
         snapshots.call_off(
             state, f"leases of {revocation.worker} were taken back meanwhile", now, snapshots.RETRY_SECONDS
         )
-    names = ("worker", "leases", "reason", "in_flight", "crashed")
-    state.record({"kind": "revoking", **dict(zip(names, revocation.row(), strict=True))})
+    state.record(
+        RevocationStarted(
+            worker=revocation.worker,
+            leases=revocation.leases,
+            reason=revocation.reason,
+            in_flight=revocation.in_flight,
+            crashed=revocation.crashed,
+        )
+    )
     for number in revocation.leases:
         where = _where(state.ledgers[TRAINING].leases[number].work)
         state.tell("lease_revoked", **where, worker=revocation.worker, lease=number, reason=revocation.reason)
@@ -133,15 +140,22 @@ def settle_revocations(state: State, now: float) -> None:
 def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int) -> None:
     lease = state.ledgers[TRAINING].leases[s.lease]
     rest = lease.work.split(lease.position(s.through))[1]
-    entry: dict[str, Any] = {"kind": "returned", "lease": s.lease, "through": s.through}
-    entry |= {"partial": s.partial, "repeated": s.repeated}
-    entry |= {"extra": dict(s.extra)} if s.extra else {}
-    if quarantine:
-        entry["quarantine"] = quarantine
-        if state.order is not None:  # positions mean nothing to people, nor to a program that looks at the files
-            at = min(rest.end, rest.start + quarantine)
-            entry["records"] = state.order.epoch(rest.epoch).ranges(rest.start, at)
-    state.record(entry)
+    records = None
+    if quarantine and state.order is not None:
+        # Positions mean nothing to people, nor to a program that looks at the files.
+        at = min(rest.end, rest.start + quarantine)
+        records = state.order.epoch(rest.epoch).ranges(rest.start, at)
+    state.record(
+        LeaseReturned(
+            lease=s.lease,
+            through=s.through,
+            partial=s.partial,
+            repeated=s.repeated,
+            extra=dict(s.extra) or None,
+            quarantine=quarantine or None,
+            records=records,
+        )
+    )
     if rest.records:
         told = _where(rest)
         state.tell("records_returned", **told, worker=revocation.worker, reason=revocation.reason, repeated=s.repeated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
 from edl.core import memory, parameters, staffing
 from edl.core.cluster import PodSeen, Role
 from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
@@ -44,9 +45,9 @@ def _started(state: State, pod: Pod) -> None:
         state.tell("role_started", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid)
         if pod.role is Role.WORKER:
             state.fleet.builds(pod)
-            state.record({"kind": "worker", "index": pod.index, "uid": pod.uid})
+            state.record(WorkerChanged(index=pod.index, uid=pod.uid))
             if pod.dismissed is not None:  # it found room before the order to go reached it
-                state.record({"kind": "dismissed", "uid": pod.uid, "reason": pod.dismissal})
+                state.record(WorkerDismissed(uid=pod.uid, reason=pod.dismissal))
 
 
 def _leaving(state: State, pod: Pod) -> None:
@@ -145,7 +146,7 @@ def _raise_memory(state: State, pod: Pod) -> None:
     if decided.value is None:
         state.end("Failed", decided.reason)
     elif decided.value != fleet.memory:
-        state.record({"kind": "memory", "raised": decided.value.raised, "since": decided.value.since})
+        state.record(WorkerMemoryRaised(raised=decided.value.raised, since=decided.value.since))
         state.tell("warning", message=decided.reason)
 
 
@@ -154,7 +155,7 @@ def _worker_lost(state: State, pod: Pod, reason: str, now: float, *, in_crashing
     if not pod.ran:
         return
     crashed = in_crashing or (pod.state is PodState.CRASHED and pod.uid not in state.fleet.dismissed)
-    state.record({"kind": "worker", "index": pod.index, "uid": pod.uid, "lost": 1})
+    state.record(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
     take_back(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
 

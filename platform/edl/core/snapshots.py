@@ -5,6 +5,14 @@ The protocol is in docs/design/0002-record-accounting.md.
 
 from __future__ import annotations
 
+from edl.api.journal_entries import (
+    CheckpointWritten,
+    CutAnnounced,
+    CutCalledOff,
+    CutTaken,
+    EvaluationBegun,
+    FinalCutPinned,
+)
 from edl.core import balance, checkpoint_failures, cuts
 from edl.core.cluster import Role
 from edl.core.compaction import dataset_entry
@@ -41,7 +49,7 @@ def begin(state: State, *, checkpoint: bool, pin: bool, keep: bool = False) -> N
     """Begin a cut: the PS make room for it; ``keep``: they hold updates after their copies, too."""
     assert state.training is not None
     number = state.cut_number + 1
-    state.record({"kind": "cut_announced", "cut": number, "step": state.step})
+    state.record(CutAnnounced(cut=number, step=state.step))
     state.cut = Cut(number, checkpoint, pin, keep=keep)
     state.cut.enter(Stage.PREPARING, _servers(state))
     state.do(PrepareCut(number))
@@ -68,7 +76,7 @@ def call_off(state: State, reason: str, now: float, retry: float = RETRY_HELD_SE
         retry: seconds until then; long where what stopped it may last, because updates may be held in vain each time.
     """
     assert state.cut is not None
-    state.record({"kind": "cut_off", "cut": state.cut.number, "reason": reason})
+    state.record(CutCalledOff(cut=state.cut.number, reason=reason))
     state.do(ReleaseCut(state.cut.number))
     state.tell("warning", message=f"cut {state.cut.number} is off: {reason}")
     if state.cut.keep:  # somebody waits for it, and not for long
@@ -133,12 +141,19 @@ def taken(state: State, event: SnapshotTaken, now: float) -> None:
 
 def _complete(state: State, cut: Cut) -> None:
     version, step = max(cut.versions.values(), default=0), state.frozen["done_steps"]
-    applied = {str(number): through for number, through in cut.within.items()}
-    entry = {"kind": "cut_taken", "cut": cut.number, "step": step, "version": version, "below": cut.below}
     found = _weigh(state, cut, step)
-    if cut.entered:
-        entry |= {"lacking": found.lacking, "differs": found.differs}
-    state.record({**entry, "applied": applied, "pause": round(cut.pause, 6)})
+    state.record(
+        CutTaken(
+            cut=cut.number,
+            step=step,
+            version=version,
+            below=cut.below,
+            lacking=found.lacking if cut.entered else None,
+            differs=found.differs if cut.entered else None,
+            applied={str(number): through for number, through in cut.within.items()},
+            pause=round(cut.pause, 6),
+        )
+    )
     # Of a checkpoint without it, written by an older EDL, nobody knows.
     state.frozen["lacking"] = dict(state.counters.updates_of)
     if cut.pin:
@@ -188,9 +203,9 @@ def _servers(state: State) -> set[str]:
 
 def _pinned(state: State, pin: int, step: int, *, final: bool) -> None:
     if final:
-        state.record({"kind": "final", "cut": pin})
+        state.record(FinalCutPinned(cut=pin))
     if state.validation:
-        state.record({"kind": "evaluation", "pin": pin, "step": step, "final": final})
+        state.record(EvaluationBegun(pin=pin, step=step, final=final))
         state.tell("evaluation_started", step=step, final=final)
 
 
@@ -200,14 +215,13 @@ def saved(state: State, event: CheckpointSaved, now: float) -> None:
     if cut is None or cut.number != event.cut or cut.stage is not Stage.SAVING:
         return
     if event.error:
-        state.record({"kind": "cut_off", "cut": cut.number, "reason": event.error})
+        state.record(CutCalledOff(cut=cut.number, reason=event.error))
         state.tell("warning", message=f"checkpoint {cut.number} was not written, the one before stays: {event.error}")
         checkpoint_failures.save_failed(state, event.error)
         _failed(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.frozen["done_steps"], max(cut.versions.values(), default=0)
-        entry = {"kind": "saved", "cut": cut.number, "step": step, "version": version, "ledger": state.frozen}
-        state.record(entry)
+        state.record(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.frozen))
         state.tell("checkpoint_saved", cut=cut.number, step=step, pause_seconds=cut.pause)
         checkpoint_failures.save_worked(state)
     state.cut = None

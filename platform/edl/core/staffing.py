@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkersScaled
 from edl.core import priorities
 from edl.core.cluster import PLAIN, Role, Wish
 from edl.core.events import DeletePod, ScaleWanted, StartPod
@@ -34,7 +35,7 @@ def advance(state: State, now: float) -> None:
 def scale(state: State, event: ScaleWanted) -> None:
     """Somebody wants other numbers of workers from now on."""
     if (event.min, event.max) != state.scaled and not state.ended:
-        state.record({"kind": "scaled", "min": event.min, "max": event.max})
+        state.record(WorkersScaled(min=event.min, max=event.max))
         state.tell("scaled", min=state.workers_min, max=state.workers_max)
 
 
@@ -89,7 +90,7 @@ def _reduce(state: State, now: float) -> None:
 def dismiss(state: State, pod: Pod, why: str, now: float) -> None:
     """Tell a worker to go; one that runs gets the time to give back what it has."""
     if pod.uid in state.fleet.workers and pod.uid not in state.fleet.dismissed:
-        state.record({"kind": "dismissed", "uid": pod.uid, "reason": why})
+        state.record(WorkerDismissed(uid=pod.uid, reason=why))
     state.fleet.dismiss(pod, why, now)
     state.tell("role_leaving", role=pod.role.value, index=pod.index, cause=why, message="")
     state.do(DeletePod(pod.uid, state.settings.grace if pod.ran else 0.0))
@@ -116,7 +117,7 @@ def _populate(state: State, now: float) -> None:
         why = f"refused before: {refused}" if refused else _why(state, role, wanted)
         wish = _wish(state) if role is Role.WORKER else PLAIN
         if role is Role.WORKER and index >= state.fleet.next_worker:
-            state.record({"kind": "worker", "index": index})
+            state.record(WorkerChanged(index=index))
         state.fleet.ask(role, index, now, wish)
         state.tell("role_asked", role=role.value, index=index, reason=why)
         state.do(StartPod(role, index, wish))

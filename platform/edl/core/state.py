@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.api.journal_entries import JobPhaseChanged, JournalEntry
 from edl.core import compaction, entries
 from edl.core.callbacks import Callback, Callbacks
 from edl.core.checkpoint import Checkpoint, CheckpointFailure
@@ -263,7 +264,7 @@ class State:
         """Add an event for people."""
         self.out.append(Tell(event, fields))
 
-    def record(self, entry: Mapping[str, Any]) -> None:
+    def record(self, entry: JournalEntry) -> None:
         """Decide a change of the ledger: it is journaled and applied at once."""
         self.out.append(Record(entry))
         self.apply(entry)
@@ -271,21 +272,21 @@ class State:
     def end(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
         """End the job; later events change nothing."""
         if not self.ended:
-            self.record({"kind": "phase", "name": phase, "reason": reason})
+            self.record(JobPhaseChanged(name=phase, reason=reason))
             self.do(EndJob(phase, reason, detail, kind))
 
     # ------------------------------------------------------------------ what is journaled
 
-    def apply(self, entry: Mapping[str, Any]) -> None:
+    def apply(self, entry: JournalEntry) -> None:
         """Make a journaled decision true. Never decides, never fails on an entry that ``handle`` produced."""
-        entries.APPLY[entry["kind"]](self, entry)
+        entries.APPLY[type(entry)](self, entry)
 
     def replay(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
-        """Become what the journal says."""
+        """Become what the journal says: a snapshot, if there is one, and the entries after it, as they are on disk."""
         if snapshot is not None:
             compaction.restore(self, snapshot)
         for entry in journaled:
-            self.apply(entry)
+            self.apply(JournalEntry.from_json(entry))
 
     def snapshot(self) -> dict[str, Any]:
         """All that the journal's entries so far have led to, as JSON."""

@@ -235,7 +235,7 @@ class Shell:
         before = self._lsn
         for command in commands:
             if isinstance(command, Record):
-                self._lsn = self.journal.append(command.entry)
+                self._lsn = self.journal.append(command.entry.to_json())
             elif isinstance(command, _ANSWERS):
                 answer = command
             else:

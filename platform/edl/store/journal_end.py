@@ -17,8 +17,6 @@ from edl.store.manifest import Manifest, cut_directory, cuts_in, load_manifest
 from edl.store.replay import JournalDamagedError, Replay
 from edl.store.rundir import RunDir
 
-_SAVED = frozenset({"saved", "checkpoint_back", "best_restored"})
-_NUMBERED = frozenset({"cut_announced", "cut_taken", "cut_off", *_SAVED})
 _LOST = (
     "The disk lost or changed data that was safe. `--resume RUN --from-checkpoint` of edl run or edl submit goes on "
     "from the newest checkpoint; or bring back the whole file."
@@ -40,15 +38,19 @@ class KnownCuts:
     @classmethod
     def of(cls, told: Replay) -> Self:
         """From all entries of a journal."""
-        from edl.core.compaction import cut_number  # 30 ms that the start of a new run does not need
+        # 45 ms that the start of a new run does not need
+        from edl.api import journal_entries as entries
+        from edl.core.compaction import cut_number
 
+        saved = {e.kind for e in (entries.CheckpointWritten, entries.CheckpointReplaced, entries.BestWeightsRestored)}
+        numbered = saved | {e.kind for e in (entries.CutAnnounced, entries.CutTaken, entries.CutCalledOff)}
         was = told.snapshot["checkpoint"] if told.snapshot else None
         found = Checkpoint(*was) if was else None
         highest = cut_number(told.snapshot) if told.snapshot else 0
         for entry in told.entries:
-            if entry["kind"] in _SAVED:
+            if entry["kind"] in saved:
                 found = Checkpoint(entry["cut"], entry["step"], entry["version"], entry["ledger"])
-            if entry["kind"] in _NUMBERED:
+            if entry["kind"] in numbered:
                 highest = max(highest, entry["cut"])
         return cls(found, highest)
 

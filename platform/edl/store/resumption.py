@@ -124,15 +124,16 @@ def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
     Raises:
         StorageError: a file cannot be written; the run stays ended.
     """
+    from edl.api.journal_entries import JobResumed
     from edl.store.checkpoint_restart import explained
-    from edl.store.journal import Journal  # 10 ms that only an ended run needs
+    from edl.store.journal import Journal  # 30 ms that only an ended run needs
     from edl.store.journal_end import check_end
 
     if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
         with explained(run):
             journal, _ = Journal.open(run.journal, holder=holder, exclusive=exclusive, check=partial(check_end, run))
         with closing(journal):
-            journal.wait(journal.append({"kind": "resumed"}))
+            journal.wait(journal.append(JobResumed().to_json()))
     with translated(run.path, "remove what told of the end"):
         for name in ("failure.txt", "failure.json", "summary.json"):
             (run.path / name).unlink(missing_ok=True)

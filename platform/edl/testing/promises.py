@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from edl.api.journal_entries import LeaseReturned
 from edl.core import events as ev
 from edl.core.cluster import Role
 from edl.core.job import JobState
@@ -104,9 +105,9 @@ def lacking_is_counted(master: JobState, index: int, applied: Collection[tuple[i
         raise BrokenPromiseError(f"{master.counters.steps_not_applied} steps are said not to be applied")
 
 
-def little_is_repeated(master: JobState, settled: Sequence[Mapping[str, Any]]) -> None:
+def little_is_repeated(master: JobState, settled: Sequence[LeaseReturned]) -> None:
     """At most one minibatch for each lost worker, and what was sent to some PS only."""
-    allowed = sum(master.settings.minibatch * (1 + entry["partial"]) for entry in settled if entry["repeated"])
+    allowed = sum(master.settings.minibatch * (1 + entry.partial) for entry in settled if entry.repeated)
     if master.counters.repeated > allowed:
         raise BrokenPromiseError(f"{master.counters.repeated} records repeated, at most {allowed} can be")
 

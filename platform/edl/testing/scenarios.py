@@ -94,7 +94,7 @@ class Stage:
         return self._carry_out(self.job.handle(event, now))
 
     def _carry_out(self, commands: list[ev.Command]) -> list[str]:
-        self.journal += [json.dumps(command.entry) for command in commands if isinstance(command, ev.Record)]
+        self.journal += [json.dumps(command.entry.to_json()) for command in commands if isinstance(command, ev.Record)]
         return [shown(command) for command in commands]
 
 
@@ -205,7 +205,8 @@ def shown(command: ev.Command) -> str:
     """One line for a command."""
     match command:
         case ev.Record(entry):
-            return f"journal  {entry['kind']} {_fields({k: v for k, v in entry.items() if k != 'kind'})}".rstrip()
+            written = entry.to_json()
+            return f"journal  {written.pop('kind')} {_fields(written)}".rstrip()
         case ev.Tell(event, fields):
             return f"tell     {event} {_fields({k: v for k, v in fields.items() if k in _TOLD})}".rstrip()
         case ev.Granted(lease, kind, work, _, _, pin):

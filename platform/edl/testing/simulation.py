@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.core import events as ev
 from edl.core.cluster import Cause, PodSeen, Role, Wish
 from edl.core.job import JobState
@@ -107,7 +108,7 @@ class World:
         self.gone: dict[int, set[Minibatch]] = {}
         self.told: list[ev.Tell] = []
         self.twice: set[Minibatch] = set()
-        self.settled: list[Mapping[str, Any]] = []
+        self.settled: list[LeaseReturned] = []
         self.handled = 0
         self.die_at: int | None = None
         self.ended: ev.EndJob | None = None
@@ -159,7 +160,7 @@ class World:
             self.end(worker.uid, 137)
         for ps in self.alive_servers():
             self.end(ps.uid, 137)
-        self._record({"kind": "resumed"})
+        self._record(JobResumed())
         self.ended = None
         self.kill_master(away)
 
@@ -238,20 +239,20 @@ class World:
                 for uid in sorted(self.links):
                     self._ask_ps(uid, command)
 
-    def _record(self, entry: Mapping[str, Any]) -> None:
-        line = json.dumps(entry)
-        if entry["kind"] == "rolled_back" and entry["ledger"] is not None:
+    def _record(self, entry: JournalEntry) -> None:
+        line = json.dumps(entry.to_json())
+        if isinstance(entry, ParametersRolledBack) and entry.ledger is not None:
             self.gone.clear()
-        if entry["kind"] == "returned":
+        if isinstance(entry, LeaseReturned):
             self.settled.append(entry)
-            found = self.shadow.find(entry["lease"])
-            if found and entry["partial"]:
+            found = self.shadow.find(entry.lease)
+            if found and entry.partial:
                 lease = found[1]
-                steps = range(entry["through"], entry["through"] + entry["partial"])
+                steps = range(entry.through, entry.through + entry.partial)
                 self.twice |= {(lease.work.epoch, lease.work.source, lease.position(step)) for step in steps}
         self.journal.append(line)
         self.history.append(json.loads(line))
-        self.shadow.apply(json.loads(line))
+        self.shadow.apply(JournalEntry.from_json(json.loads(line)))
 
     def _ask_ps(self, uid: str, command: ev.Command) -> None:
         """One PS carries out one command after the other, also those of a master that has died since."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cli.conftest import DONE, SUMMARY, Stage
 
+from edl.api.journal_entries import JournalEntry
 from edl.cli.local import plan, resumption
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import BadInputError
@@ -160,8 +161,8 @@ def test_a_checkpoint_that_another_stands_in_for_is_not_named(stage: Stage, caps
 def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     state = JobState(Settings(minibatch=4, task_records=8))
-    for entry in {"kind": "cut_announced", "cut": 5}, saved(5):
-        state.apply(entry)
+    for entry in {"kind": "cut_announced", "cut": 5, "step": 5000}, saved(5):
+        state.apply(JournalEntry.from_json(entry))
     folder = cut_directory(run.checkpoints, 5)
     folder.mkdir(parents=True)
     write_json(folder / MANIFEST, Manifest(5, 0, "", (), {}).to_json())

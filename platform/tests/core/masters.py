@@ -51,7 +51,7 @@ class Masters:
         self.restart()
 
     def _take(self, commands: list[Any]) -> list[Any]:
-        self.journal += [command.entry for command in commands if isinstance(command, Record)]
+        self.journal += [command.entry.to_json() for command in commands if isinstance(command, Record)]
         self.told += [command for command in commands if isinstance(command, Tell)]
         return commands
 

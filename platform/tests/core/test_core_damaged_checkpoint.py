@@ -6,6 +6,7 @@ from typing import Any
 
 from core.masters import Masters, alive, killed
 
+from edl.api.journal_entries import CheckpointWritten
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
 from edl.core.events import AttachPs, CheckpointRefused, Progressed, PsAttached, PsRegistered, Steps
@@ -22,9 +23,9 @@ def trained(ps: int = 1) -> tuple[Masters, Checkpoint]:
     masters.see(Progressed("worker-0", (Steps(lease, 5),)))
     training = masters.state.training
     assert training is not None
-    saved = {"kind": "saved", "cut": 9, "step": 5, "version": 5, "ledger": training.position({lease: 5})}
+    saved = CheckpointWritten(cut=9, step=5, version=5, ledger=training.position({lease: 5}))
     masters.state.apply(saved)
-    masters.journal.append(saved)
+    masters.journal.append(saved.to_json())
     return masters, older
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from core.masters import Masters, alive, killed
 
+from edl.api.journal_entries import JobResumed
 from edl.core.cluster import Role
 from edl.core.events import (
     AttachPs,
@@ -82,7 +83,7 @@ def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> 
 def test_who_was_dismissed_survives_a_compaction() -> None:
     masters = Masters()
     masters.train()
-    masters.state.apply({"kind": "resumed"})
+    masters.state.apply(JobResumed())
     again = JobState(masters.settings)
     again.replay(masters.state.snapshot(), [])
     assert again.fleet.dismissed == {"worker-0", "worker-1"}

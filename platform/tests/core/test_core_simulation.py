@@ -316,8 +316,8 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
     order = world.master.order
     assert order is not None
     expected = order.epoch(0).ranges(40, 44)
-    (entry,) = (entry for entry in world.settled if entry.get("quarantine"))
-    assert entry["records"] == expected
+    (entry,) = (entry for entry in world.settled if entry.quarantine)
+    assert entry.records == expected
     (told,) = (told.fields for told in world.told if told.event == "quarantined")
     assert f"{named(expected)} made workers crash 3 times" in told["reason"]
     training = world.master.ledgers["training"]

@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 from recorded.make import HERE
 
+from edl.api.journal_entries import ENTRY_CLASSES, JournalEntry
 from edl.core.entries import APPLY
 from edl.core.job import JobState
 from edl.core.state import Settings
 from edl.store.journal import Journal
 
 JOURNALS = sorted((HERE / "journals").glob("*.json"))
-UNRECORDED = {"best_restored", "checkpoint_back", "resumed"}
-"""Entries that neither a scenario nor a recorded run has: tests of the core replay them."""
+_CHECKPOINT = {"step": 5, "version": 5, "ledger": {"done_steps": 5}}
+UNRECORDED: dict[str, dict[str, Any]] = {
+    "best_restored": {"cut": 9, "of": 4, **_CHECKPOINT, "metrics": {"loss": 0.5}},
+    "checkpoint_back": {"cut": 9, **_CHECKPOINT, "reason": "ps-0.safetensors is damaged"},
+    "resumed": {},
+}
+"""Entries that neither a scenario nor a recorded run has, and what they hold: tests of the core replay them."""
 
 
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.stem)
@@ -37,11 +43,46 @@ def replayed(settings: dict[str, Any], snapshot: Any, entries: list[Any]) -> Any
 
 def test_every_kind_of_entry_is_recorded(tmp_path: Path) -> None:
     found = {entry["kind"] for path in JOURNALS for entry in json.loads(path.read_text())["entries"]}
+    found |= {entry["kind"] for entry in entries_of_runs(tmp_path)}
+    assert found == set(ENTRY_CLASSES) - UNRECORDED.keys()
+
+
+def entries_of_runs(tmp_path: Path) -> list[Any]:
+    """All entries of the recorded run directories."""
+    found: list[Any] = []
     with tarfile.open(HERE / "runs.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     for folder in sorted(tmp_path.glob(".edl/local/*/*/journal")):
         journal, replay = Journal.open(folder, holder="a test")
         journal.close()
         assert replay.entries or "local" in folder.parts[-3], folder  # one process has no ledger to keep
-        found |= {entry["kind"] for entry in replay.entries}
-    assert found == set(APPLY) - UNRECORDED
+        found += replay.entries
+    return found
+
+
+def test_every_class_of_entry_is_applied() -> None:
+    assert set(APPLY) == set(ENTRY_CLASSES.values())
+
+
+@pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.stem)
+def test_a_recorded_entry_is_read_and_written_to_the_byte(path: Path) -> None:
+    for entry in json.loads(path.read_text())["entries"]:
+        written = JournalEntry.from_json(entry).to_json()
+        assert json.dumps(written, sort_keys=True) == json.dumps(entry, sort_keys=True)
+
+
+def test_an_entry_of_a_recorded_run_is_read_and_written_to_the_byte(tmp_path: Path) -> None:
+    for entry in [*entries_of_runs(tmp_path), *({"kind": kind, **UNRECORDED[kind]} for kind in UNRECORDED)]:
+        assert json.dumps(JournalEntry.from_json(entry).to_json()) == json.dumps(entry), "members in their order, too"
+
+
+def test_an_entry_that_this_version_does_not_know_is_not_gone_on_from() -> None:
+    with pytest.raises(KeyError, match="hibernated"):
+        JournalEntry.from_json({"kind": "hibernated"})
+    with pytest.raises(KeyError, match="through"):
+        JournalEntry.from_json({"kind": "progress", "lease": 7})
+
+
+def test_members_that_a_later_version_added_are_left_out_of_account() -> None:
+    entry = {"kind": "progress", "lease": 7, "through": 3}
+    assert JournalEntry.from_json({**entry, "weather": "fine"}).to_json() == entry

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edl.api.journal_entries import JournalEntry
 from edl.core.checkpoint import Checkpoint
 from edl.core.errors import StorageError
 from edl.core.job import JobState
@@ -111,7 +112,7 @@ def test_a_journal_that_lost_its_end_is_not_written_to(tmp_path: Path) -> None:
 def test_a_compacted_journal_knows_as_much(tmp_path: Path) -> None:
     state = JobState(Settings(minibatch=4, task_records=8))
     for entry in ENTRIES:
-        state.apply(entry)
+        state.apply(JournalEntry.from_json(entry))
     run = run_with(tmp_path, [], 2)
     journal, _ = Journal.open(run.journal, holder="the test")
     journal.compact(state.snapshot())
