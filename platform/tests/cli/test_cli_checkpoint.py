@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wording import unsaid
 
 from edl.cli import app
 from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard
@@ -134,23 +135,23 @@ def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDir, edl: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "named"),
     [
-        ("minst", "no such job here, and no such folder\n  Jobs of .edl/local: mnist."),
-        ("mnist/r99", ".edl/local/mnist: this job has no run 'r99'\n  Its runs are: r1.\n"),
-        (".edl/local/mnist/r99", ".edl/local/mnist: this job has no run 'r99'\n  Its runs are: r1.\n"),
-        ("mnist/r99/checkpoints", "no such job here, and no such folder"),
-        ("text.txt/r1", "no such job here, and no such folder"),
-        ("failed", "no such job here, and no such folder\n  Jobs of .edl/local: mnist."),
-        (".edl", "is no run of a job"),
-        ("text.txt", "neither a run's folder nor a job file"),
-        (".edl/local/mnist/r1/checkpoints/cut-00000001/ps-0.safetensors", "is one file of a checkpoint"),
-        (".edl/local/mnist/r1/checkpoints/cut-00000001/manifest.json", "is one file of a checkpoint"),
-        (".edl/local/mnist/r1/checkpoints/cut-00000009", "no such folder"),
-        ("job.yaml", "has no run yet"),
+        ("minst", ("minst", ".edl/local", "mnist")),
+        ("mnist/r99", (".edl/local/mnist", "'r99'", "r1")),
+        (".edl/local/mnist/r99", (".edl/local/mnist", "'r99'", "r1")),
+        ("mnist/r99/checkpoints", ("mnist/r99/checkpoints",)),
+        ("text.txt/r1", ("text.txt/r1",)),
+        ("failed", ("failed", ".edl/local", "mnist")),
+        (".edl", (".edl", "no run")),
+        ("text.txt", ("text.txt", "job file")),
+        (".edl/local/mnist/r1/checkpoints/cut-00000001/ps-0.safetensors", ("ps-0.safetensors", "file")),
+        (".edl/local/mnist/r1/checkpoints/cut-00000001/manifest.json", ("manifest.json", "file")),
+        (".edl/local/mnist/r1/checkpoints/cut-00000009", ("cut-00000009",)),
+        ("job.yaml", ("no run",)),
     ],
 )
-def test_what_is_no_run_is_said_to_be_none(run: RunDir, edl: Any, word: str, message: str) -> None:
+def test_what_is_no_run_is_said_to_be_none(run: RunDir, edl: Any, word: str, named: tuple[str, ...]) -> None:
     Path("text.txt").touch()
     Path(".edl/local/failed").mkdir()  # its lock was taken, and no run came of it
     Path(".edl/local/failed/LOCK").touch()
@@ -160,7 +161,7 @@ def test_what_is_no_run_is_said_to_be_none(run: RunDir, edl: Any, word: str, mes
     for command in ("ls", "inspect"):
         code, _, err = edl(command, word)
         assert code == 2
-        assert message in err
+        assert not unsaid(err, *named)
 
 
 # ---------------------------------------------------------------------------- ls
@@ -176,7 +177,7 @@ def test_ls_tells_how_far_each_is_and_which_is_the_newest_usable(run: RunDir, ed
     assert lines[3].split()[:3] == ["1", "100", "12,800"]
     assert lines[3].endswith("complete")
     assert lines[4].endswith("complete, newest usable")
-    assert lines[5].endswith("unfinished: it has no manifest: being written, or never completed")
+    assert not unsaid(lines[5], "unfinished", "manifest")
 
 
 def test_only_verify_finds_a_changed_byte(run: RunDir, edl: Any) -> None:
@@ -186,7 +187,7 @@ def test_only_verify_finds_a_changed_byte(run: RunDir, edl: Any) -> None:
     code, out, _ = edl("ls", "mnist", "--verify")
     assert code == 0
     assert "intact, newest usable" in out
-    assert "damaged: ps-1.safetensors is damaged: its checksum is not the one in the manifest" in out
+    assert not unsaid(out, "damaged", "ps-1.safetensors", "checksum")
 
 
 def test_ls_fails_when_nothing_can_be_used(run: RunDir, edl: Any) -> None:
@@ -197,9 +198,9 @@ def test_ls_fails_when_nothing_can_be_used(run: RunDir, edl: Any) -> None:
     assert [each["state"] for each in json.loads(out)] == ["damaged", "damaged"]
     code, _, err = edl("inspect", "mnist")
     assert code == 2
-    assert "no checkpoint that can be used" in err
-    assert "checkpoint 1: its manifest is damaged" in err
-    assert "checkpoint 2: ps-0.safetensors is missing" in err
+    first, second = sorted(line for line in err.splitlines() if line.lstrip().startswith("checkpoint "))
+    assert not unsaid(first, "checkpoint 1", "manifest", "damaged")
+    assert not unsaid(second, "checkpoint 2", "ps-0.safetensors", "missing")
 
 
 def test_the_light_client_lists_and_verifies_without_numpy(run: RunDir) -> None:
@@ -214,7 +215,6 @@ def test_the_light_client_lists_and_verifies_without_numpy(run: RunDir) -> None:
     assert (listed.returncode, "intact, newest usable" in listed.stdout) == (0, True)
     refused = call("inspect", "mnist")
     assert refused.returncode == 2
-    assert "needs the package" in refused.stderr
     assert "pip install 'edl-platform[train]'" in refused.stderr
 
 
@@ -227,8 +227,8 @@ def test_inspect_shows_values_optimizer_and_position(run: RunDir, edl: Any) -> N
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert lines[0] == f"Checkpoint 2 of run r1 of mnist, {run.checkpoints}/cut-00000002"
     assert lines[2].startswith("files 2 shards, ")
-    assert lines[3] == ("position step 200, 12,800 records done, in epoch 2, 128 records handed back, to be done again")
-    assert lines[4] == "optimizer adagrad (epsilon 1e-07), slots accumulator"
+    assert not unsaid(lines[3], "step 200", "12,800 records", "epoch 2", "128 records")
+    assert not unsaid(lines[4], "optimizer adagrad", "epsilon 1e-07", "accumulator")
     assert "dense/kernel 2x2 float32 trained 1 2 3 1" in lines
     assert "norm/moving_mean 2 float32 statistic 0 0 0 0" in lines
     assert "items 3 1,000 2 float32 accumulator 2 2 2 0" in lines
@@ -240,7 +240,9 @@ def test_facts_are_broken_between_words_where_the_terminal_is_narrow(
     monkeypatch.setattr("edl.cli.checkpoint._PIPE_WIDTH", 60)
     out = edl("inspect", "mnist")[1]
     assert f"of mnist, {run.checkpoints}/cut-00000002\n" in out
-    assert "12,800 records done, in epoch 2, 128\n            records handed back, to be done again\n" in out
+    facts = [line for line in out.splitlines() if line.startswith("  ")]
+    assert any(line.startswith("            ") for line in facts), "one goes on in a line of its own"
+    assert all(len(line) <= 60 for line in facts if str(run.checkpoints) not in line)
 
 
 def test_inspect_tells_programs_the_same(run: RunDir, edl: Any) -> None:
@@ -262,14 +264,13 @@ def test_a_damaged_newest_is_left_out_and_a_damaged_one_that_was_asked_for_is_re
     flip(cut_directory(run.checkpoints, 2) / "ps-0.safetensors")
     code, out, err = edl("inspect", "mnist")
     assert (code, out.split(",")[0]) == (0, "Checkpoint 1 of run r1 of mnist")
-    assert err.startswith("checkpoint 2 is left out: ps-0.safetensors is damaged")
+    assert not unsaid(err, "checkpoint 2", "left out", "ps-0.safetensors", "damaged")
     code, _, err = edl("inspect", "mnist", "-c", "2")
     assert code == 2
-    reason = "ps-0.safetensors is damaged: its checksum is not the one in the manifest"
-    hint = "Checkpoint 1 is the newest that is intact: --checkpoint 1."
-    assert err == f"{run.checkpoints}/cut-00000002: cannot be used: {reason}\n  {hint}\n"
+    assert err.startswith(f"{run.checkpoints}/cut-00000002: ")
+    assert not unsaid(err, "ps-0.safetensors", "damaged", "checksum", "--checkpoint 1")
     code, _, err = edl("inspect", "mnist", "-c", "7")
-    assert (code, "has no checkpoint 7\n  Its checkpoints are: 1, 2." in err) == (2, True)
+    assert (code, unsaid(err, "checkpoint 7", "1, 2")) == (2, [])
 
 
 def test_a_foreign_file_with_a_right_checksum_is_refused(run: RunDir, edl: Any) -> None:
@@ -278,7 +279,7 @@ def test_a_foreign_file_with_a_right_checksum_is_refused(run: RunDir, edl: Any) 
     commit(directory, Manifest(3, 3, "", (shard,), None))
     code, _, err = edl("inspect", "mnist")
     assert code == 2
-    assert "ps-0.safetensors: is not the shard of a checkpoint" in err
+    assert not unsaid(err, "ps-0.safetensors", "shard")
 
 
 @pytest.mark.parametrize("ledger", [None, [], {"done_steps": "many"}, {"returned": [3]}, {"epoch": {}}])
@@ -295,8 +296,7 @@ def test_checkpoints_of_strategy_local_are_shown_too(run: RunDir, edl: Any) -> N
     shard = write_shard(directory, 0, {"dense/w": np.ones(2), "slot/0": np.array(3, np.int64), "state/0": np.ones(2)})
     commit(directory, Manifest(30, 30, "", (shard,), {"records_done": 64, "records_skipped": 0}))
     out = edl("inspect", "mnist")[1]
-    assert "step 30, 64 records done" in out
-    assert "2 arrays of strategy Local" in out
+    assert not unsaid(out, "step 30", "64 records", "2 arrays", "Local")
     assert [each["records"] for each in json.loads(edl("ls", "mnist", "--json")[1])] == [12800, 12800, 64]
 
 
@@ -305,7 +305,7 @@ def test_checkpoints_of_strategy_local_are_shown_too(run: RunDir, edl: Any) -> N
 
 def test_export_puts_the_shards_together(run: RunDir, edl: Any) -> None:
     code, out, _ = edl("export", "mnist", "out.npz")
-    assert (code, out) == (0, "Checkpoint 2: 2 variables, 1 table with 3 rows in out.npz\n")
+    assert (code, unsaid(out, "Checkpoint 2", "2 variables", "1 table", "3 rows", "out.npz")) == (0, [])
     with np.load("out.npz", allow_pickle=False) as found:
         assert sorted(found) == ["dense/kernel", "items/ids", "items/rows", "norm/moving_mean"]
         assert found["items/ids"].tolist() == [3, 5, 900]

@@ -12,6 +12,7 @@ from cli.jobs_desk import jobs_desk
 from cli.pod_files import serve
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import unsaid
 
 from edl.cli.copying import copy_plan
 from edl.cli.copying.transfer import Entry
@@ -51,14 +52,13 @@ def test_no_image_is_the_default_since_none_is_public(desk: Desk, monkeypatch: p
     monkeypatch.delenv("EDL_SUBMITTER_IMAGE")
     for command in (("cp", "mnist", "files:/data"), ("ls", "files:/data")):
         assert desk.edl("data", *command) == 2
-        assert "No image is named for the pod that copies" in desk.err
-        assert "--image, or the variable EDL_SUBMITTER_IMAGE" in desk.err
+        assert not unsaid(desk.err, "--image", "EDL_SUBMITTER_IMAGE")
     assert desk.cluster.of(PODS) == []
 
 
 def test_there_and_back(desk: Desk, claim: Path) -> None:
     assert desk.edl("data", "cp", "mnist", "files:/data") == 0
-    assert desk.out == "2 files, 900,003 bytes, checksums right: files:/data\n"
+    assert not unsaid(desk.out, "2 files", "900,003 bytes", "files:/data")
     assert tree(claim / "data") == tree(Path("mnist"))
     assert desk.edl("data", "cp", "files:/data", "back") == 0
     assert tree(Path("back")) == tree(Path("mnist"))
@@ -95,7 +95,7 @@ def test_a_connection_that_always_breaks_ends_with_how_to_go_on(
 ) -> None:
     serve(tmp_path / "claim", monkeypatch, 10**9, *[1000] * 9)
     assert desk.edl("data", "cp", "mnist", "files:/") == 2
-    assert "The connection broke\n  The same command goes on where this one was cut off." in desk.err
+    assert not unsaid(desk.err, "connection", "same command")
     assert desk.cluster.of(PODS) == []
 
 
@@ -113,18 +113,18 @@ def test_listing(desk: Desk, claim: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("cp", "a", "b"), "exactly one of the two must be on a claim"),
-        (("cp", "files:/a", "files:/b"), "exactly one of the two must be on a claim"),
-        (("cp", "nosuch", "files:/b"), "nosuch: no such file or directory"),
-        (("cp", "files:/nosuch", "b"), "files:/nosuch: no such file or directory\n  Look with: edl data ls files:/"),
-        (("cp", "mnist", "other:/b"), "There is no PersistentVolumeClaim other in namespace team\n  There are: files."),
-        (("ls", "/a/b"), "this names no claim"),
-        (("ls", "files:/no/such"), "files:/no/such: there is no such path\n  Look with: edl data ls files:/no"),
+        (("cp", "a", "b"), ("claim",)),
+        (("cp", "files:/a", "files:/b"), ("claim",)),
+        (("cp", "nosuch", "files:/b"), ("nosuch",)),
+        (("cp", "files:/nosuch", "b"), ("files:/nosuch", "edl data ls files:/")),
+        (("cp", "mnist", "other:/b"), ("PersistentVolumeClaim other", "namespace team", "files")),
+        (("ls", "/a/b"), ("claim",)),
+        (("ls", "files:/no/such"), ("files:/no/such", "edl data ls files:/no")),
     ],
 )
-def test_bad_input(desk: Desk, claim: Path, args: tuple[str, ...], said: str) -> None:
+def test_bad_input(desk: Desk, claim: Path, args: tuple[str, ...], said: tuple[str, ...]) -> None:
     assert desk.edl("data", *args) == 2
-    assert said in desk.err
+    assert not unsaid(desk.err, *said)
     assert desk.cluster.of(PODS) == []
 
 
@@ -133,23 +133,22 @@ def test_an_image_that_cannot_be_pulled_is_another_option_of_the_command(desk: D
     pending = {"phase": "Pending", "containerStatuses": [waiting]}
     desk.cluster.admissions[:] = [lambda thing: thing.update(status=pending)]
     assert desk.edl("data", "ls", "files:/") == 2
-    assert "The pod that copies cannot start: its image cannot be pulled (edl/submitter:0)" in desk.err
-    assert "--image, or the variable EDL_SUBMITTER_IMAGE" in desk.err
+    assert not unsaid(desk.err, "pod", "edl/submitter:0", "--image", "EDL_SUBMITTER_IMAGE")
     assert "job file" not in desk.err + desk.out
 
 
 def test_who_may_not_exec_starts_no_pod(desk: Desk) -> None:
     desk.cluster.denied.add(("get", "pods/exec"))
     assert desk.edl("data", "cp", "mnist", "files:/data") == 2
-    assert "You may not get pods/exec in namespace team; nothing was created" in desk.err
-    assert "the ClusterRole edl-data-copy" in desk.err
+    assert not unsaid(desk.err, "get pods/exec", "namespace team", "ClusterRole edl-data-copy")
     assert desk.cluster.created == []
 
 
 def test_a_directory_in_the_place_of_a_file(desk: Desk, claim: Path) -> None:
     (claim / "data").write_bytes(b"")
     assert desk.edl("data", "cp", "mnist", "files:/data") == 2
-    assert "this is a file, and a directory would take its place" in desk.err
+    assert not unsaid(desk.err, "file", "directory")
+    assert (claim / "data").is_file()
 
 
 def test_a_path_that_cannot_be_written(desk: Desk, claim: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from cli.cluster_desk import Desk, desk_at
 from small_cluster import Manifest
+from wording import unsaid
 
 from edl.cli.cluster import options as cluster_options
 from edl.core.cluster import Role
@@ -32,13 +33,10 @@ def test_a_job_is_removed_with_all_that_has_its_label(desk: Desk) -> None:
     training = Status("mnist", "run", "/data/run", "Training", 1.0)
     desk.cluster.published.update(Publication(training).to_pages())
     assert desk.edl("delete", "mnist", "--yes") == 0
-    assert desk.out == (
-        "mnist: Training, submitted 2027-01-15 08:00:00 UTC\n"
-        "  2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret\n"
-        "  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.\n"
-        "Job mnist is gone, after 0 s.\n"
-    )
-    assert desk.err.startswith("being removed: 2 Pods, 1 Job")
+    assert not unsaid(desk.out, "mnist", "Training", "2027-01-15 08:00:00 UTC", "lost", "edl stop")
+    assert not unsaid(desk.out, "2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret")
+    assert not unsaid(desk.out.splitlines()[-1], "mnist", "gone", "0 s")
+    assert not unsaid(desk.err, "2 Pods, 1 Job")
     assert desk.cluster.labelled() == []
 
 
@@ -47,14 +45,15 @@ def test_an_ended_job_loses_nothing(desk: Desk) -> None:
     job["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     assert desk.edl("delete", "mnist", "--yes") == 0
     assert desk.out.startswith("mnist: Done, submitted")
-    assert "is lost" not in desk.out
+    assert unsaid(desk.out, "lost", "edl stop") == ["lost", "edl stop"]
 
 
 def test_what_is_left_of_a_job_that_is_gone_is_removed(desk: Desk) -> None:
     assert desk.edl("delete", "mnist", "--yes") == 0
     desk.cluster.put(worker(3))
     assert desk.edl("delete", "mnist", "--yes") == 0
-    assert desk.out.startswith("mnist: the Job itself is gone; this is left:\n  1 Pod\n")
+    first, left_over, *_ = desk.out.splitlines()
+    assert (unsaid(first, "mnist", "gone"), left_over) == ([], "  1 Pod")
     assert desk.cluster.labelled() == []
 
 
@@ -68,15 +67,15 @@ def test_a_token_that_is_left_is_removed_by_somebody_who_may_not_look(desk: Desk
     assert desk.edl("delete", "mnist") == 2, "not without being asked"
     assert desk.cluster.labelled() == ["Secret edl-mnist-token"]
     assert desk.edl("delete", "mnist", "--yes") == 0
-    assert desk.out.startswith("mnist: the Job itself is gone; this is left:\n  1 Secret\n")
+    first, left_over, *_ = desk.out.splitlines()
+    assert (unsaid(first, "mnist", "gone"), left_over) == ([], "  1 Secret")
     assert desk.cluster.labelled() == []
     assert desk.edl("delete", "mnist", "--yes") == 2
 
 
 def test_a_job_that_is_not_there_is_bad_input(desk: Desk) -> None:
     assert desk.edl("delete", "minst", "--yes") == 2
-    assert "There is no job minst in namespace team" in desk.err
-    assert "mnist" in desk.err
+    assert not unsaid(desk.err, "minst", "namespace team", "mnist")
     assert desk.cluster.labelled() != []
 
 
@@ -86,14 +85,13 @@ def test_nothing_is_deleted_unasked(desk: Desk, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cluster_options, "is_terminal", lambda: True)
     monkeypatch.setattr("typer._click.termui.visible_prompt_func", lambda _: "n")
     assert desk.edl("delete", "mnist") == 1
-    assert desk.out.endswith("Nothing was deleted.\n")
     assert desk.cluster.objects == before
 
 
 def test_without_waiting_the_cluster_goes_on_alone(desk: Desk) -> None:
     desk.cluster.held = {"edl-mnist-master-abcde"}
     assert desk.edl("delete", "mnist", "--yes", "--no-wait") == 0
-    assert desk.out.endswith("Being deleted. Whether it is gone: edl list\n")
+    assert desk.out.endswith(": edl list\n")
     assert desk.cluster.of(JOBS) == []
 
 
@@ -110,14 +108,14 @@ def test_a_dead_node_s_pod_is_named_while_it_is_waited_for(desk: Desk) -> None:
 
     desk.cluster.ask = later
     assert desk.edl("delete", "mnist", "--yes") == 0
-    assert f"being removed: 1 Pod ({pod})\n" in desk.err
+    assert not unsaid(desk.err, "1 Pod", pod)
     assert desk.cluster.labelled() == []
 
 
 def test_a_missing_right_is_named(desk: Desk) -> None:
     desk.cluster.deny("delete", JOBS)
     assert desk.edl("delete", "mnist", "--yes") == 2
-    assert 'cannot delete resource "jobs" in API group "batch" in the namespace "team"' in desk.err
+    assert not unsaid(desk.err, "delete", "jobs", "team")
 
 
 def another(desk: Desk, name: str, ended: str = "") -> None:
@@ -137,7 +135,8 @@ def test_several_jobs_are_removed_at_once(desk: Desk) -> None:
         another(desk, name)
     assert desk.edl("delete", "a", "b", "a", "--yes") == 0
     assert left(desk) == ["c", "mnist"]
-    assert desk.out.count("is gone, after") == 2
+    gone = [line for line in desk.out.splitlines() if not unsaid(line, "gone", "0 s")]
+    assert [not unsaid(line, name) for line, name in zip(gone, "ab", strict=True)] == [True, True]
 
 
 def test_one_wrong_name_of_several_deletes_nothing(desk: Desk) -> None:
@@ -155,18 +154,18 @@ def test_all_jobs_of_a_phase_are_removed(desk: Desk) -> None:
     assert desk.edl("delete", "--phase", "Done", "--phase", "Failed", "--yes") == 0
     assert left(desk) == ["a", "mnist"]
     assert desk.edl("delete", "--phase", "Done", "--yes") == 0
-    assert desk.out == "No job in namespace team is Done.\n"
+    assert not unsaid(desk.out, "namespace team", "Done")
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ((), "Name the jobs to remove, or their phase"),
-        (("mnist", "--phase", "Done"), "Name the jobs to remove, or their phase"),
-        (("--phase", "Doen"), "there is no phase Doen"),
+        ((), "phase"),
+        (("mnist", "--phase", "Done"), "phase"),
+        (("--phase", "Doen"), "phase Doen"),
     ],
 )
 def test_what_is_meant_must_be_clear(desk: Desk, options: tuple[str, ...], told: str) -> None:
     assert desk.edl("delete", *options, "--yes") == 2
-    assert told in desk.err
+    assert not unsaid(desk.err, told)
     assert left(desk) == ["mnist"]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
+from wording import unsaid
 
 from edl.kube.api import Api
 from edl.kube.doctor.checkup import Checkup, Classes, Level
@@ -36,7 +37,8 @@ def found(monkeypatch: pytest.MonkeyPatch, *checkups: Checkup) -> None:
 def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, FINE, ODD, BAD)
     assert desk.edl("doctor", "--image", "img:1") == 1
-    assert desk.out.splitlines() == [
+    *shown, last = desk.out.splitlines()
+    assert shown == [
         "https://cluster.test, namespace team",
         "OK    server      Kubernetes v1.34.1",
         "WARN  claims      there is none",
@@ -44,8 +46,8 @@ def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.M
         "FAIL  accounts    there is no ServiceAccount edl-none",
         "                  -> Apply the base.",
         "OK    images      img:1 pulled as low",
-        "1 thing that jobs need is missing; 1 thing is worth a look.",
     ]
+    assert not unsaid(last, "missing")
 
 
 def test_warnings_are_no_failure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,14 +59,16 @@ def test_warnings_are_no_failure(desk: Desk, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_not_known_is_not_vouched_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, FINE, ODD)
     assert desk.edl("doctor") == 0
-    assert desk.out.endswith("Nothing that jobs need was found missing; 1 thing is worth a look.\n")
+    last = desk.out.splitlines()[-1]
+    found(monkeypatch, FINE)
+    assert desk.edl("doctor") == 0
+    assert last not in desk.out, "that is said of a healthy cluster only"
 
 
 def test_a_healthy_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, FINE)
     assert desk.edl("doctor") == 0
-    assert "`edl doctor --image IMAGE` pulls one" in desk.out
-    assert desk.out.endswith("Jobs can run here.\n")
+    assert not unsaid(desk.out, "edl doctor --image IMAGE")
 
 
 def test_the_pod_has_the_class_that_workers_have(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 import psutil
 import pytest
 from cli.conftest import Stage, command
+from wording import unsaid
 
 STATUS = {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3}
 WORKING = [["status", STATUS], ["pause", None]]
@@ -63,9 +64,8 @@ def test_a_signal_stops_the_job_and_says_how_to_go_on(
     said = running.communicate(timeout=PATIENCE)[0]
     assert running.returncode == code
     eventually(lambda: gone(members))
-    assert "Stopping: a checkpoint is written first, 10 s at most. Once more (Ctrl-C) ends at once" in said
-    assert "12 of 30 records" in said
-    assert said.splitlines()[-1] == "Go on with: edl run job.yaml --resume r1"
+    assert not unsaid(said, "Stopping", "checkpoint", "10 s", "Ctrl-C", "12 of 30 records")
+    assert said.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
     assert stage.status()["phase"] == "Interrupted"
     last = json.loads((stage.run_dir() / "events.jsonl").read_text().splitlines()[-1])
     assert (last["phase"], last["summary"]["records_done"]) == ("Interrupted", 12)
@@ -112,7 +112,7 @@ def test_after_the_reader_left_standard_error_says_how_to_go_on(stage: Stage) ->
         job.stdout.close()
         said = job.stderr.read()
     assert job.returncode == 141
-    assert said.endswith("Go on with: edl run job.yaml --resume r1\n")
+    assert said.endswith(": edl run job.yaml --resume r1\n")
     assert said.count("\n") == 1
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from typing import Any
 
 import pytest
 from cli.conftest import MODULE, SUMMARY, Stage, command
+from wording import unsaid
 
 from edl.store.rundir import JobLock
 
@@ -30,26 +32,23 @@ def test_plain_lines_say_the_plan_the_events_and_the_summary(stage: Stage, capsy
     assert stage.edl("run", "job.yaml") == 0
     run = stage.run_dir()
     lines = timeless(capsys.readouterr().out).splitlines()
-    assert lines[:7] == [
-        f"digits: small.model from {stage.folder}/model_zoo",
-        f"  trains on 10 records in {stage.folder}/train.csv",
-        "  3 epochs in minibatches of 4: 9 steps",
-        f"  evaluates on 5 records in {stage.folder}/test.csv, at the end",
-        "  2 workers, 1 parameter server",
-        f"  run r1 in {run}",
-        f"TIME  run r1 starts in {run}",
-    ]
-    assert [line for line in lines if "worker 0" in line] == [
-        "TIME  worker 0 started (pid N)",
-        "TIME  worker 0 ended (pid N): Deleted",
-    ]
-    assert lines[-5:] == [
-        "Done after 2 s: 30 of 30 records, 15 samples/s",
-        "  records   0 lost, 0 repeated, 0 rolled back",
-        "  export    /out/export",
-        f"  logs      {run}/logs",
-        "Predict with: edl predict job.yaml --from r1 --output predictions",
-    ]
+    model, training, epochs, evaluation, roles, where, start = lines[:7]
+    assert not unsaid(model, "digits", "small.model", f"{stage.folder}/model_zoo")
+    assert not unsaid(training, "10 records", f"{stage.folder}/train.csv")
+    assert not unsaid(epochs, "3 epochs", "minibatches of 4", "9 steps")
+    assert not unsaid(evaluation, "5 records", f"{stage.folder}/test.csv")
+    assert not unsaid(roles, "2 workers", "1 parameter server")
+    assert not unsaid(where, "run r1", str(run))
+    assert not unsaid(start, "TIME", "run r1")
+    began, ended = [line for line in lines if "worker 0" in line]
+    assert not unsaid(began, "TIME", "started", "pid N")
+    assert not unsaid(ended, "TIME", "ended", "pid N", "Deleted")
+    done, records, export, logs, command = lines[-5:]
+    assert not unsaid(done, "Done", "2 s", "30 of 30 records", "15 samples/s")
+    assert not unsaid(records, "0 lost", "0 repeated", "0 rolled back")
+    assert export.split() == ["export", "/out/export"]
+    assert logs.split() == ["logs", f"{run}/logs"]
+    assert command.endswith(": edl predict job.yaml --from r1 --output predictions")
 
 
 def test_json_is_an_object_a_line_and_ends_with_the_summary(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +75,7 @@ def test_a_failed_job_shows_the_users_traceback_before_the_reason(
     assert stage.edl("run", "job.yaml") == code
     said = capsys.readouterr()
     assert said.err == "Traceback: small.py, line 3\n\nthe model raised\n"
-    assert said.out.splitlines()[-1] == "Go on when the cause is gone with: edl run job.yaml --resume r1"
+    assert said.out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
 
 
 def test_a_supervisor_that_dies_is_explained_with_its_log(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,39 +110,38 @@ def test_settings_are_held_to_the_count_of_workers_that_starts(stage: Stage) -> 
 def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     with JobLock(stage.run_dir().parent, "r9"):
         assert stage.edl("run", "job.yaml") == 2
-    assert re.search(r"job 'digits' is in use by process \d+ on .*, run r9, started", capsys.readouterr().err)
+    assert not unsaid(capsys.readouterr().err, "'digits'", f"process {os.getpid()}", "run r9")
     assert not stage.run_dir().exists()
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["nothing.yaml"], "nothing.yaml: no such file"),
-        (["job.yaml", "--set", "train.epoch=3"], "train.epoch"),
-        (["job.yaml", "--set", "data.training=nowhere.csv"], "data.training: "),
-        (["job.yaml", "--set", "data.training=empty.csv"], "data.training"),
-        (["job.yaml", "--set", "model.definition=smal.model"], "did you mean small?"),
-        (["job.yaml", "--set", "model.definition=small.modle"], "did you mean model?"),
-        (["job.yaml", "--set", "model.definition=partial.model"], "does not define 'loss', 'feed'"),
-        (["job.yaml", "--set", "model.definition=unmeasured.model"], "does not define 'eval_metrics_fn'"),
+        (["nothing.yaml"], ("nothing.yaml: no such file",)),
+        (["job.yaml", "--set", "train.epoch=3"], ("train.epoch",)),
+        (["job.yaml", "--set", "data.training=nowhere.csv"], ("data.training", "nowhere.csv")),
+        (["job.yaml", "--set", "data.training=empty.csv"], ("data.training",)),
+        (["job.yaml", "--set", "model.definition=smal.model"], ("did you mean small?",)),
+        (["job.yaml", "--set", "model.definition=small.modle"], ("did you mean model?",)),
+        (["job.yaml", "--set", "model.definition=partial.model"], ("'loss'", "'feed'")),
+        (["job.yaml", "--set", "model.definition=unmeasured.model"], ("'eval_metrics_fn'",)),
         (
             ["job.yaml", "--set", "train.minibatch_size=11"],
-            "train.minibatch_size is 11, and data.training has 10 records: no minibatch would be full",
+            ("train.minibatch_size", "11", "data.training", "10 records"),
         ),
-        (["job.yaml", "--set", "strategy.name=Local", "--workers", "2"], "--workers has no meaning"),
-        (["job.yaml", "--workers", "0"], "--workers"),
-        (["job.yaml", "--workers", "500000"], "--workers 500000: workers.max: found 500000, must be a whole number"),
+        (["job.yaml", "--set", "strategy.name=Local", "--workers", "2"], ("--workers",)),
+        (["job.yaml", "--workers", "0"], ("--workers",)),
+        (["job.yaml", "--workers", "500000"], ("--workers 500000", "workers.max", "found 500000")),
         (
             ["job.yaml", "--set", "strategy={mode: sync, grads_to_wait: 2}", "--workers", "1"],
-            "strategy.grads_to_wait: found 2, but workers.max is 1: so many pushes never come together\n"
-            "  make it at most 1, or raise workers.max, which is from --workers 1",
+            ("strategy.grads_to_wait", "found 2", "workers.max is 1", "at most 1", "--workers 1"),
         ),
-        (["job.yaml", "--resume"], "this job has no run yet"),
-        (["job.yaml", "--resume", "r3"], "this job has no run yet"),
+        (["job.yaml", "--resume"], ("no run",)),
+        (["job.yaml", "--resume", "r3"], ("no run",)),
     ],
 )
 def test_bad_input_ends_before_there_is_a_run(
-    stage: Stage, capsys: pytest.CaptureFixture[str], args: list[str], said: str
+    stage: Stage, capsys: pytest.CaptureFixture[str], args: list[str], said: tuple[str, ...]
 ) -> None:
     (stage.folder / "empty.csv").write_text("x,y\n")
     partial = "def model(): ...\ndef optimizer(): ...\ndef eval_metrics_fn(): ...\ndef fed(d, m): ...\n"
@@ -151,7 +149,7 @@ def test_bad_input_ends_before_there_is_a_run(
     unmeasured = MODULE.replace("def eval_metrics_fn(): ...\n", "")
     (stage.folder / "model_zoo" / "unmeasured.py").write_text(unmeasured)
     assert stage.edl("run", *args) == 2
-    assert said in capsys.readouterr().err
+    assert not unsaid(capsys.readouterr().err, *said)
     assert not (stage.folder / ".edl").exists()
 
 
@@ -176,7 +174,9 @@ def test_a_module_with_its_own_reader_is_not_counted_here(stage: Stage, capsys: 
     with (stage.folder / "model_zoo" / "small.py").open("a") as module:
         module.write("def custom_data_reader(path): ...\n")
     assert stage.edl("run", "job.yaml", "--set", "data.training=db://table") == 0
-    assert "trains on db://table (the model module's reader counts the records)" in capsys.readouterr().out
+    training = next(line for line in capsys.readouterr().out.splitlines() if "db://table" in line)
+    assert not unsaid(training, "reader", "records")
+    assert re.search(r"\d", training) is None, "nothing was counted"
 
 
 def test_strategy_local_becomes_the_worker(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,5 +224,5 @@ def test_a_storage_path_that_no_folder_can_be_at_is_bad_input(
     weights = ["--from", "model.keras"] if verb[0] == "predict" else []
     assert stage.edl(*verb, *weights, "--set", f"storage.path={place}") == 2
     errors = capsys.readouterr().err
-    assert errors.startswith("storage.path: the run directory ")
-    assert "name a folder in which you may write" in errors
+    assert errors.startswith("storage.path: ")
+    assert not unsaid(errors, place if place.startswith("/") else str(stage.folder / place), "write")

@@ -8,6 +8,7 @@ import pytest
 from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, with_status
+from wording import unsaid
 
 from edl.core.board import Desired
 from edl.kube.inspection.jobs import find
@@ -22,8 +23,7 @@ def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_a_wish_is_pinned(desk: Desk) -> None:
     assert desk.edl("scale", "mnist", "--max", "8") == 0
     assert find(desk.cluster, "mnist").desired == Desired(max=8)
-    assert "1 to 8 workers are wanted" in desk.out
-    assert "edl wait mnist --for workers=8" in desk.out
+    assert not unsaid(desk.out, "1 to 8 workers", "edl wait mnist --for workers=8")
 
 
 def test_wishes_add_up(desk: Desk) -> None:
@@ -35,16 +35,17 @@ def test_wishes_add_up(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "nothing is to be changed"),
-        (("--min", "5"), "min would be 5, more than max, which is 4\n  Give --max too."),
-        (("--min", "5", "--max", "2"), "min would be 5, more than max, which is 2"),
-        (("--max", "100000"), "--max 100000: a job has at most 10000 workers"),
-        (("--max", "0"), "Invalid value for '--max'"),
+        ((), ()),
+        (("--min", "5"), ("min", "5", "max", "4", "--max")),
+        (("--min", "5", "--max", "2"), ("min", "5", "max", "2")),
+        (("--max", "100000"), ("--max 100000", "10000 workers")),
+        (("--max", "0"), ("--max",)),
     ],
 )
-def test_what_cannot_be_wanted(desk: Desk, options: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_wanted(desk: Desk, options: tuple[str, ...], said: tuple[str, ...]) -> None:
     assert desk.edl("scale", "mnist", *options) == 2
-    assert said in desk.err
+    assert desk.err
+    assert not unsaid(desk.err, *said)
     assert find(desk.cluster, "mnist").desired == Desired()
 
 

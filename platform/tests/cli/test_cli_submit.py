@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli.cluster_desk import Desk, desk_at
 from small_cluster import Manifest, when
+from wording import unsaid
 
 from edl.cli.cluster import options as cluster_options
 from edl.kube import names, removal
@@ -44,6 +46,11 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return desk
 
 
+def paragraphs(text: str) -> list[str]:
+    """The lines of a plan, each with those that continue it."""
+    return [" ".join(each.split()) for each in re.split(r"\n(?! {4})", text)]
+
+
 def waiting(reason: str, message: str) -> Manifest:
     state = {"waiting": {"reason": reason, "message": message}}
     return {"phase": "Pending", "containerStatuses": [{"name": "edl", "state": state}]}
@@ -51,35 +58,27 @@ def waiting(reason: str, message: str) -> Manifest:
 
 def test_the_plan_says_what_will_be_created_and_what_finds_room(desk: Desk) -> None:
     assert desk.submit("--dry-run=server") == 0
-    assert desk.out == (
-        "mnist: mnist.model.custom_model, namespace team of context lab\n"
-        "  image     registry.example/edl-mnist:1\n"
-        "  creates   Job and Service edl-mnist-master, Secret edl-mnist-token, ConfigMaps\n"
-        "            edl-mnist-status and edl-mnist-spec\n"
-        "  storage   /data/edl on claim files\n"
-        "\n"
-        "  role     pods   priority   each               at once\n"
-        "  master   1      high       0.5 CPU, 512 MiB   1\n"
-        "  ps       2      high       1 CPU, 1 GiB       2\n"
-        "  worker   1-4    low        2 CPU, 2 GiB       2\n"
-        "\n"
-        "  asks for  10.5 CPU, 10.5 GiB\n"
-        "  free now  8 CPU, 32 GiB on 2 nodes\n"
-        "  warning: 2 of 4 workers wait for room (cpu)\n"
-        "The cluster would accept all of it. Nothing was created.\n"
+    assert not unsaid(
+        desk.out,
+        *("mnist.model.custom_model", "namespace team", "context lab", "registry.example/edl-mnist:1"),
+        *("edl-mnist-master", "edl-mnist-token", "edl-mnist-status", "edl-mnist-spec", "/data/edl", "files"),
+        *("10.5 CPU, 10.5 GiB", "8 CPU, 32 GiB", "2 nodes", "2 of 4 workers"),
     )
+    rows = [line.split() for line in desk.out.splitlines()]
+    assert [row for row in rows if row[:1] in (["master"], ["ps"], ["worker"])] == [
+        ["master", "1", "high", "0.5", "CPU,", "512", "MiB", "1"],
+        ["ps", "2", "high", "1", "CPU,", "1", "GiB", "2"],
+        ["worker", "1-4", "low", "2", "CPU,", "2", "GiB", "2"],
+    ]
     assert desk.cluster.created == []
 
 
 def test_a_started_job_ends_with_what_to_do_next(desk: Desk) -> None:
     assert desk.submit("--yes", "-n", "team") == 0
-    assert desk.out.endswith(
-        "Job mnist submitted to namespace team.\n"
-        "The master started after 0 s.\n"
-        "  Watch:   edl status mnist -n team\n"
-        "  Logs:    edl logs mnist -n team -f\n"
-        "  Remove:  edl delete mnist -n team\n"
-    )
+    *_, watch, logs, remove = desk.out.splitlines()
+    assert watch.endswith(" edl status mnist -n team")
+    assert logs.endswith(" edl logs mnist -n team -f")
+    assert remove.endswith(" edl delete mnist -n team")
     assert [name for _, name in desk.cluster.created] == [
         "edl-mnist-master",
         "edl-mnist-spec",
@@ -94,21 +93,18 @@ def test_a_started_job_ends_with_what_to_do_next(desk: Desk) -> None:
 
 def test_a_job_for_which_no_node_is_meant_is_told_so_once(desk: Desk) -> None:
     assert desk.submit("--dry-run=server", "--set", "pod.node_selector.disk=none") == 0
-    assert (
-        "free now nothing on 2 nodes warning: the master, all 2 parameter servers and all 4 workers can never start on "
-        "today's nodes: none takes such pods (taints, node selector, affinity) The cluster would accept"
-    ) in " ".join(desk.out.split())
+    (warning,) = [line for line in paragraphs(desk.out) if line.startswith("warning: ")]
+    assert not unsaid(warning, "master", "2 parameter servers", "4 workers", "node selector")
 
 
 def test_a_job_that_can_never_start_on_todays_nodes_is_warned_of(desk: Desk) -> None:
     assert desk.submit("--dry-run=server", "--set", "workers.resources.cpu=64") == 0
     text = " ".join(desk.out.split())
-    assert (
-        "warning: all 4 workers can never start on today's nodes: each asks for 64 CPU, no node has more than" in text
-    )
-    assert "workers wait" not in text
+    assert "warning: " in text
+    assert not unsaid(text, "4 workers", "never", "64 CPU")
+    assert "2 of 4 workers" not in text
     assert desk.submit("--dry-run=server", "--set", "workers.resources.gpu=1") == 0
-    assert "each asks for 1 nvidia.com/gpu, no node has more than 0 nvidia.com/gpu" in " ".join(desk.out.split())
+    assert not unsaid(desk.out, "never", "1 nvidia.com/gpu", "0 nvidia.com/gpu")
 
 
 def test_pods_that_would_give_way_are_named(desk: Desk) -> None:
@@ -120,7 +116,7 @@ def test_pods_that_would_give_way_are_named(desk: Desk) -> None:
     desk.cluster.put(tenant)
     desk.cluster.objects.pop(("nodes", "", "n2"))
     assert desk.submit("--dry-run=server") == 0
-    assert "warning: 1 pod of lower priority would give way: others/idle" in desk.out
+    assert not unsaid(desk.out, "warning", "1 pod", "others/idle")
 
 
 def test_without_the_right_to_see_nodes_the_plan_says_so_and_compares_with_the_quota(desk: Desk) -> None:
@@ -129,9 +125,8 @@ def test_without_the_right_to_see_nodes_the_plan_says_so_and_compares_with_the_q
     status = {"hard": hard, "used": {"requests.cpu": "1", "pods": "1"}}
     desk.cluster.put({"kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}, "status": status})
     assert desk.submit("--dry-run=server") == 0
-    assert "  free now  not known: you may not list nodes and all pods; compared with the\n" in desk.out
-    assert "  quota     q leaves 5 CPU of 6 CPU (requests.cpu), 19 pods of 20 pods (pods)\n" in desk.out
-    assert "  warning: 3 of 4 workers wait until quota q has room (requests.cpu)\n" in desk.out
+    assert not unsaid(desk.out, "not known", "nodes", "quota", "5 CPU of 6 CPU", "19 pods of 20 pods")
+    assert not unsaid(desk.out.partition("warning: ")[2], "3 of 4 workers", "quota q", "requests.cpu")
     assert "at once" not in desk.out
 
 
@@ -140,8 +135,7 @@ def test_a_quota_without_room_for_one_worker_refuses_the_job(desk: Desk) -> None
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
     desk.cluster.put({"kind": "ResourceQuota", **quota})
     assert desk.submit("--yes") == 2
-    said = "quota q leaves room for 3 CPU (requests.cpu); the job needs at least 4.5 CPU (master, 2 ps, 1 worker)"
-    assert said in desk.err
+    assert not unsaid(desk.err, "quota q", "requests.cpu", "3 CPU", "4.5 CPU")
     assert desk.cluster.created == []
 
 
@@ -150,13 +144,13 @@ def test_a_quota_with_room_for_half_a_job_says_what_the_whole_needs(desk: Desk) 
     quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {"pods": "0"}}}
     desk.cluster.put({"kind": "ResourceQuota", **quota})
     assert desk.submit("--yes") == 2
-    said = "quota q leaves room for 2 pods (pods); the job needs at least 4 pods (master, 2 ps, 1 worker)"
-    assert desk.err.count(said) == 1
+    assert not unsaid(desk.err, "quota q", "2 pods", "4 pods", "master, 2 ps, 1 worker")
+    assert desk.err.count("quota q") == 1
 
 
 def test_who_cannot_be_asked_must_say_yes_beforehand(desk: Desk) -> None:
     assert desk.submit() == 2
-    assert desk.err == "edl submit: Nobody can be asked: this is not a terminal\n  Say so beforehand: --yes.\n"
+    assert not unsaid(desk.err, "edl submit", "terminal", "--yes")
     assert desk.submit("--json") == 2
     assert desk.cluster.created == []
 
@@ -172,10 +166,9 @@ def test_enter_means_yes(desk: Desk, monkeypatch: pytest.MonkeyPatch, answer: st
 def test_mistakes_of_the_file_are_told_at_once_and_no_cluster_is_asked(desk: Desk) -> None:
     desk.cluster.breaks["GET", PODS.plural] = AssertionError("asked")
     assert desk.submit("--set", "image=null", "--set", "data.training=here") == 2
-    assert "image: is missing" in desk.err
-    assert "data.training: found 'here', must be an absolute path" in desk.err
+    assert not unsaid(desk.err, "image", "data.training", "found 'here'", "absolute")
     assert desk.submit("--set", f"name={'x' * 41}") == 2
-    assert "1 to 40 of a-z, 0-9 and -" in desk.err
+    assert not unsaid(desk.err, "name", "x" * 41, "40")
 
 
 def test_a_refusal_ends_with_code_2_and_nothing_created(desk: Desk) -> None:
@@ -183,7 +176,7 @@ def test_a_refusal_ends_with_code_2_and_nothing_created(desk: Desk) -> None:
         lambda thing: 'violates PodSecurity "restricted:latest"' if thing["kind"] == "Pod" else None
     )
     assert desk.submit("--yes") == 2
-    assert "master, ps and worker pods: violates PodSecurity" in desk.err
+    assert not unsaid(desk.err, "master", "ps", "worker", "violates PodSecurity")
     assert desk.out == ""
     assert desk.cluster.created == []
 
@@ -202,8 +195,7 @@ def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=desk.folder, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "No cluster can be used" in done.stderr
-    assert "kubectl cluster-info" in done.stderr
+    assert not unsaid(done.stderr, "kubeconfig", str(desk.folder / "none"), "KUBECONFIG", "kubectl cluster-info")
 
 
 @pytest.mark.parametrize(
@@ -211,22 +203,15 @@ def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
     [
         (
             waiting("ImagePullBackOff", 'Back-off pulling image "registry.example/edl-mnist:1"'),
-            "mnist: The master did not start (ImagePullBackOff):\n"
-            '  Back-off pulling image "registry.example/edl-mnist:1"\n'
-            "  Check image and pod.image_pull_secrets in the job file; the nodes must reach the registry. "
-            "Everything was removed.\n",
+            ("ImagePullBackOff", 'Back-off pulling image "registry.example/edl-mnist:1"', "pod.image_pull_secrets"),
         ),
         (
             waiting("CreateContainerError", 'exec: "edl-role": executable file not found in $PATH'),
-            "mnist: The master did not start (CreateContainerError):\n"
-            '  exec: "edl-role": executable file not found in $PATH\n'
-            "  The image has no edl-role: edl zoo build makes images that have it. Everything was removed.\n",
+            ("CreateContainerError", 'exec: "edl-role": executable file not found in $PATH', "edl zoo build"),
         ),
         (
             {"phase": "Running", "containerStatuses": [{"name": "edl", "state": {"terminated": START_ERROR}}]},
-            "mnist: The master did not start (StartError, exit code 128):\n"
-            f"  {NO_PROGRAM}\n"
-            "  The image has no edl-role: edl zoo build makes images that have it. Everything was removed.\n",
+            ("StartError", "exit code 128", NO_PROGRAM, "edl zoo build"),
         ),
         (
             {
@@ -235,9 +220,7 @@ def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
                     {"name": "fetch", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
                 ],
             },
-            "mnist: The master did not start (init container fetch, ImagePullBackOff):\n"
-            "  no such image\n"
-            "  Check the image of fetch in pod.overrides; the nodes must reach its registry. Everything was removed.\n",
+            ("init container fetch", "ImagePullBackOff", "no such image", "pod.overrides"),
         ),
         (
             {
@@ -256,17 +239,16 @@ def test_no_cluster_is_one_clear_message(desk: Desk) -> None:
                     }
                 ],
             },
-            "mnist: The master did not start (exit code 2):\n"
-            "  edl-role: uid 1000 cannot write /data/edl\n"
-            "    chown it\n"
-            "  Everything was removed.\n",
+            ("exit code 2", "edl-role: uid 1000 cannot write /data/edl chown it"),
         ),
     ],
 )
-def test_a_master_that_cannot_start_is_quoted_and_everything_removed(desk: Desk, status: Manifest, told: str) -> None:
+def test_a_master_that_cannot_start_is_quoted_and_everything_removed(
+    desk: Desk, status: Manifest, told: tuple[str, ...]
+) -> None:
     desk.cluster.master = status
     assert desk.submit("--yes") == 1
-    assert desk.err.endswith(told)
+    assert not unsaid(desk.err, "mnist", "master", "removed", *told)
     assert desk.cluster.labelled() == []
 
 
@@ -274,8 +256,7 @@ def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
     desk.cluster.master = waiting("ImagePullBackOff", "no such image")
     desk.cluster.deny("delete", JOBS)
     assert desk.submit("--yes") == 1
-    assert "The master did not start (ImagePullBackOff):\n  no such image\n" in desk.err
-    assert "Not all of it could be removed" in desk.err
+    assert not unsaid(desk.err, "ImagePullBackOff", "no such image", "removed")
     assert desk.err.endswith(": edl delete mnist\n")
 
 
@@ -284,8 +265,7 @@ def test_a_pending_master_ends_with_the_reason_and_edl_why(desk: Desk, monkeypat
     desk.cluster.master = {"phase": "Pending", "conditions": [condition]}
     monkeypatch.setattr("edl.kube.submission.starting.START_SECONDS", 0.0)
     assert desk.submit("--yes") == 0
-    reason = "master waits for a node (edl-mnist-master-abcde): Unschedulable: 0/2 nodes: full.\n"
-    assert f"Not started yet, after 0 s: {reason}  Why:     edl why mnist\n" in desk.out
+    assert not unsaid(desk.out, "0 s", "edl-mnist-master-abcde", "Unschedulable: 0/2 nodes: full.", "edl why mnist")
     assert len(desk.cluster.of(JOBS)) == 1
 
 
@@ -313,14 +293,14 @@ def test_programs_read_why_it_was_refused_or_failed(desk: Desk) -> None:
     assert desk.submit("--yes", "--json") == 1
     failed = desk.events()[-1]
     assert (failed["event"], failed["where"], failed["exit_code"]) == ("failed", "mnist", 1)
-    assert failed["message"] == "The master did not start (ImagePullBackOff):\n  no such image"
-    assert failed["hint"].endswith("Everything was removed.")
+    assert not unsaid(failed["message"], "ImagePullBackOff", "no such image")
+    assert not unsaid(failed["hint"], "removed")
 
 
 @pytest.mark.parametrize("args", [("job.yaml", "--resume", "nosuchrun"), ("--resume", "nosuchrun", "job.yaml")])
 def test_a_word_after_resume_is_a_run_though_there_can_be_none(desk: Desk, args: tuple[str, ...]) -> None:
     assert desk.edl("submit", *args, "--yes") == 2
-    assert "no run has the name 'nosuchrun': runs on a cluster have the uid of the Job" in desk.err
+    assert not unsaid(desk.err, "'nosuchrun'", "uid")
     assert desk.cluster.created == []
 
 
@@ -333,7 +313,8 @@ def test_a_name_that_is_taken_creates_nothing(desk: Desk) -> None:
     assert desk.submit("--yes") == 0
     before = dict(desk.cluster.objects)
     assert desk.submit("--yes") == 2
-    assert f"is taken by a job of {when(desk.cluster.now).replace('T', ' ').replace('Z', ' UTC')}" in desk.err
+    since = when(desk.cluster.now).replace("T", " ").replace("Z", " UTC")
+    assert not unsaid(desk.err, "mnist", "taken", since)
     assert desk.cluster.objects == before
 
 
@@ -347,8 +328,7 @@ def test_an_ended_job_is_replaced_when_it_goes_on(desk: Desk, option: list[str],
     assert new["metadata"]["uid"] != old["metadata"]["uid"]
     assert new["metadata"]["annotations"][names.RUN] == run
     assert new["spec"]["template"]["metadata"]["annotations"][names.RUN] == run
-    assert "  removes   the job of that name of 2027-01-15 08:00:00 UTC, which has ended\n" in desk.out
-    assert "The ended job mnist was removed." in desk.out
+    assert not unsaid(desk.out, "removes", "2027-01-15 08:00:00 UTC", "removed")
 
 
 TOLD = Status(
@@ -370,41 +350,44 @@ def test_what_the_new_master_would_refuse_is_refused_before_anything_is_removed(
     ended(desk, "Interrupted")
     before = dict(desk.cluster.objects)
     assert desk.submit("--yes", "--set", "train.minibatch_size=7", "--resume", *run) == 2
-    assert f"run {RUN} cannot go on with this job file" in desk.err
-    assert "train.minibatch_size was 64, is 7" in desk.err
+    assert not unsaid(desk.err, RUN, "train.minibatch_size", "64", "7")
     assert desk.cluster.objects == before
+
+
+CHANGES = (("train.epochs", "1", "5"), ("workers.max", "4", "3"))
 
 
 def test_what_changes_about_a_run_is_in_the_plan_before_the_question(desk: Desk) -> None:
     ended(desk, "Interrupted")
     given = ("--resume", "--set", "train.epochs=5", "--set", "workers.max=3")
     assert desk.submit("--dry-run=server", *given) == 0
-    assert "  changed   train.epochs was 1, is 5\n  changed   workers.max was 4, is 3\n" in desk.out
+    changed = [line for line in desk.out.splitlines() if line.split()[:1] == ["changed"]]
+    assert [unsaid(line, *keys) for line, keys in zip(changed, CHANGES, strict=True)] == [[], []]
     assert desk.submit("--dry-run=server", "--json", *given) == 0
-    assert desk.events()[0]["changes"] == ["train.epochs was 1, is 5", "workers.max was 4, is 3"]
+    told = desk.events()[0]["changes"]
+    assert [unsaid(change, *keys) for change, keys in zip(told, CHANGES, strict=True)] == [[], []]
 
 
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("train.epochs=5", "train.epochs is 5, and run {run} was in epoch 7 already"),
-        ("train.max_steps=30", "train.max_steps is 30, and run {run} was at step 30 already"),
+        ("train.epochs=5", ("train.epochs", "5", "epoch 7")),
+        ("train.max_steps=30", ("train.max_steps", "step 30")),
     ],
 )
-def test_a_change_that_ends_a_run_at_once_is_told_as_such(desk: Desk, setting: str, told: str) -> None:
+def test_a_change_that_ends_a_run_at_once_is_told_as_such(desk: Desk, setting: str, told: tuple[str, ...]) -> None:
     ended(desk, "Interrupted", epoch=7, epochs=9, step=30, given=["--set", "train.epochs=9"])
     assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9") == 0
-    assert "already" not in desk.out
+    assert "warning: train." not in desk.out
     assert desk.submit("--dry-run=server", "--resume", "--set", "train.epochs=9", "--set", setting) == 0
-    whole = f"warning: {told.format(run=RUN)}: it ends at once, or as soon as it is there again"
-    assert whole in " ".join(desk.out.split())
+    assert not unsaid(desk.out.partition("warning: train.")[2], RUN, *(key.removeprefix("train.") for key in told))
 
 
 def test_a_run_that_is_done_is_not_removed_for_nothing(desk: Desk) -> None:
     ended(desk, "Done")
     before = dict(desk.cluster.objects)
     assert desk.submit("--yes", "--resume") == 2
-    assert f"run {RUN} is done; nothing was removed" in desk.err
+    assert not unsaid(desk.err, RUN, "done")
     assert desk.cluster.objects == before
 
 
@@ -413,7 +396,7 @@ def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk
     start = RunStarted(2.0, RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",))
     desk.cluster.published = Publication(TOLD, (RunStarted(1.0, RUN, TOLD.run_dir), start)).to_pages()
     assert desk.submit("--yes", "--set", "workers.max=3", "--resume") == 0
-    assert f"It goes on with run {RUN}, 34 % done.\n  changed: workers.max was 4, is 3\n" in desk.out
+    assert not unsaid(desk.out, f"run {RUN}", "34 %", "workers.max was 4, is 3")
     (old,) = desk.cluster.of(JOBS)
     old["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     assert desk.submit("--yes", "--json", "--resume") == 0
@@ -424,18 +407,17 @@ def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk
 def test_a_job_that_runs_is_not_resumed(desk: Desk) -> None:
     assert desk.submit("--yes") == 0
     assert desk.submit("--yes", "--resume") == 2
-    assert "which is at work" in desk.err
+    assert not unsaid(desk.err, "mnist", "at work")
 
 
 def test_a_run_without_a_volume_cannot_go_on(desk: Desk) -> None:
     assert desk.submit("--resume", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 2
-    assert "--resume needs the volume that holds the earlier run" in desk.err
+    assert not unsaid(desk.err, "--resume", "volume")
 
 
 def test_a_job_without_a_volume_is_told_what_that_costs(desk: Desk) -> None:
     assert desk.submit("--dry-run=client", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 0
-    assert "  storage   none: gone with the master's pod\n" in desk.out
-    assert "no checkpoint is" in desk.out
+    assert not unsaid(desk.out, "storage", "none", "no checkpoint")
     *plan, command = desk.out.splitlines()
     assert all(len(line) <= 80 for line in plan)
     assert command.endswith("edl render job.yaml --set 'volumes=[]' --set 'data.training=[s3://bucket/train]'")
@@ -455,14 +437,14 @@ def test_a_dry_run_of_the_client_asks_nobody_and_imports_no_client(desk: Desk) -
     assert (plan["free"], plan["requested"]) == (None, {"cpu": 10.5, "memory": 21 << 29})
     assert done.stderr.splitlines()[-1] == "[]"
     assert desk.submit("--dry-run=client") == 0
-    assert "No cluster was asked. The manifests: edl render job.yaml\n" in desk.out
+    assert desk.out.endswith(" edl render job.yaml\n")
 
 
 def test_the_command_that_is_offered_next_has_the_settings_of_this_one(desk: Desk) -> None:
     given = ["--set", "image=a/b:1", "--set", "pod.env.GREETING=good day", "-n", "team", "--context", "lab"]
     assert desk.submit("--dry-run=client", *given) == 0
     asked = "edl render job.yaml --set image=a/b:1 --set 'pod.env.GREETING=good day' -n team"
-    assert f"The manifests: {asked}\n" in desk.out
+    assert f" {asked}\n" in desk.out
     assert desk.edl(*shlex.split(asked)[1:]) == 0
     assert "good day" in desk.out
     assert desk.submit("--dry-run=client", "--resume", RUN) == 0
@@ -485,7 +467,7 @@ def test_a_server_in_trouble_once_the_master_was_asked_for_ends_with_code_1(
 
     monkeypatch.setattr("edl.cli.cluster.submission.tell_resumed", refused)
     assert desk.submit("--yes", "--resume") == 1
-    assert "in trouble\n  The job goes on without this command: edl status mnist\n" in desk.err
+    assert not unsaid(desk.err, "in trouble", "goes on", "edl status mnist")
     assert len(desk.cluster.of(JOBS)) == 1
 
 
@@ -495,5 +477,5 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
 
     monkeypatch.setattr("edl.kube.submission.starting.Lookout.look", interrupted)
     assert desk.submit("--yes") == 130
-    assert "The job goes on without this command. Remove it with: edl delete mnist\n" in desk.out
+    assert not unsaid(desk.out, "goes on", "edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from wording import unsaid
 
 from edl.cli import app
 from edl.cli.local.start import check_storage
+from edl.spec.job import Train
 from edl.spec.schema import JOB_SCHEMA, published
 
 JOB = """\
@@ -69,22 +72,21 @@ def imported(*args: str) -> set[str]:
 
 def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("validate", "job.yaml") == 0
-    assert capsys.readouterr().out == (
-        "job.yaml: ok\n"
-        "  job mnist: mnist.mnist_functional_api.custom_model from model_zoo\n"
-        "  trains on /data/train: 5 epochs in minibatches of 64\n"
-        "  evaluates on /data/test, every 200 steps and at the end\n"
-        "  strategy ParameterServer, async: 1 to 4 workers, 2 parameter servers\n"
-        "  keeps 3 checkpoints, one every 1000 steps\n"
-        "  exports to export/ in the run directory\n"
-    )
+    first, name, training, evaluation, strategy, checkpoints, export = capsys.readouterr().out.splitlines()
+    assert first == "job.yaml: ok"
+    assert not unsaid(name, "job mnist", "mnist.mnist_functional_api.custom_model", "model_zoo")
+    assert not unsaid(training, "/data/train", "5 epochs", "minibatches of 64")
+    assert not unsaid(evaluation, "/data/test", "every 200 steps", "end")
+    assert not unsaid(strategy, "ParameterServer", "async", "1 to 4 workers", "2 parameter servers")
+    assert not unsaid(checkpoints, "3 checkpoints", "1000 steps")
+    assert not unsaid(export, "export/")
 
 
 def test_what_is_not_on_this_machine_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("validate", "job.yaml") == 0
     zoo, training, validation = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert zoo.startswith("warning: job.yaml:2: ")
-    assert "model zoo is not a directory" in zoo
+    assert not unsaid(zoo, "model zoo", "model_zoo")
     assert "job.yaml:3: data.training: /data/train" in training
     assert "job.yaml:3: data.validation: /data/test" in validation
 
@@ -93,7 +95,7 @@ def test_a_function_that_is_missing_is_a_warning(job: Path, capsys: pytest.Captu
     Path("model_zoo/mnist").mkdir(parents=True)
     Path("model_zoo/mnist/mnist_functional_api.py").write_text("def custom_model(): ...\n", encoding="utf-8")
     assert edl("validate", "job.yaml") == 0
-    assert "does not define 'loss'" in capsys.readouterr().err
+    assert not unsaid(capsys.readouterr().err, "'loss'")
 
 
 def test_what_is_there_or_in_a_volume_that_is_elsewhere_is_no_warning(
@@ -114,13 +116,13 @@ def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -
     settings = ["strategy.name=Local", "train.max_steps=1", "export=null", "checkpoint=null", "train.epochs=1"]
     assert edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
     out = capsys.readouterr().out
-    assert "  trains on /data/train: 1 epoch in minibatches of 64, at most 1 step\n" in out
-    assert out.endswith("  strategy Local: one process\n")
+    assert not unsaid(out, "/data/train", "1 epoch", "minibatches of 64", "at most 1 step")
+    assert not unsaid(out.splitlines()[-1], "strategy Local", "one process")
 
 
 def test_validate_of_a_job_that_only_predicts(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("validate", "job.yaml", "--set", "data={prediction: x}", "--set", "train={}") == 0
-    assert "  predicts x with edl predict\n" in capsys.readouterr().out
+    assert not unsaid(capsys.readouterr().out, "predicts x", "edl predict")
 
 
 def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,11 +130,8 @@ def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixtu
     assert edl("validate", "job.yaml") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == (
-        "job.yaml:4: train.epoch: unknown field; did you mean 'epochs'?\n"
-        "  allowed here: epochs, minibatch_size, minibatches_per_task, evaluation_steps, max_steps, shuffle, seed, "
-        "on_nan, on_crashing_range\n"
-    )
+    assert captured.err.startswith("job.yaml:4: train.epoch: ")
+    assert not unsaid(captured.err, "'epochs'", *(field.name for field in fields(Train)))
 
 
 def test_missing_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,7 +206,7 @@ def test_a_folder_without_validation_data_is_not_called_training_data(
     assert edl("validate", "job.yaml", "--set", "data.validation=empty") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
     assert line.startswith("warning: --set data.validation=empty: data.validation: ")
-    assert line.endswith("/empty: the directory has no data files")
+    assert not unsaid(line, "empty", "no data files")
 
 
 @pytest.fixture
@@ -230,11 +229,11 @@ def test_validate_model_tries_it_in_a_process_of_its_own(small: Path, capsys: py
     assert edl("validate", "job.yaml", "--model") == 0
     out = capsys.readouterr().out
     assert out.startswith("job.yaml: ok\n  job small: ")
-    assert "first minibatch, records 0 to 7 of " in out
+    assert not unsaid(out, "minibatch", "records 0 to 7")
 
     small.write_text(SMALL.replace("custom_model():", "custom_model():\n    os._exit(0)"), encoding="utf-8")
     assert edl("validate", "job.yaml", "--model") == 1, "a process that says nothing found nothing"
-    assert "ended before it was through: exit code 0" in capsys.readouterr().err
+    assert not unsaid(capsys.readouterr().err, "exit code 0")
 
     small.write_text(SMALL.replace("Dense(1)", "Dense(1, missing=2)"), encoding="utf-8")
     assert edl("validate", "job.yaml", "--model") == 2
@@ -265,7 +264,7 @@ def test_validate_model_tries_the_place_of_the_runs_as_edl_run_does(
         assert edl(*command, "job.yaml", "--set", f"storage.path={place}") == 2
         said.append(capsys.readouterr().err)
     assert said[0] == said[1]
-    assert said[0].startswith("storage.path: the run directory ")
+    assert said[0].startswith("storage.path: ")
 
 
 def test_trying_the_place_of_the_runs_leaves_nothing_behind(tmp_path: Path) -> None:

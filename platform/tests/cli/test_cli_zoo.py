@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli.scripted_engine import ScriptedEngine
+from wording import unsaid
 
 from edl.cli import app
 from edl.cli.zoo_template import FILES, definitions
@@ -110,7 +111,7 @@ def test_the_dockerfile_is_made_where_the_zoo_has_none(zoo: Path) -> None:
 def test_the_zoos_own_dockerfile_is_used_and_decides_on_its_base(zoo: Path, tmp_path: Path) -> None:
     (zoo / "Dockerfile").write_text("FROM mine\n", encoding="utf-8")
     assert recipe(zoo, None, None) == ("FROM mine\n", {})
-    with pytest.raises(BadInputError, match="decides on its base itself"):
+    with pytest.raises(BadInputError, match="base"):
         recipe(zoo, "edl/edl:dev", None)
     (tmp_path / "Other").write_text("FROM other\n", encoding="utf-8")
     assert recipe(zoo, None, tmp_path / "Other")[0] == "FROM other\n"
@@ -164,8 +165,7 @@ def test_a_base_that_cannot_be_had(zoo: Path, engine: ScriptedEngine, capsys: py
     engine.build = [{"stream": "Step 2/4 : FROM ${BASE}\n"}, {"error": "pull access denied for edl/edl"}]
     assert edl("zoo", "build", str(zoo), "--image", "mnist") == 1
     err = capsys.readouterr().err
-    assert "the base image cannot be had" in err
-    assert "--base" in err
+    assert not unsaid(err, "base image", "--base")
 
 
 def test_a_step_that_fails_is_named(zoo: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,8 +179,8 @@ def test_a_step_that_fails_is_named(zoo: Path, engine: ScriptedEngine, capsys: p
     [
         ({"Entrypoint": ["edl-role"], "Labels": None}, "no EDL inside"),
         ({"Entrypoint": ["edl-role"], "Labels": {"dev.edl.image": "submitter"}}, "cannot train"),
-        ({"Entrypoint": ["bash"], "Labels": {"dev.edl.image": "training"}}, "its entry point is ['bash']"),
-        ({"Entrypoint": None, "Labels": {"dev.edl.image": "training"}}, "its entry point is empty"),
+        ({"Entrypoint": ["bash"], "Labels": {"dev.edl.image": "training"}}, "['bash']"),
+        ({"Entrypoint": None, "Labels": {"dev.edl.image": "training"}}, "entry point"),
     ],
 )
 def test_an_image_that_no_job_can_run(
@@ -193,12 +193,12 @@ def test_an_image_that_no_job_can_run(
 
 def test_an_image_name_is_checked_before_anything_is_sent(zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert edl("zoo", "build", str(zoo), "--image", "Team/MNIST") == 2
-    assert "no name of an image" in capsys.readouterr().err
+    assert not unsaid(capsys.readouterr().err, "Team/MNIST")
 
 
 @pytest.mark.parametrize(
     ("host", "said"),
-    [("unix:///nowhere/docker.sock", "no Docker engine answers"), ("ssh://host", "starts with unix:// or tcp://")],
+    [("unix:///nowhere/docker.sock", "/nowhere/docker.sock"), ("ssh://host", "unix://")],
 )
 def test_no_engine(
     zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, said: str
