@@ -18,6 +18,8 @@ FUNCTIONS = ("loss", "optimizer", "feed")
 _METRICS = "eval_metrics_fn"
 """What it defines for a job that evaluates."""
 _OWN_READER = "custom_data_reader"
+_TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
+"""Of the extra ``train``: what no job can do without."""
 
 
 def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
@@ -30,8 +32,9 @@ def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
 
     Raises:
         BadInputError: a module, function, file or record is missing; names what is there. Or native code is. Or an
-            epoch has fewer records than a minibatch.
+            epoch has fewer records than a minibatch. Or this is the light client.
     """
+    require_training_packages()
     for problem in _not_built(spec):
         raise problem
     defined = _defined(spec, evaluates=bool(spec.data.validation) and not predict)
@@ -43,6 +46,21 @@ def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
         if ANYTHING in defined:  # perhaps a reader of its own: whoever runs the module finds out
             return _UNCOUNTED
         raise
+
+
+def require_training_packages() -> None:
+    """Refuse to start processes from the light client, where each of them would die of an ImportError.
+
+    Raises:
+        BadInputError: a package of the extra ``train`` is not installed.
+    """
+    # Finding a package does not import it: TensorFlow alone would take seconds.
+    absent = [name for name in _TRAINING_PACKAGES if find_spec(name) is None]
+    if absent:
+        raise BadInputError(
+            f"running a job here needs the packages of edl-platform[train]; not installed: {', '.join(absent)}",
+            hint="install the same wheel with [train] behind its name; `edl submit` does without it",
+        )
 
 
 def _counts(spec: JobSpec, *, predict: bool, resumed: bool) -> Counts:
