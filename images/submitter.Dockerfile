@@ -22,7 +22,7 @@ RUN python3 -m pip --python /opt/edl/bin/python3 install --no-compile -c constra
 # EDL itself, as an overlay of the environment: a change of the code makes only this again.
 FROM dependencies AS code
 RUN python3 -m venv /opt/build && /opt/build/bin/python3 -m pip install -c constraints.txt scikit-build-core nanobind
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY platform platform
 RUN EDL_NATIVE=0 /opt/build/bin/python3 -m pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
  && python3 -m pip --python /opt/edl/bin/python3 install --no-deps --no-compile --prefix /overlay dist/*.whl \
