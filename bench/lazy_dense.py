@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.ps.declaration import Declaration, RowTable
+from edl.api.tables import TableSpec
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
 
 ROWS, DIM, BATCH, EXPONENT, NOISE = 5000, 8, 256, 1.1, 0.5
-TABLE = RowTable("emb", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 0.05}, seed=1)
+TABLE = TableSpec("emb", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 0.05}, seed=1)
 Rows = NDArray[np.float32]
 NOTHING = np.empty(0, np.float32)
 EVERY = np.arange(ROWS)

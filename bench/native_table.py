@@ -28,8 +28,8 @@ import numpy as np
 from figures import Figure, Result
 from script import main, say
 
+from edl.api.tables import TableSpec
 from edl.ps import _native
-from edl.ps.declaration import RowTable
 from edl.ps.native_table import NativeTable
 from edl.spec.optimizer import OptimizerSpec
 
@@ -47,7 +47,7 @@ def scattered(numbers: np.ndarray) -> np.ndarray:
 
 
 def filled(rows: int, optimizer: str) -> NativeTable:
-    table = NativeTable(RowTable("emb", rows, DIM, UNIFORM, 1), OptimizerSpec(optimizer))
+    table = NativeTable(TableSpec("emb", rows, DIM, UNIFORM, 1), OptimizerSpec(optimizer))
     for start in range(0, rows, BATCH):
         ids = scattered(np.arange(start, min(start + BATCH, rows)))
         table.apply(ids, np.zeros((len(ids), DIM), np.float32), 0.1, 1)
@@ -142,7 +142,7 @@ def status(field: str) -> int:
 def insertion(rows: int) -> dict[str, float]:
     """Fill a table of width 8; run in a process of its own."""
     dim, batch = 8, 1_000_000
-    table = NativeTable(RowTable("emb", 2**31 - 1, dim, UNIFORM, 1), OptimizerSpec("sgd"))
+    table = NativeTable(TableSpec("emb", 2**31 - 1, dim, UNIFORM, 1), OptimizerSpec("sgd"))
     gradients = np.zeros((batch, dim), np.float32)
     gradients[:] = 0.0  # resident from here on
     numbers = np.arange(batch)
@@ -190,7 +190,7 @@ def measured(arguments: argparse.Namespace) -> Result:
 
 
 def _isa() -> str:
-    return NativeTable(RowTable("emb", 1, 1, UNIFORM, 1), OptimizerSpec("sgd")).isa
+    return NativeTable(TableSpec("emb", 1, 1, UNIFORM, 1), OptimizerSpec("sgd")).isa
 
 
 def figures(lookups: list[Rates], updates: list[Rates], memory: list[dict[str, float]]) -> Iterator[Figure]:

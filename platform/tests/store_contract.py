@@ -9,16 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.store import Gradients, ParameterStore, RowGradients
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
-TABLE = RowTable("emb", 5000, 2, UNIFORM, seed=9)
-WIDE = RowTable("wide", 700, 5, {"name": "normal", "mean": 0.0, "stddev": 0.1}, seed=4)
-DENSE = (DenseVariable("w", (3,)), DenseVariable("mean", (1,), True))
+TABLE = TableSpec("emb", 5000, 2, UNIFORM, seed=9)
+WIDE = TableSpec("wide", 700, 5, {"name": "normal", "mean": 0.0, "stddev": 0.1}, seed=4)
+DENSE = (VariableSpec("w", (3,)), VariableSpec("mean", (1,), True))
 SGD = OptimizerSpec("sgd")
 PATIENT = settings(
     deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], max_examples=60
@@ -29,7 +31,7 @@ pushes = st.lists(st.lists(st.integers(0, TABLE.rows - 1), max_size=40), max_siz
 Make = Callable[[Declaration, Floats], ParameterStore]
 
 
-def rows_only(*tables: RowTable) -> Declaration:
+def rows_only(*tables: TableSpec) -> Declaration:
     return Declaration((), tables, SGD, "model")
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.api.tables import TableSpec
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import RowTable
 from edl.ps.snapshot import FrozenRows, StoredRows
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
@@ -49,18 +49,18 @@ class Table(Protocol):
 
 
 Make = Callable[..., Table]
-"""Of a RowTable and an OptimizerSpec; it takes ``retention``, too."""
+"""Of a TableSpec and an OptimizerSpec; it takes ``retention``, too."""
 
 
-def declared(initializer=INITIALIZERS[2], *, dim: int = 3, rows: int = ROWS) -> RowTable:
-    return RowTable("emb", rows, dim, initializer, seed=11)
+def declared(initializer=INITIALIZERS[2], *, dim: int = 3, rows: int = ROWS) -> TableSpec:
+    return TableSpec("emb", rows, dim, initializer, seed=11)
 
 
 def array(ids) -> Ids:
     return np.array(ids, np.int64)
 
 
-def initial(table: RowTable, ids: Ids) -> Floats:
+def initial(table: TableSpec, ids: Ids) -> Floats:
     return initial_rows(table.initializer, table.seed, ids, table.dim)
 
 

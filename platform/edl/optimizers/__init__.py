@@ -8,10 +8,10 @@ not, and it is what sparse training expects. docs/reference/optimizers.md says h
 The hot path allocates nothing: intermediate values go to the two arrays of a Scratch. ``update`` has the types,
 ``rules`` finds the rule; the formulas are in ``descent``, ``adagrad``, ``adam``, ``ftrl`` and ``lamb``.
 
-Parameter servers apply them, and workers between two pulls. Imports NumPy and ``edl.spec`` only.
+Parameter servers apply them, and workers between two pulls. Imports NumPy, ``edl.spec`` and ``edl.api`` only.
 """
 
-from edl.optimizers.rules import Block, Variable, blocks, rule
+from edl.optimizers.rules import Block, blocks, rule
 from edl.optimizers.update import Rule, Scratch, Update
 
-__all__ = ["Block", "Rule", "Scratch", "Update", "Variable", "blocks", "rule"]
+__all__ = ["Block", "Rule", "Scratch", "Update", "blocks", "rule"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
+from edl.api.variables import VariableSpec
 from edl.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.optimizers.adam import adam, adamax, nadam
 from edl.optimizers.descent import lion, momentum, sgd
@@ -32,17 +32,6 @@ _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
 }
 _OF_WHOLE_VARIABLES = frozenset({"lamb"})
 """Rules that are not elementwise."""
-
-
-class Variable(Protocol):
-    """A dense variable in a slab; a statistic (BatchNorm's mean) is moved by deltas, not by gradients."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def shape(self) -> Sequence[int]: ...  # noqa: D102
-    @property
-    def statistic(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +70,7 @@ def rule(optimizer: OptimizerSpec, decay: float) -> Rule:
     return partial(_decayed, decay, plain) if decay else plain
 
 
-def blocks(optimizer: OptimizerSpec, places: Iterable[tuple[Variable, slice]]) -> tuple[Block, ...]:
+def blocks(optimizer: OptimizerSpec, places: Iterable[tuple[VariableSpec, slice]]) -> tuple[Block, ...]:
     """The trained part of a slab, cut where the weight decay changes; at each variable for rules that want that.
 
     Args:
@@ -100,7 +89,7 @@ def blocks(optimizer: OptimizerSpec, places: Iterable[tuple[Variable, slice]]) -
     return tuple(found)
 
 
-def _width(variable: Variable) -> int:
+def _width(variable: VariableSpec) -> int:
     """Of the rows of an embedding that is held dense; 0 for other variables."""
     is_embedding = len(variable.shape) == 2 and variable.name.rpartition("/")[2] == "embeddings"
     return variable.shape[1] if is_embedding else 0

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError, StorageError
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.core.untrusted import decode_json
 from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.snapshot import Snapshot, StoredRows, joined
 
 Arrays = Mapping[str, Any]
@@ -130,7 +132,7 @@ def _common(snapshots: Sequence[Snapshot]) -> Declaration:
     return replace(first, dense=tuple(sorted(variables, key=lambda variable: variable.statistic)))
 
 
-def _shaped(array: Floats, variable: DenseVariable) -> Floats:
+def _shaped(array: Floats, variable: VariableSpec) -> Floats:
     if array.shape != variable.shape:
         raise ValueError(f"variable '{variable.name}' is {list(array.shape)} where {list(variable.shape)} is declared")
     return array
@@ -168,7 +170,7 @@ def _rows(arrays: Arrays, table: str, declaration: Declaration) -> StoredRows:
     return rows
 
 
-def _check_types(rows: StoredRows, table: RowTable) -> None:
+def _check_types(rows: StoredRows, table: TableSpec) -> None:
     """Refuse what a table could not load, or would take for something else."""
     _check_type(rows.ids, "int64", table)
     for values in (rows.values, *rows.slots.values()):
@@ -177,6 +179,6 @@ def _check_types(rows: StoredRows, table: RowTable) -> None:
         raise ValueError(f"ids {rows.ids.min()} to {rows.ids.max()} where table '{table.name}' has {table.rows}")
 
 
-def _check_type(array: np.ndarray, wanted: str, table: RowTable) -> None:
+def _check_type(array: np.ndarray, wanted: str, table: TableSpec) -> None:
     if array.dtype != wanted:
         raise ValueError(f"rows of table '{table.name}' have {array.dtype} where {wanted} is declared")

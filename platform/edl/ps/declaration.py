@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError
 from edl.core.untrusted import decode_json
 from edl.spec.optimizer import OptimizerSpec
@@ -23,48 +24,6 @@ MAX_VALUES = 1 << 32
 """Values of one dense variable: 16 GiB of them are the most that a declaration brings."""
 MAX_RANK = 32
 """Dimensions of one: what NumPy 1 has, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class DenseVariable:
-    """A float32 variable in the slab; a statistic (BatchNorm's mean) is moved by deltas, not by gradients."""
-
-    name: str
-    shape: tuple[int, ...]
-    statistic: bool = False
-
-    def __post_init__(self) -> None:
-        # A length of 0 hides no other: [0, 2^62] has no value, and no array of that shape can be made.
-        values = math.prod(max(1, length) for length in self.shape[:MAX_RANK])
-        if len(self.shape) > MAX_RANK or any(length < 0 for length in self.shape) or values > MAX_VALUES:
-            raise BadInputError(
-                f"variable '{self.name}' has the shape {list(self.shape[:MAX_RANK])}",
-                hint=f"a variable has at most {MAX_RANK} dimensions and {MAX_VALUES} values",
-            )
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class RowTable:
-    """An embedding table, ``rows`` x ``dim`` float32, of which each PS owns some rows. 0 rows: any int64 is an id."""
-
-    name: str
-    rows: int
-    dim: int
-    initializer: Mapping[str, Any]
-    seed: int
-
-    def __post_init__(self) -> None:
-        check_table(self.name, self.rows, self.dim, self.initializer)
-
-    @property
-    def described(self) -> str:
-        """Its name and shape, in words."""
-        return f"table '{self.name}' ({self.rows or 'any id'} x {self.dim})"
 
 
 @dataclass(frozen=True)
@@ -78,15 +37,19 @@ class Declaration:
         fingerprint: of the whole model, equal on all PS.
 
     Raises:
-        BadInputError: a name twice, a statistic before a trained variable.
+        BadInputError: a variable or table that no PS can hold, a name twice, a statistic before a trained variable.
     """
 
-    dense: tuple[DenseVariable, ...]
-    tables: tuple[RowTable, ...]
+    dense: tuple[VariableSpec, ...]
+    tables: tuple[TableSpec, ...]
     optimizer: OptimizerSpec
     fingerprint: str
 
     def __post_init__(self) -> None:
+        for variable in self.dense:
+            _check_shape(variable)
+        for table in self.tables:
+            check_table(table)
         for names in ([v.name for v in self.dense], [t.name for t in self.tables]):
             if len(set(names)) != len(names):
                 raise BadInputError(f"a name is declared twice: {sorted(names)}")
@@ -104,14 +67,14 @@ class Declaration:
         """Elements of the slab that the optimizer moves: the first ones."""
         return sum(variable.size for variable in self.dense if not variable.statistic)
 
-    def places(self) -> Iterator[tuple[DenseVariable, slice]]:
+    def places(self) -> Iterator[tuple[VariableSpec, slice]]:
         """Every dense variable with its part of the slab."""
         start = 0
         for variable in self.dense:
             yield variable, slice(start, start + variable.size)
             start += variable.size
 
-    def table(self, name: str) -> RowTable:
+    def table(self, name: str) -> TableSpec:
         """A table by name; raises BadInputError if there is none."""
         found = self._by_name.get(name)
         if found is None:
@@ -119,7 +82,7 @@ class Declaration:
         return found
 
     @cached_property
-    def _by_name(self) -> Mapping[str, RowTable]:
+    def _by_name(self) -> Mapping[str, TableSpec]:
         return {table.name: table for table in self.tables}
 
     def difference(self, other: Declaration) -> str | None:
@@ -142,8 +105,8 @@ class Declaration:
         """As text, such that from_json gives it back."""
         return json.dumps(
             {
-                "dense": [[v.name, list(v.shape), v.statistic] for v in self.dense],
-                "tables": [[t.name, t.rows, t.dim, dict(t.initializer), t.seed] for t in self.tables],
+                "dense": [variable.to_json() for variable in self.dense],
+                "tables": [table.to_json() for table in self.tables],
                 "optimizer": self.optimizer.to_json(),
                 "fingerprint": self.fingerprint,
             }
@@ -154,18 +117,28 @@ class Declaration:
         """The declaration of a checkpoint's text."""
         value = decode_json(text)
         return cls(
-            tuple(DenseVariable(name, tuple(shape), statistic) for name, shape, statistic in value["dense"]),
-            tuple(RowTable(*fields) for fields in value["tables"]),
+            tuple(VariableSpec.from_json(fields) for fields in value["dense"]),
+            tuple(TableSpec.from_json(fields) for fields in value["tables"]),
             OptimizerSpec.from_json(value["optimizer"]),
             value["fingerprint"],
         )
 
 
-def _shapes(declared: Sequence[DenseVariable | RowTable]) -> Mapping[str, tuple[object, ...]]:
+def _check_shape(variable: VariableSpec) -> None:
+    # A length of 0 hides no other: [0, 2^62] has no value, and no array of that shape can be made.
+    values = math.prod(max(1, length) for length in variable.shape[:MAX_RANK])
+    if len(variable.shape) > MAX_RANK or any(length < 0 for length in variable.shape) or values > MAX_VALUES:
+        raise BadInputError(
+            f"variable '{variable.name}' has the shape {list(variable.shape[:MAX_RANK])}",
+            hint=f"a variable has at most {MAX_RANK} dimensions and {MAX_VALUES} values",
+        )
+
+
+def _shapes(declared: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
     """By name, what one must have in common with another that holds the same values; the shape is first."""
     return {
         one.name: (list(one.shape), one.statistic)
-        if isinstance(one, DenseVariable)
+        if isinstance(one, VariableSpec)
         else ([one.rows, one.dim], dict(one.initializer), one.seed)
         for one in declared
     }

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from edl.api.tables import TableSpec
 from edl.ps import _native
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import RowTable
 from edl.ps.snapshot import PinError, StoredRows
 
 PIECE_BYTES = 8 << 20
@@ -54,7 +54,7 @@ class NativeRows:
         """As the protocol says."""
         return self._tracked
 
-    def read(self, ids: Ids, declared: RowTable) -> Floats:
+    def read(self, ids: Ids, declared: TableSpec) -> Floats:
         """As the protocol says; the table itself knows the initial values."""
         out = np.empty((len(ids), self._dim), np.float32)
         with _translated():

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from edl.api.tables import TableSpec
 from edl.core.errors import BadInputError
 from edl.optimizers import Rule, Scratch, Update, rule
 from edl.optimizers.adam import corrected_rate, correction, first_corrected_rate, nadam_factors, rest
 from edl.optimizers.ftrl import SQUARE_ROOT, Strengths, makes_groups
 from edl.ps import _native
 from edl.ps.arrays import Floats
-from edl.ps.declaration import RowTable
 from edl.spec.optimizer import OptimizerSpec
 
 Numbers = Mapping[str, float]
@@ -46,7 +46,7 @@ def kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
     return kinds[optimizer.name]
 
 
-def steps(optimizer: OptimizerSpec, table: RowTable) -> Steps:
+def steps(optimizer: OptimizerSpec, table: TableSpec) -> Steps:
     """What makes the argument of each push to a table."""
     group = float(Strengths.of(optimizer).limit(table.dim)) if optimizer.name == "ftrl" else 0.0
     return _steps(optimizer, optimizer.decay_of(table.name), group)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from edl.api.tables import TableSpec
 from edl.optimizers import Rule
 from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.native_rules import slab_rule
 from edl.ps.native_table import NativeTable
 from edl.ps.retention import Retention
@@ -33,7 +34,7 @@ class NativeStore(TableStore):
         self._threads = threads
         super().__init__(declaration, dense, retention)
 
-    def _made(self, table: RowTable) -> Table:
+    def _made(self, table: TableSpec) -> Table:
         return NativeTable(table, self._declaration.optimizer, threads=self._threads, retention=self._retention)
 
     @staticmethod

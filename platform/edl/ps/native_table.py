@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from edl.api.tables import TableSpec
 from edl.core.partition import mix
 from edl.ps import _native
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import RowTable
 from edl.ps.native_rows import NativeRows, positions
 from edl.ps.native_rules import OPTIMIZERS, kernel, steps
 from edl.ps.retention import Retention
@@ -46,7 +46,7 @@ class NativeTable:
 
     def __init__(
         self,
-        declared: RowTable,
+        declared: TableSpec,
         optimizer: OptimizerSpec,
         *,
         threads: int = 1,
@@ -155,7 +155,7 @@ class NativeTable:
         return np.empty((count, self._dim), np.float32)
 
 
-def _initializer(declared: RowTable) -> _native.Initializer:
+def _initializer(declared: TableSpec) -> _native.Initializer:
     """The table's initializer; that its parameters are right was checked with the declaration."""
     given: Mapping[str, Any] = declared.initializer
     distribution, a, b = _native.Distribution.constant, 0.0, 0.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edl.api.tables import TableSpec
 from edl.optimizers import rule
-from edl.ps.declaration import RowTable
 from edl.ps.numpy_table import NumpyTable
 from edl.ps.table import Table
 from edl.ps.table_store import TableStore
@@ -12,6 +12,6 @@ from edl.ps.table_store import TableStore
 class NumpyStore(TableStore):
     """A store whose tables are NumPy arrays."""
 
-    def _made(self, table: RowTable) -> Table:
+    def _made(self, table: TableSpec) -> Table:
         optimizer = self._declaration.optimizer
         return NumpyTable(table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)), self._retention)

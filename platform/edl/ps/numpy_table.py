@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from edl.api.tables import TableSpec
 from edl.core.partition import mix
 from edl.optimizers import Rule, Scratch, Update
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import RowTable
 from edl.ps.retention import Retention
 from edl.ps.snapshot import StoredRows
 from edl.spec.initializer import initial_rows
@@ -36,7 +36,7 @@ class NumpyTable:
 
     def __init__(
         self,
-        declared: RowTable,
+        declared: TableSpec,
         slots: Mapping[str, float],
         rule: Rule,
         retention: Retention | None = None,

@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from edl.core.untrusted import decode_json
+from edl.api.tables import TableSpec
 from edl.ps.arrays import Floats, Ids
 from edl.ps.conversation import Origin
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.rounds import Share
 from edl.ps.store import Gradients, RowGradients
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
+from edl.rpc.spec_messages import json_object, table_from_message, variable_from_message
 from edl.spec.optimizer import OptimizerSpec
 
 _NAMED = 3
@@ -77,29 +77,15 @@ def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats
         BadInputError: a variable, table or optimizer that cannot be.
     """
     declared = Declaration(
-        tuple(DenseVariable(v.name, tuple(v.shape), v.statistic) for v in head.dense),
-        tuple(
-            RowTable(t.name, t.rows, t.dim, _object(t.initializer, f"the initializer of table '{t.name}'"), t.seed)
-            for t in head.tables
-        ),
-        OptimizerSpec.from_json(_object(head.optimizer, "the optimizer")),
+        tuple(variable_from_message(message) for message in head.dense),
+        tuple(table_from_message(message) for message in head.tables),
+        OptimizerSpec.from_json(json_object(head.optimizer, "the optimizer")),
         head.fingerprint,
     )
     content = Body(body)
     dense = content.floats(declared.size, lambda: f"the values of {_variables(declared)}")
     content.end()
     return declared, dense
-
-
-def _object(text: str, what: str) -> dict[str, Any]:
-    """The JSON object that a text is."""
-    try:
-        value = decode_json(text)
-    except ValueError as error:
-        raise Refused(f"{what} is not JSON: {error}", kind="bad") from error
-    if not isinstance(value, dict):
-        raise Refused(f"{what} is {value!r:.40}, not a JSON object", kind="bad")
-    return value
 
 
 def share(head: pb.Push, most_steps: int = MOST_STEPS) -> Share:
@@ -174,17 +160,17 @@ def _variables(declared: Declaration) -> str:
     return f"{declared.size} values: {', '.join([*named, *more])}" if named else "no variable"
 
 
-def _of_table(count: int, what: str, table: RowTable) -> str:
+def _of_table(count: int, what: str, table: TableSpec) -> str:
     return f"{count} {what} of {table.described}"
 
 
-def _table(declared: Declaration, name: str, seen: Iterable[str]) -> RowTable:
+def _table(declared: Declaration, name: str, seen: Iterable[str]) -> TableSpec:
     if name in seen:
         raise Refused(f"table '{name}' comes twice in one request", kind="bad")
     return declared.table(name)
 
 
-def _ids(content: Body, table: RowTable, count: int) -> Ids:
+def _ids(content: Body, table: TableSpec, count: int) -> Ids:
     """The next ids, which are of this table."""
     ids = content.ids(count, partial(_of_table, count, "ids (int64)", table))
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.api.tables import TableSpec
 from edl.core.errors import RefusedError
-from edl.ps.declaration import RowTable
 
 
 class TableFullError(RefusedError):
@@ -35,7 +35,7 @@ class Retention:
         """Rows of a table that one server may hold."""
         return None if self.max_rows is None else -(-self.max_rows // self.servers)
 
-    def check(self, table: RowTable, stored: int, new: int) -> None:
+    def check(self, table: TableSpec, stored: int, new: int) -> None:
         """Refuse a push that would store ``new`` more rows on this server where that is too many.
 
         Raises:

@@ -14,9 +14,11 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import RefusedError
 from edl.ps.arrays import Floats, Ids, Steps
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.spec.initializer import initial_rows
 
 
@@ -44,7 +46,7 @@ class FrozenRows(Protocol):
     def tracked(self) -> bool:
         """They say by which step they were named last."""
 
-    def read(self, ids: Ids, declared: RowTable) -> Floats:
+    def read(self, ids: Ids, declared: TableSpec) -> Floats:
         """Rows ``[n, dim]``, a new array; initial values, which ``declared`` says, of those that were not stored."""
 
     def scan(self, start: int, limit: int) -> StoredRows:
@@ -120,7 +122,7 @@ class StoredRows:
         """See FrozenRows."""
         return self.seen is not None
 
-    def read(self, ids: Ids, declared: RowTable) -> Floats:
+    def read(self, ids: Ids, declared: TableSpec) -> Floats:
         """See FrozenRows."""
         positions = self.find(ids)
         missing = positions < 0
@@ -202,7 +204,7 @@ class Snapshot:
         """As :meth:`edl.ps.store.ParameterStore.scan`."""
         return self.tables[table].scan(start, limit)
 
-    def arranged(self, dense: Sequence[DenseVariable]) -> Snapshot:
+    def arranged(self, dense: Sequence[VariableSpec]) -> Snapshot:
         """The same values with some of the dense variables, in another order."""
         declaration = replace(self.declaration, dense=tuple(dense))
         places = {variable.name: place for variable, place in self.declaration.places()}

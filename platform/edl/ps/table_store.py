@@ -8,9 +8,10 @@ from typing import Self
 
 import numpy as np
 
+from edl.api.tables import TableSpec
 from edl.optimizers import Rule, rule
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import Declaration, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.exhaustion import no_memory, torn
 from edl.ps.retention import Retention
 from edl.ps.slab import Slab
@@ -44,14 +45,14 @@ class TableStore(ABC):
         except MemoryError as error:
             raise no_memory(f"{self._dense}, with their slot variables") from error
 
-    def _empty(self, table: RowTable) -> Table:
+    def _empty(self, table: TableSpec) -> Table:
         try:
             return self._made(table)
         except MemoryError as error:
             raise no_memory(table.described) from error
 
     @abstractmethod
-    def _made(self, table: RowTable) -> Table:
+    def _made(self, table: TableSpec) -> Table:
         """A declared table, empty."""
 
     @staticmethod

@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import StorageError
 from edl.store.array_header import Header, StoredArray, read_header
 
@@ -21,16 +23,14 @@ class Variable:
     """A dense variable.
 
     Attributes:
-        name: of the variable.
-        values: of its own shape.
+        spec: as declared; without a declaration (strategy Local), as its values say.
+        values: of its shape.
         slots: its slot variables by name, of the same shape.
-        statistic: moved by deltas instead of gradients (BatchNorm's mean).
     """
 
-    name: str
+    spec: VariableSpec
     values: StoredArray
     slots: Mapping[str, StoredArray]
-    statistic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +54,33 @@ class Table:
 
     Attributes:
         name: of the table.
-        width: elements of a row.
-        parts: by shard.
-        slots: names of the slot variables.
-        vocabulary: ids are below it; None when that is not known.
-        initializer: as declared, with ``seed``: what the rows are that are not stored.
+        spec: as declared; None if no shard declares it.
+        parts: by shard, at least one.
     """
 
     name: str
-    width: int
+    spec: TableSpec | None
     parts: tuple[TablePart, ...]
-    slots: tuple[str, ...]
-    vocabulary: int | None
-    initializer: Mapping[str, Any]
 
     @property
     def rows(self) -> int:
         """Stored rows of all parts."""
         return sum(part.ids.shape[0] for part in self.parts)
+
+    @property
+    def width(self) -> int:
+        """Elements of a stored row."""
+        return self.parts[0].values.shape[1]
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the slot variables, sorted."""
+        return tuple(sorted(self.parts[0].slots))
+
+    @property
+    def described_initializer(self) -> Mapping[str, Any]:
+        """For readers of an export: what the rows are that are not stored, with ``seed``; empty if not declared."""
+        return {} if self.spec is None else {**self.spec.initializer, "seed": self.spec.seed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +108,15 @@ def contents_of(shards: Iterable[Path]) -> Contents:
     """
     found = [_Shard.of(read_header(path)) for path in shards]
     _check_one_model(found)
-    variables = sorted((one for shard in found for one in shard.variables()), key=lambda one: one.name)
+    variables = sorted((one for shard in found for one in shard.variables()), key=lambda one: one.spec.name)
     for one, other in pairwise(variables):
-        if one.name == other.name:
-            problem = f"holds variable '{one.name}', and so does {one.values.path.name}"
+        if one.spec.name == other.spec.name:
+            problem = f"holds variable '{one.spec.name}', and so does {one.values.path.name}"
             raise StorageError(problem, where=str(other.values.path))
     names = sorted({name for shard in found for name in shard.rows})
     tables = tuple(_table(name, [shard for shard in found if name in shard.rows]) for name in names)
     others = tuple(array for shard in found for array in shard.others)
-    return Contents(tuple(variables), tables, others, found[0].declared["optimizer"] if found else None)
+    return Contents(tuple(variables), tables, others, found[0].declared.optimizer if found else None)
 
 
 def variables_in(directory: Path, ps_index: int) -> list[str]:
@@ -129,11 +138,39 @@ def variables_in(directory: Path, ps_index: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Declared:
+    """What is needed here of the declaration in a shard; all of it is empty for a shard without one."""
+
+    dense: tuple[VariableSpec, ...]
+    tables: tuple[TableSpec, ...]
+    optimizer: Mapping[str, Any] | None
+    fingerprint: str
+
+    @classmethod
+    def of(cls, header: Header) -> _Declared:
+        try:
+            value = json.loads(header.strings.get("declaration", "{}"))
+            return cls(
+                tuple(VariableSpec.from_json(fields) for fields in value.get("dense", [])),
+                tuple(TableSpec.from_json(fields) for fields in value.get("tables", [])),
+                None if value.get("optimizer") is None else dict(value["optimizer"]),
+                str(value.get("fingerprint")),
+            )
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise StorageError(f"is not the shard of a checkpoint: {error}", where=str(header.path)) from error
+
+    def is_same_model(self, other: _Declared) -> bool:
+        """Each shard has its own dense variables; the rest is common to all."""
+        ours = (self.fingerprint, self.optimizer, self.tables)
+        return ours == (other.fingerprint, other.optimizer, other.tables)
+
+
+@dataclass(frozen=True, slots=True)
 class _Shard:
     """The arrays of a header, sorted by their names: see :mod:`edl.ps.checkpoints` for these."""
 
     path: Path
-    declared: Mapping[str, Any]
+    declared: _Declared
     dense: dict[str, StoredArray] = field(default_factory=dict)
     slots: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
     rows: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
@@ -141,7 +178,7 @@ class _Shard:
 
     @classmethod
     def of(cls, header: Header) -> _Shard:
-        shard = cls(header.path, _declared(header))
+        shard = cls(header.path, _Declared.of(header))
         for array in header.arrays.values():
             shard._sort_in(array)
         return shard
@@ -161,16 +198,16 @@ class _Shard:
 
     def variables(self) -> list[Variable]:
         """Raises StorageError if a declared variable or the values of a slot variable are not there."""
-        declared = {name: (tuple(shape), statistic) for name, shape, statistic in self.declared["dense"]}
+        declared = {spec.name: spec for spec in self.declared.dense}
         for name in sorted({*self.slots, *declared}):
             array = self.dense.get(name)
-            if array is None or array.shape != declared.get(name, (array.shape, False))[0]:
+            if array is None or (name in declared and array.shape != declared[name].shape):
                 raise StorageError(f"does not hold variable '{name}' as it declares it", where=str(self.path))
         for name, slots in self.slots.items():
             if any(array.shape != self.dense[name].shape for array in slots.values()):
                 raise StorageError(f"has slots of another shape than variable '{name}'", where=str(self.path))
         return [
-            Variable(name, array, self.slots.get(name, {}), declared.get(name, ((), False))[1])
+            Variable(declared.get(name, VariableSpec(name, array.shape)), array, self.slots.get(name, {}))
             for name, array in self.dense.items()
         ]
 
@@ -201,12 +238,11 @@ def _table(name: str, shards: list[_Shard]) -> Table:
         if _kind(part) != _kind(first):
             problem = f"holds rows of table '{name}' of another kind than {shards[0].path.name}"
             raise StorageError(problem, where=str(shard.path))
-    declared = next((row for row in shards[0].declared["tables"] if row[0] == name), None)
-    width, slots = first.values.shape[1], tuple(sorted(first.slots))
-    if declared is None:
-        return Table(name, width, parts, slots, None, {})
-    _, vocabulary, _, initializer, seed = declared
-    return Table(name, width, parts, slots, vocabulary, {**initializer, "seed": seed})
+    spec = next((spec for spec in shards[0].declared.tables if spec.name == name), None)
+    table = Table(name, spec, parts)
+    if spec is not None and spec.dim != table.width:
+        raise StorageError(f"does not hold rows of table '{name}' as it declares them", where=str(shards[0].path))
+    return table
 
 
 def _kind(part: TablePart) -> Mapping[str, object]:
@@ -214,23 +250,7 @@ def _kind(part: TablePart) -> Mapping[str, object]:
     return {name: (array.shape[1:], array.dtype) for name, array in {"": part.values, **part.slots}.items()}
 
 
-def _declared(header: Header) -> Mapping[str, Any]:
-    """The declaration as JSON, as far as it is needed here; empty for a shard without one."""
-    try:
-        value = json.loads(header.strings.get("declaration", "{}"))
-        dense = [(str(name), list(shape), bool(statistic)) for name, shape, statistic in value.get("dense", [])]
-        tables = [
-            (str(name), rows and int(rows), int(dim), dict(initializer), int(seed))
-            for name, rows, dim, initializer, seed, *_ in value.get("tables", [])
-        ]
-        optimizer = None if value.get("optimizer") is None else dict(value["optimizer"])
-        fingerprint = str(value.get("fingerprint"))
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise StorageError(f"is not the shard of a checkpoint: {error}", where=str(header.path)) from error
-    return {"dense": dense, "tables": tables, "optimizer": optimizer, "fingerprint": fingerprint}
-
-
 def _check_one_model(shards: list[_Shard]) -> None:
     for shard in shards[1:]:
-        if any(shard.declared[key] != shards[0].declared[key] for key in ("fingerprint", "optimizer", "tables")):
+        if not shard.declared.is_same_model(shards[0].declared):
             raise StorageError(f"is of another model than {shards[0].path.name}", where=str(shard.path))

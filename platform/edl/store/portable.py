@@ -56,11 +56,11 @@ def columns(contents: Contents, *, slots: bool) -> list[Column]:
     Raises:
         StorageError: an id is in two shards, or two arrays would have the same name.
     """
-    found = [_whole(variable.name, variable.values) for variable in contents.variables]
+    found = [_whole(variable.spec.name, variable.values) for variable in contents.variables]
     found += [column for table in contents.tables for column in _of_table(table, slots=slots)]
     if slots:
         for variable in contents.variables:
-            found += [_whole(f"{variable.name}/slot/{slot}", array) for slot, array in variable.slots.items()]
+            found += [_whole(f"{variable.spec.name}/slot/{slot}", array) for slot, array in variable.slots.items()]
         found += [_whole(array.name, array) for array in contents.others]
     twice = [name for name, many in Counter(column.name for column in found).items() if many > 1]
     if twice:
@@ -93,7 +93,12 @@ def write(path: Path, found: Sequence[Column], strings: Mapping[str, str], on_wr
 def described(contents: Contents) -> dict[str, str]:
     """What a reader of the file may want to know beside the arrays: the optimizer, and how missing rows begin."""
     tables = {
-        t.name: {"vocabulary": t.vocabulary, "width": t.width, "initializer": t.initializer} for t in contents.tables
+        table.name: {
+            "vocabulary": None if table.spec is None else table.spec.rows,
+            "width": table.width,
+            "initializer": table.described_initializer,
+        }
+        for table in contents.tables
     }
     return {"optimizer": json.dumps(contents.optimizer), "tables": json.dumps(tables)}
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -29,24 +29,17 @@ _ASSERTED = re.compile(
 """What ``within_table`` raises."""
 
 
-class Table(NamedTuple):
-    """An Embedding's table, for people."""
-
-    name: str
-    rows: int
-    dim: int
-
-
-def outside(wrong: int, tables: Sequence[Table]) -> BadInputError:
+def outside(wrong: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
     """The error for an id.
 
     Args:
         wrong: the id.
-        tables: with equal numbers of rows: the one that was meant, or all that it may have been.
+        rows: of the table that was meant.
+        dims: length of a row by name of the table: of the one that was meant, or of all that it may have been.
     """
-    named = " or ".join(f"'{table.name}' ({table.rows} x {table.dim})" for table in tables)
+    named = " or ".join(f"'{name}' ({rows} x {dim})" for name, dim in dims.items())
     return BadInputError(
-        f"id {wrong} is outside of the embedding {named}, whose ids are 0 to {tables[0].rows - 1}",
+        f"id {wrong} is outside of the embedding {named}, whose ids are 0 to {rows - 1}",
         hint="raise the Embedding's input_dim, or map ids into that range: in feed, or by a layer such as Hashing",
     )
 
@@ -101,8 +94,7 @@ def _asserted(text: str) -> BadInputError | None:
     found = _ASSERTED.search(text)
     if found is None:
         return None
-    table = Table(f"{found['layer']}/embeddings", int(found["rows"]), int(found["dim"]))
-    return outside(int(found["id"]), [table])
+    return outside(int(found["id"]), int(found["rows"]), {f"{found['layer']}/embeddings": int(found["dim"])})
 
 
 def _gathered(text: str, model: Any) -> BadInputError | None:
@@ -111,13 +103,13 @@ def _gathered(text: str, model: Any) -> BadInputError | None:
         return None
     wrong, rows = int(found["id"]), int(found["rows"])
     scopes = node["scopes"].split("/")
-    tables = [
-        Table(layer.embeddings.path, rows, layer.output_dim)
+    dims = {
+        layer.embeddings.path: layer.output_dim
         for layer in model._flatten_layers()
         if isinstance(layer, keras.layers.Embedding) and layer.input_dim == rows and _is_in(layer, scopes)
-    ]
+    }
     # Keras looks negative ids up from the table's end
-    return outside(wrong - rows if wrong < 0 else wrong, tables) if tables else None
+    return outside(wrong - rows if wrong < 0 else wrong, rows, dims) if dims else None
 
 
 def _is_in(layer: Any, scopes: Sequence[str]) -> bool:

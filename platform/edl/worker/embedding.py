@@ -9,13 +9,12 @@ cannot be served is refused with the reason: nobody wants a table of that size i
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
+from edl.api.tables import TableSpec
 from edl.core.errors import BadInputError
 from edl.core.partition import mix
 from edl.worker import lookups
@@ -24,28 +23,6 @@ from edl.worker.row_initializer import row_initializer
 
 _WHOLE = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
 """Up to where each type has every whole number."""
-
-
-@dataclass(frozen=True)
-class TableSpec:
-    """A served table.
-
-    Attributes:
-        name: the path of the Embedding's variable.
-        rows: number of ids; 0 if every int64 is one.
-        dim: length of a row.
-        initializer: as in ``edl.spec.initializer``.
-        seed: of the initial values.
-    """
-
-    name: str
-    rows: int
-    dim: int
-    initializer: Mapping[str, Any]
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.name} {f'{self.rows:,}' if self.rows else 'any id'} x {self.dim}"
 
 
 class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]

@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from edl.api.tables import TableSpec
 from edl.layers import Embedding as AnyId
 from edl.layers.known_rows import Known, constant
 from edl.spec.initializer import initial_rows
 from edl.worker import aligned
-from edl.worker.embedding import TableSpec
 from edl.worker.row_initializer import mean_value
 from edl.worker.slab import Floats, Ids
 from edl.worker.traced import array

@@ -8,15 +8,14 @@ others.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError
 from edl.optimizers import Scratch, Update, blocks, rule
 from edl.spec.optimizer import OptimizerSpec
 from edl.worker.push import Push
-from edl.worker.slab import Floats, Layout, VariableLike
+from edl.worker.slab import Floats, Layout
 
 _FROM_SLOTS = ("ftrl",)
 """Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""
@@ -72,11 +71,11 @@ class LocalSteps:
 class _Part:
     """The slice of one PS: trained variables with their slot variables, then statistics."""
 
-    def __init__(self, variables: list[VariableLike], start: int, optimizer: OptimizerSpec) -> None:
-        places: list[tuple[VariableLike, slice]] = []
+    def __init__(self, variables: list[VariableSpec], start: int, optimizer: OptimizerSpec) -> None:
+        places: list[tuple[VariableSpec, slice]] = []
         trained = size = 0
         for variable in variables:
-            places.append((variable, slice(size, size + math.prod(variable.shape))))
+            places.append((variable, slice(size, size + variable.size)))
             size = places[-1][1].stop
             trained = trained if variable.statistic else size
         self._trained, self._statistics = slice(start, start + trained), slice(start + trained, start + size)

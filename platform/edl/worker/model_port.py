@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.spec.optimizer import OptimizerSpec
-from edl.worker.slab import Floats, Ids, RowsByTable, TableLike, VariableLike
+from edl.worker.slab import Floats, Ids, RowsByTable
 
 
 class Step(Protocol):
@@ -24,11 +26,11 @@ class Network(Protocol):
     """The user's model as functions over flat float32 arrays."""
 
     @property
-    def variables(self) -> Sequence[VariableLike]: ...  # noqa: D102
+    def variables(self) -> Sequence[VariableSpec]: ...  # noqa: D102
     @property
     def slices(self) -> Sequence[slice]: ...  # noqa: D102
     @property
-    def tables(self) -> Sequence[TableLike]: ...  # noqa: D102
+    def tables(self) -> Sequence[TableSpec]: ...  # noqa: D102
     @property
     def fingerprint(self) -> str: ...  # noqa: D102
     def initial(self) -> Floats: ...  # noqa: D102
@@ -72,6 +74,6 @@ def rows_of(network: Network, source: RowSource, features: Any, pin: int = 0) ->
     return source.pull_rows(network.ids(features), pin) if network.tables else {}
 
 
-def names(things: Iterable[VariableLike | TableLike]) -> list[str]:
+def names(things: Iterable[VariableSpec | TableSpec]) -> list[str]:
     """The names of variables or tables."""
     return [thing.name for thing in things]

@@ -20,11 +20,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError
 from edl.spec.table import check_table
-from edl.worker.bad_ids import Table, dense_ids, ids_within_tables, outside
+from edl.worker.bad_ids import dense_ids, ids_within_tables, outside
 from edl.worker.contract import ModelModule
-from edl.worker.embedding import ServedEmbedding, TableSpec, served_layers
+from edl.worker.embedding import ServedEmbedding, served_layers
 from edl.worker.features import feature_spec
 from edl.worker.fresh_model import diverge, is_generator, new_model
 from edl.worker.hidden_uses import THE_MODEL, refuse_hidden_uses
@@ -39,7 +41,7 @@ from edl.worker.refused_models import refuse_stateful
 from edl.worker.slab import RowsByTable
 from edl.worker.traced import Traced, array
 from edl.worker.user_code import user_code
-from edl.worker.variables import Variables, VariableSpec
+from edl.worker.variables import Variables
 from edl.worker.wanted import Distinct, WantedIds, positions_among
 
 _LOG = logging.getLogger(__name__)
@@ -137,7 +139,7 @@ class Network:
         served = served_layers(model, embedding_threshold)
         if served:
             for table in (layer.served_table for layer in served):
-                check_table(table.name, table.rows, table.dim, table.initializer)
+                check_table(table)
             with user_code(module.zoo, "the model"):
                 check_ids(model, served, feature_spec(model, sample))
         variables = Variables.of(model, part, parts)
@@ -418,7 +420,7 @@ def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
     # As unsigned numbers negative ids are the largest of all
     if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
         wrong = ids.min() if ids.min() < 0 else ids.max()
-        raise outside(int(wrong), [Table(table.name, table.rows, table.dim)])
+        raise outside(int(wrong), table.rows, {table.name: table.dim})
     return ids
 
 

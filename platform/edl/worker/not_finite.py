@@ -27,11 +27,10 @@ def culprit(network: Network, result: Step) -> str:
     """Which gradient is not finite, with its shape: the first one, in the order of the slab."""
     at = 0
     for variable in network.variables:
-        size = math.prod(variable.shape)
-        if not np.isfinite(result.slab[at : at + size]).all():
+        if not np.isfinite(result.slab[at : at + variable.size]).all():
             what = "the change of the statistic" if variable.statistic else "the gradient of"
             return f"{what} '{variable.name}' {list(variable.shape)}"
-        at += size
+        at += variable.size
     for table in network.tables:
         if not np.isfinite(result.rows[table.name]).all():
             return f"the gradient of rows of '{table.name}' ({table.rows or 'any id'} x {table.dim})"

@@ -5,15 +5,17 @@ All dense variables form one float32 *slab*; each PS owns one slice of it. Serve
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.rpc import edl_pb2 as pb
+from edl.rpc.spec_messages import table_to_message, variable_to_message
 from edl.worker import aligned
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -30,32 +32,6 @@ class Rows(NamedTuple):
 RowsByTable: TypeAlias = Mapping[str, Rows]
 
 
-class VariableLike(Protocol):
-    """A dense variable, as the network describes it."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def shape(self) -> Sequence[int]: ...  # noqa: D102
-    @property
-    def statistic(self) -> bool: ...  # noqa: D102
-
-
-class TableLike(Protocol):
-    """A served table, as the network describes it."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def rows(self) -> int: ...  # noqa: D102
-    @property
-    def dim(self) -> int: ...  # noqa: D102
-    @property
-    def initializer(self) -> Mapping[str, Any]: ...  # noqa: D102
-    @property
-    def seed(self) -> int: ...  # noqa: D102
-
-
 class Layout:
     """The slab of one model, and what each PS is told of it.
 
@@ -70,9 +46,9 @@ class Layout:
 
     def __init__(
         self,
-        variables: Sequence[VariableLike],
+        variables: Sequence[VariableSpec],
         slices: Sequence[slice],
-        tables: Sequence[TableLike],
+        tables: Sequence[TableSpec],
         fingerprint: str,
         initial: Floats,
         optimizer: str,
@@ -103,11 +79,8 @@ class Layout:
     def declaration(self, part: int) -> tuple[bytes, Floats]:
         """Head and body of the Declare frame for one PS."""
         head = pb.Declare(
-            dense=[pb.Variable(name=v.name, shape=v.shape, statistic=v.statistic) for v in self.owned(part)],
-            tables=[
-                pb.Table(name=t.name, rows=t.rows, dim=t.dim, initializer=json.dumps(dict(t.initializer)), seed=t.seed)
-                for t in self._tables
-            ],
+            dense=[variable_to_message(variable) for variable in self.owned(part)],
+            tables=[table_to_message(table) for table in self._tables],
             optimizer=self._optimizer,
             fingerprint=self._fingerprint,
         )
@@ -117,17 +90,16 @@ class Layout:
         """Every variable's name and its values in a slab, in its shape."""
         at = 0
         for variable in self._variables:
-            size = int(np.prod(variable.shape, dtype=np.int64))
-            yield variable.name, slab[at : at + size].reshape(tuple(variable.shape))
-            at += size
+            yield variable.name, slab[at : at + variable.size].reshape(variable.shape)
+            at += variable.size
 
-    def owned(self, part: int) -> list[VariableLike]:
+    def owned(self, part: int) -> list[VariableSpec]:
         """The variables of one PS, in slab order."""
         wanted, at, owned = self.slices[part], 0, []
         for variable in self._variables:
             if wanted.start <= at < wanted.stop:
                 owned.append(variable)
-            at += int(np.prod(variable.shape, dtype=np.int64))
+            at += variable.size
         return owned
 
     def _bytes(self, part: int) -> int:

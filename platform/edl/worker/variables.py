@@ -8,35 +8,15 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class VariableSpec:
-    """A dense float32 variable.
-
-    Attributes:
-        name: its path in the model, unique, the same in every process.
-        shape: of the variable.
-        statistic: not trained by gradients. The worker pushes new - old value; the PS add it, weighted by records.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    statistic: bool
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError, StorageError
 from edl.spec.initializer import initial_rows
 from edl.store.contents import Table, contents_of
 from edl.store.jsonfiles import read_json
-from edl.worker.slab import Floats, Ids, Rows, RowsByTable, TableLike, VariableLike
+from edl.worker.slab import Floats, Ids, Rows, RowsByTable
 
 PREDICT_FILE = "predict.json"
 
@@ -87,7 +89,7 @@ class StoredWeights:
         directory: Path,
         dense: Mapping[str, Floats],
         served: Mapping[str, StoredRows],
-        tables: Iterable[TableLike],
+        tables: Iterable[TableSpec],
     ) -> None:
         self._directory = directory
         self._dense = dense
@@ -100,7 +102,7 @@ class StoredWeights:
         return cls(Path(), {}, {}, ())
 
     @classmethod
-    def read(cls, directory: Path, tables: Iterable[TableLike]) -> StoredWeights:
+    def read(cls, directory: Path, tables: Iterable[TableSpec]) -> StoredWeights:
         """The weights of a committed checkpoint.
 
         Raises:
@@ -125,7 +127,7 @@ class StoredWeights:
             directory, dense, {table.name: StoredRows.of(table, parts[table.name]) for table in declared}, tables
         )
 
-    def slab(self, variables: Iterable[VariableLike]) -> Floats:
+    def slab(self, variables: Iterable[VariableSpec]) -> Floats:
         """The dense values in the order of a model's variables.
 
         Raises:
@@ -142,17 +144,17 @@ class StoredWeights:
         """The rows of a table that were ever trained, with their ids."""
         yield self._tables[table].ids, self._tables[table].stored
 
-    def _rows_of(self, table: TableLike) -> StoredRows:
+    def _rows_of(self, table: TableSpec) -> StoredRows:
         shape = (table.rows, table.dim)
         served, dense = self._served.get(table.name), self._dense.get(table.name)
         if served is not None and served.shape == shape:
             return served
         if dense is not None and dense.shape == shape:
-            return StoredRows(shape, {"name": "zeros"}, 0, np.arange(len(dense)), dense)
+            return StoredRows(replace(table, initializer={"name": "zeros"}), np.arange(len(dense)), dense)
         raise self._other_model("table", table.name, _shaped(shape))
 
-    def _values_of(self, variable: VariableLike) -> Floats:
-        shape = tuple(variable.shape)
+    def _values_of(self, variable: VariableSpec) -> Floats:
+        shape = variable.shape
         served, dense = self._served.get(variable.name), self._dense.get(variable.name)
         if dense is not None and dense.shape == shape:
             return dense
@@ -191,16 +193,12 @@ class StoredRows:
     """The rows of a table that were ever trained, and what the others are.
 
     Attributes:
-        shape: vocabulary, 0 for any id, and length of a row.
-        initializer: of the rows that are not stored, as the trained model declared it.
-        seed: of these.
+        spec: as the trained model declared it.
         ids: of those that are stored, ascending.
         stored: their values.
     """
 
-    shape: tuple[int, int]
-    initializer: Mapping[str, Any]
-    seed: int
+    spec: TableSpec
     ids: Ids
     stored: Floats
 
@@ -211,18 +209,21 @@ class StoredRows:
         Raises:
             StorageError: no shard declares the table.
         """
-        if table.vocabulary is None:
+        if table.spec is None:
             raise StorageError(f"the checkpoint has rows of table '{table.name}', which it does not declare")
         ids = np.concatenate([ids for ids, _ in parts])
         stored = np.concatenate([values for _, values in parts])
         order = np.argsort(ids)
-        initializer = dict(table.initializer)
-        seed = initializer.pop("seed")
-        return cls((table.vocabulary, table.width), initializer, seed, ids[order], stored[order])
+        return cls(table.spec, ids[order], stored[order])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, 0 for any id, and length of a row."""
+        return self.spec.rows, self.spec.dim
 
     def values(self, wanted: Ids) -> Floats:
         """Rows of these ids."""
-        values = initial_rows(self.initializer, self.seed, wanted, self.shape[1])
+        values = initial_rows(self.spec.initializer, self.spec.seed, wanted, self.spec.dim)
         at = np.searchsorted(self.ids, wanted)
         known = at < len(self.ids)
         known[known] = self.ids[at[known]] == wanted[known]

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from master.stage import LONG, TOKEN
 
+from edl.api.variables import VariableSpec
 from edl.core.cluster import PodSeen, Role
 from edl.core.errors import EdlError, RefusedError
 from edl.master.process import Master, serve_job
 from edl.master.surroundings import OneMachine, Surroundings
 from edl.ps.control_plane import ControlPlane
-from edl.ps.declaration import Declaration, DenseVariable
+from edl.ps.declaration import Declaration
 from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.registration import keep_registered
@@ -39,7 +40,7 @@ from edl.store.rundir import RunDir, read_json
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import FakeCluster
 
-MODEL = Declaration((DenseVariable("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
+MODEL = Declaration((VariableSpec("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
 RECORDS, VALIDATION = 40, 12
 
 Results = Mapping[str, Callable[[pb.Task], Any]]

@@ -6,19 +6,21 @@ import numpy as np
 from ps.optimizer_cases import KERAS
 from table_contract import Table
 
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
 
 STEPS = 200
 ROWS, DIM = 12, 3
-TABLE = RowTable("emb/embeddings", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 1.0}, seed=5)
+TABLE = TableSpec("emb/embeddings", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 1.0}, seed=5)
 DENSE = (
-    DenseVariable("dense/kernel", (5, 7)),
-    DenseVariable("dense/bias", (7,)),
-    DenseVariable("small/embeddings", (4, 2)),
-    DenseVariable("gain", (3,)),
+    VariableSpec("dense/kernel", (5, 7)),
+    VariableSpec("dense/bias", (7,)),
+    VariableSpec("small/embeddings", (4, 2)),
+    VariableSpec("gain", (3,)),
 )
 NOTHING = np.empty(0, np.float32)
 

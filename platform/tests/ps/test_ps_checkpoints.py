@@ -11,21 +11,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.shard_arrays import shard_arrays
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import StorageError
 from edl.core.partition import owner_of_name, placement, slot_of_row
 from edl.ps.checkpoints import Cut, from_shard, merge, owned
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, RowGradients
 from edl.rpc.bulk import BulkRefused
 from edl.spec.optimizer import OptimizerSpec
 
-TABLE = RowTable("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
+TABLE = TableSpec("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = [f"layer{i}/kernel" for i in range(9)]
 
 
-def trained(variables: tuple[DenseVariable, ...], seed: int, optimizer: str = "adam", row_owner=None) -> Cut:
+def trained(variables: tuple[VariableSpec, ...], seed: int, optimizer: str = "adam", row_owner=None) -> Cut:
     rng = np.random.default_rng(seed)
     store = NumpyStore(
         declared := Declaration(variables, (TABLE,), OptimizerSpec(optimizer), "model"),
@@ -41,9 +43,9 @@ def trained(variables: tuple[DenseVariable, ...], seed: int, optimizer: str = "a
     return Cut(7, store.snapshot(), 3, {11: 2})
 
 
-def variables(*names: str) -> tuple[DenseVariable, ...]:
+def variables(*names: str) -> tuple[VariableSpec, ...]:
     """In slab order: every third name is a statistic."""
-    made = [DenseVariable(name, (2, i % 3 + 1), statistic=i % 3 == 2) for i, name in enumerate(NAMES) if name in names]
+    made = [VariableSpec(name, (2, i % 3 + 1), statistic=i % 3 == 2) for i, name in enumerate(NAMES) if name in names]
     return tuple(sorted(made, key=lambda variable: variable.statistic))
 
 

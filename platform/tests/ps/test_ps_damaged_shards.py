@@ -12,19 +12,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.shard_arrays import shard_arrays
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import StorageError
 from edl.core.partition import placement
 from edl.ps.checkpoints import Cut, from_shard, load
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.checkpoint import Manifest, Skipped, commit, cut_directory, newest, write_shard
 
-TABLE = RowTable("emb", 50, 3, {"name": "zeros"}, seed=3)
-MODEL = Declaration(
-    (DenseVariable("w", (2, 3)), DenseVariable("mean", (3,), True)), (TABLE,), OptimizerSpec("adam"), "m"
-)
+TABLE = TableSpec("emb", 50, 3, {"name": "zeros"}, seed=3)
+MODEL = Declaration((VariableSpec("w", (2, 3)), VariableSpec("mean", (3,), True)), (TABLE,), OptimizerSpec("adam"), "m")
 MANY = settings(
     deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

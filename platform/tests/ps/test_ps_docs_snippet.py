@@ -10,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.ps.checkpoints import Cut
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.shard_writer import write_cut
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
 
 PAGE = Path(__file__).parents[3] / "docs/reference/checkpoints.md"
-TABLE = RowTable("users/embeddings", 1000, 2, {"name": "zeros"}, seed=0)
+TABLE = TableSpec("users/embeddings", 1000, 2, {"name": "zeros"}, seed=0)
 TELL = """
 print(json.dumps({
     "variables": {name: value.tolist() for name, value in variables.items()},
@@ -33,7 +35,7 @@ def test_the_pages_ten_lines_read_a_shard_of_a_parameter_server(tmp_path: Path) 
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len([line for line in snippet.splitlines() if line]) <= 10
 
-    dense = (DenseVariable("a/kernel", (2, 2)), DenseVariable("a/mean", (1,), statistic=True))
+    dense = (VariableSpec("a/kernel", (2, 2)), VariableSpec("a/mean", (1,), statistic=True))
     declared = Declaration(dense, (TABLE,), OptimizerSpec("adagrad", {"initial_accumulator_value": 0.0}), "model")
     store = NumpyStore(declared, np.arange(5, dtype=np.float32))
     rows = RowGradients(np.array([900, 3]), np.full((2, 2), 4, np.float32))

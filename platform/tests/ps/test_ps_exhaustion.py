@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.partition import placement
 from edl.ps import numpy_table
 from edl.ps.bulk_plane import BulkPlane
 from edl.ps.conversation import Attachment
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.exhaustion import REMEDY, NoMemoryError, TornError
 from edl.ps.leases import Admission
 from edl.ps.merging import merged
@@ -32,8 +34,8 @@ from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
 
-USERS, ITEMS = (RowTable(name, rows, 8, {"name": "zeros"}, seed=1) for name, rows in (("users", 0), ("items", 1000)))
-DECLARED = Declaration((DenseVariable("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")
+USERS, ITEMS = (TableSpec(name, rows, 8, {"name": "zeros"}, seed=1) for name, rows in (("users", 0), ("items", 1000)))
+DECLARED = Declaration((VariableSpec("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")
 LEASE = (1 << 32) + 1
 HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.ps._native") else [])]
 Start = Callable[..., ParameterServer]
@@ -206,10 +208,11 @@ from edl.core.errors import RefusedError
 from edl.ps.stores import Stores
 from edl.ps.store import Gradients, RowGradients
 from edl.ps.contents import Contents
-from edl.ps.declaration import Declaration, RowTable
+from edl.api.tables import TableSpec
+from edl.ps.declaration import Declaration
 from edl.spec.optimizer import OptimizerSpec
 
-users = RowTable("users", 0, 64, {"name": "zeros"}, seed=1)
+users = TableSpec("users", 0, 64, {"name": "zeros"}, seed=1)
 contents = Contents(Stores(sys.argv[1]))
 contents.declare(Declaration((), (users,), OptimizerSpec("adam"), "model"), np.empty(0, np.float32))
 batch, dense = 4000, np.empty(0, np.float32)

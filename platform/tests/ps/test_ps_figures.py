@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.ps.conversation import Attachment, Origin
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.figures import TABLES_TOLD, Figures, Scales
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.pushes import PushCounts, PushTally
@@ -52,8 +54,8 @@ class Stage:
         stores = Stores(NUMPY, retention=retention or Retention())
         server = ParameterServer(0, ShardWriter(0), stores=stores, strategy=strategy, patience=0.01)
         server.attach(Attachment(1, 0))
-        rows = tuple(RowTable(name, 1000, 2, {"name": "zeros"}, seed=1) for name in tables)
-        declared = Declaration((DenseVariable("w", (2,)),), rows, OptimizerSpec("sgd"), "model")
+        rows = tuple(TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in tables)
+        declared = Declaration((VariableSpec("w", (2,)),), rows, OptimizerSpec("sgd"), "model")
         server.declare(declared, np.zeros(2, np.float32))
         return cls(server)
 

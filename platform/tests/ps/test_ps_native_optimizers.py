@@ -14,9 +14,11 @@ from ps.lazy_reference import LazyReference
 from ps.optimizer_cases import CASES
 from table_contract import PATIENT, array, declared
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError
 from edl.optimizers import rule
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_table import NumpyTable
 from edl.ps.slab import Slab
 from edl.ps.store import Gradients
@@ -43,7 +45,7 @@ def spec(request) -> OptimizerSpec:
     return SERVED[request.param]
 
 
-def natives(table: RowTable, spec: OptimizerSpec) -> Iterator[NativeTable]:
+def natives(table: TableSpec, spec: OptimizerSpec) -> Iterator[NativeTable]:
     """One for each instruction set of this processor."""
     for isa in ISAS:
         try:
@@ -119,7 +121,7 @@ def test_whatever_the_hyperparameters_and_gradients_the_bits_are_those_of_numpy(
 def test_dense_parameters_have_the_bits_of_numpy_however_many_they_are(spec, size):
     """Those of a table of one row, and of the rule in NumPy; 1,280 are moved at a time."""
     random = np.random.default_rng(9)
-    declaration = Declaration((DenseVariable("w", (size,)), DenseVariable("mean", (3,), True)), (), spec, "model")
+    declaration = Declaration((VariableSpec("w", (size,)), VariableSpec("mean", (3,), True)), (), spec, "model")
     numpy, native = (Slab(declaration, np.ones(size + 3, np.float32), made) for made in (rule, slab_rule))
     for step in range(1, 21):
         gradient = random.standard_normal(size + 3).astype(np.float32)
@@ -133,7 +135,7 @@ def test_dense_parameters_have_the_bits_of_numpy_however_many_they_are(spec, siz
 
 def test_a_group_lasso_finds_the_rows_of_dense_embeddings():
     spec = OptimizerSpec("ftrl", {"group_lasso_regularization_strength": 5.0})
-    shapes = (DenseVariable("emb/embeddings", (40, 4)), DenseVariable("w", (9,)))
+    shapes = (VariableSpec("emb/embeddings", (40, 4)), VariableSpec("w", (9,)))
     declaration = Declaration(shapes, (), spec, "model")
     numpy, native = (Slab(declaration, np.ones(169, np.float32), made) for made in (rule, slab_rule))
     gradient = np.random.default_rng(10).standard_normal(169).astype(np.float32)

@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 from ps.optimizer_cases import CASES
 from ps.shard_arrays import shard_arrays
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.partition import placement
 from edl.optimizers import Scratch, Update, rule
 from edl.optimizers.adam import factors_so_far
 from edl.ps.checkpoints import Cut, from_shard, load
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.store import Gradients, RowGradients
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard
 
-TABLE = RowTable("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
-DENSE = (DenseVariable("kernel", (2, 3)), DenseVariable("bias", (3,)), DenseVariable("mean", (2,), statistic=True))
+TABLE = TableSpec("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
+DENSE = (VariableSpec("kernel", (2, 3)), VariableSpec("bias", (3,)), VariableSpec("mean", (2,), statistic=True))
 PATIENT = settings(deadline=None, max_examples=30)
 cases = st.sampled_from(sorted(CASES)).map(CASES.__getitem__)
 

@@ -9,17 +9,19 @@ import numpy as np
 import pytest
 from ps.conftest import Ps
 
+from edl.api.variables import VariableSpec
 from edl.core.partition import placement
 from edl.core.revocations import Revocation, settle
 from edl.core.tasks import Lease, Work
 from edl.ps.bulk_plane import BulkPlane
 from edl.ps.control_plane import ControlPlane
-from edl.ps.declaration import DenseVariable
+from edl.ps.declaration import Declaration
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkRefused, Frame, Kind
 from edl.rpc.refusal import Refused
+from edl.spec.optimizer import OptimizerSpec
 
 LEASE = (1 << 32) + 1
 HUGE = 1 << 62
@@ -59,15 +61,19 @@ def test_a_refused_step_closes_none_of_its_lease(start: Callable[..., Ps]) -> No
     assert ps.revoke(LEASE) == {LEASE: 1}
 
 
+def declared(shape: tuple[int, ...]) -> Declaration:
+    return Declaration((VariableSpec("w", shape),), (), OptimizerSpec("sgd"), "model")
+
+
 @pytest.mark.parametrize("shape", [(0, HUGE), (HUGE, 0), (1 << 31, 1 << 31), (-1,), (1,) * 33], ids=str)
 def test_a_variable_that_no_array_can_be_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(Exception, match="variable 'w' has the shape"):
-        DenseVariable("w", shape)
+        declared(shape)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 5), (3, 4), (1 << 32,)], ids=str)
 def test_a_variable_that_an_array_can_be_is_taken(shape: tuple[int, ...]) -> None:
-    assert DenseVariable("w", shape).size >= 0
+    assert declared(shape).size >= 0
 
 
 def control(folder: Path) -> ControlPlane:

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.partition import placement
 from edl.ps.checkpoints import Cut, from_shard, load, merge
 from edl.ps.conversation import Attachment
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.leases import Admission
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.retention import Retention, TableFullError
@@ -25,8 +27,8 @@ from edl.store.arrayfile import read_arrays
 from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
 from edl.store.contents import contents_of
 
-SMALL, LARGE = (RowTable(name, 1000, 2, {"name": "zeros"}, seed=1) for name in ("small", "large"))
-DECLARED = Declaration((DenseVariable("w", (2,)),), (SMALL, LARGE), OptimizerSpec("adagrad"), "model")
+SMALL, LARGE = (TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in ("small", "large"))
+DECLARED = Declaration((VariableSpec("w", (2,)),), (SMALL, LARGE), OptimizerSpec("adagrad"), "model")
 LEASE = (1 << 32) + 1
 HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.ps._native") else [])]
 
@@ -52,7 +54,7 @@ def test_the_shares_of_all_servers_hold_a_table_of_the_bound(bound, servers):
 
 
 def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
-    any_id = RowTable("users/embeddings", 0, 8, {"name": "zeros"}, seed=1)
+    any_id = TableSpec("users/embeddings", 0, 8, {"name": "zeros"}, seed=1)
     with pytest.raises(TableFullError) as refused:
         Retention(60, 5, servers=2).check(any_id, 24, 10)
     assert str(refused.value) == (
@@ -65,7 +67,7 @@ def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
 
 def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
     """With more servers than before a share is smaller, and one server may have got more rows than that."""
-    table = RowTable("emb", 0, 8, {"name": "zeros"}, 1)
+    table = TableSpec("emb", 0, 8, {"name": "zeros"}, 1)
     Retention(9, servers=3).check(table, 4, 0)
     with pytest.raises(TableFullError, match="1 more do not fit"):
         Retention(9, servers=3).check(table, 4, 1)

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_contract import PATIENT, SGD, TABLE, UNIFORM, Make, StoreContract
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.numpy_table import sum_duplicates
+from edl.spec.table import check_table
 
 
 class TestNumpyStore(StoreContract):
@@ -33,15 +36,15 @@ def test_duplicates_are_summed(ids):
 
 
 def test_a_declaration_that_cannot_be_is_refused():
-    w, mean = DenseVariable("w", (2,)), DenseVariable("mean", (2,), statistic=True)
+    w, mean = VariableSpec("w", (2,)), VariableSpec("mean", (2,), statistic=True)
     with pytest.raises(BadInputError, match="declared before"):
         Declaration((mean, w), (), SGD, "model")
     with pytest.raises(BadInputError, match="twice"):
         Declaration((w, w), (), SGD, "model")
     with pytest.raises(BadInputError, match="rows"):
-        RowTable("emb", -1, 4, UNIFORM, 0)
+        Declaration((), (TableSpec("emb", -1, 4, UNIFORM, 0),), SGD, "model")
     with pytest.raises(BadInputError, match="initializer"):
-        RowTable("emb", 4, 4, {"name": "orthogonal"}, 0)
+        Declaration((), (TableSpec("emb", 4, 4, {"name": "orthogonal"}, 0),), SGD, "model")
     declared = Declaration((w, mean), (TABLE,), SGD, "model")
     assert Declaration.from_json(declared.to_json()) == declared
 
@@ -51,4 +54,4 @@ def test_an_initializer_that_cannot_be_names_its_table(value):
     with pytest.raises(
         BadInputError, match=r"^table 'users' \(any id x 4\): row initializer constant takes the number"
     ):
-        RowTable("users", 0, 4, {"name": "constant", "value": value}, seed=1)
+        check_table(TableSpec("users", 0, 4, {"name": "constant", "value": value}, seed=1))

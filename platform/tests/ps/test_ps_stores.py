@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+from edl.api.tables import TableSpec
 from edl.ps import stores
 from edl.ps.contents import Contents
-from edl.ps.declaration import Declaration, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.process import cores, threads
 from edl.ps.stores import NATIVE, NUMPY, Extension, Stores, choose
@@ -26,7 +27,7 @@ NOTHING = np.empty(0, np.float32)
 
 
 def declared(optimizer: OptimizerSpec) -> Declaration:
-    return Declaration((), (RowTable("emb", 9, 2, {"name": "zeros"}, 1),), optimizer, "model")
+    return Declaration((), (TableSpec("emb", 9, 2, {"name": "zeros"}, 1),), optimizer, "model")
 
 
 @pytest.mark.parametrize(

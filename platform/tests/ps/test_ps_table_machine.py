@@ -19,10 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from table_contract import array, declared, dyadic, initial
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.optimizers import Scratch, Update
 from edl.optimizers import rule as rule_of
 from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.ps.numpy_store import NumpyStore
 from edl.ps.numpy_table import NumpyTable
 from edl.ps.snapshot import FrozenRows, Snapshot, StoredRows, joined
@@ -188,7 +190,7 @@ class TableMachine(RuleBasedStateMachine):
 # ------------------------------------------------------------------ what it is done to
 
 
-def table(kind: Callable[[RowTable, OptimizerSpec], Table], spec: OptimizerSpec, rows: StoredRows | None) -> Table:
+def table(kind: Callable[[TableSpec, OptimizerSpec], Table], spec: OptimizerSpec, rows: StoredRows | None) -> Table:
     made = kind(SHAPE, spec)
     if rows is not None:
         made.load(rows)
@@ -212,8 +214,8 @@ class TableOfStore:
 
 
 def store(kind: Any, spec: OptimizerSpec, rows: StoredRows | None) -> TableOfStore:
-    other = RowTable("other", MANY, DIM, {"name": "zeros"}, 3)
-    declaration = Declaration((DenseVariable("w", (2, 2)),), (SHAPE, other), spec, "model")
+    other = TableSpec("other", MANY, DIM, {"name": "zeros"}, 3)
+    declaration = Declaration((VariableSpec("w", (2, 2)),), (SHAPE, other), spec, "model")
     dense = np.zeros(4, np.float32)
     if rows is None:
         return TableOfStore(kind(declaration, dense))
@@ -224,7 +226,7 @@ def store(kind: Any, spec: OptimizerSpec, rows: StoredRows | None) -> TableOfSto
     return TableOfStore(kind.restored(snapshot))
 
 
-def numpy_table(shape: RowTable, spec: OptimizerSpec) -> NumpyTable:
+def numpy_table(shape: TableSpec, spec: OptimizerSpec) -> NumpyTable:
     return NumpyTable(shape, spec.slots, rule_of(spec, spec.decay_of(shape.name)))
 
 

@@ -14,6 +14,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edl.api.tables import TableSpec
 from edl.core.errors import StorageError
 from edl.core.partition import owner_of_name, placement, slot_of_row
 from edl.store import portable
@@ -93,11 +94,12 @@ def test_the_same_state_is_the_same_file_however_it_was_spread(
 
 def test_what_shards_hold_together_is_told(tmp_path: Path) -> None:
     contents = contents_of(spread(tmp_path, 2))
-    assert [variable.name for variable in contents.variables] == sorted(KERNELS)
+    assert [variable.spec.name for variable in contents.variables] == sorted(KERNELS)
     assert contents.optimizer == OPTIMIZER
     (table,) = contents.tables
-    assert (table.name, table.rows, table.width, table.vocabulary) == ("items", 5, 4, 5_000_000_000)
-    assert (table.slots, table.initializer) == (SLOTS, {**INITIALIZER, "seed": 3})
+    assert table.spec == TableSpec("items", 5_000_000_000, 4, INITIALIZER, 3)
+    assert (table.name, table.rows, table.width, table.slots) == ("items", 5, 4, SLOTS)
+    assert table.described_initializer == {**INITIALIZER, "seed": 3}
 
 
 def test_a_table_without_rows_and_a_model_without_tables(tmp_path: Path) -> None:
@@ -144,8 +146,23 @@ def test_shards_of_two_models_are_refused(tmp_path: Path) -> None:
         contents_of([tmp_path / "ps-0.safetensors", tmp_path / "ps-1.safetensors"])
 
 
+def test_rows_of_another_length_than_declared_are_refused(tmp_path: Path) -> None:
+    wide = {"rows/items/ids": np.arange(2), "rows/items/values": W}
+    write_shard(tmp_path, 0, wide, {"declaration": declaration({})})
+    with pytest.raises(StorageError, match="does not hold rows of table 'items' as it declares them"):
+        contents_of([tmp_path / "ps-0.safetensors"])
+
+
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"dense": 3}', '{"dense": [["w"]]}', '{"tables": [["t", "x", 1, {}, 0]]}']
+    "text",
+    [
+        "{",
+        "[]",
+        '{"dense": 3}',
+        '{"dense": [["w"]]}',
+        '{"dense": [["w", [Infinity], false]]}',
+        '{"tables": [["t", "x", 1, {}, 0]]}',
+    ],
 )
 def test_a_declaration_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     write_shard(tmp_path, 0, {"dense/w": W}, {"declaration": text})

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import RetryableError
 from edl.core.partition import placement as first_placement
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source
@@ -148,20 +150,6 @@ class Servers:
         self._folder.cleanup()
 
 
-class Variable(NamedTuple):
-    name: str
-    shape: tuple[int, ...]
-    statistic: bool = False
-
-
-class Table(NamedTuple):
-    name: str
-    rows: int
-    dim: int
-    initializer: Mapping[str, Any]
-    seed: int
-
-
 @dataclass
 class LinearStep:
     loss: float
@@ -176,11 +164,11 @@ class LinearNetwork:
         names = [f"w{i}" for i in range(FEATURES)]
         owner = {name: index % parts for index, name in enumerate(names)}
         self.order = sorted(range(FEATURES), key=lambda i: owner[names[i]])
-        self.variables = tuple(Variable(names[i], (1,)) for i in self.order)
+        self.variables = tuple(VariableSpec(names[i], (1,)) for i in self.order)
         counts = [sum(owner[name] == part for name in names) for part in range(parts)]
         ends = np.cumsum(counts).tolist()
         self.slices = tuple(slice(end - count, end) for end, count in zip(ends, counts, strict=True))
-        self.tables = (Table("emb", 100, 1, {"name": "constant", "value": 0.5}, 0),) if table else ()
+        self.tables = (TableSpec("emb", 100, 1, {"name": "constant", "value": 0.5}, 0),) if table else ()
         self.fingerprint = "linear"
         self.poison = poison
         self.evaluated: list[np.ndarray] = []

@@ -21,7 +21,7 @@ from worker.loop_stage import LinearNetwork, LinearStep, Stage, task  # noqa: E4
 
 from edl.core.errors import BadInputError  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
-from edl.worker.bad_ids import Table, outside  # noqa: E402
+from edl.worker.bad_ids import outside  # noqa: E402
 from edl.worker.callbacks import NoCallbacks  # noqa: E402
 from edl.worker.contract import ModelModule  # noqa: E402
 from edl.worker.evaluation import Evaluator  # noqa: E402
@@ -285,7 +285,7 @@ class Outside(LinearNetwork):
 
     def check(self, labels: Any) -> None:
         if self.bad in labels:
-            raise outside(7, [Table("emb/embeddings", 5, 3)])
+            raise outside(7, 5, {"emb/embeddings": 3})
 
 
 @pytest.mark.parametrize("kind", ["training", "evaluation"])

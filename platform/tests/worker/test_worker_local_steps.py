@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, Variable, task
+from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
 
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, Kind
@@ -131,7 +132,7 @@ def test_a_step_that_applies_nothing_moves_nothing(stage: Stage) -> None:
 def test_statistics_move_by_their_weighed_deltas() -> None:
     stage = Stage()
     model = LinearNetwork()
-    model.variables = (*model.variables[:2], Variable("mean", (1,), statistic=True))
+    model.variables = (*model.variables[:2], VariableSpec("mean", (1,), statistic=True))
     parameters = stage.parameters(model, get_model_steps=STEPS)
     parameters.slab()
     parameters.push(Push(LEASE, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.worker.leases import Leased
 from edl.worker.not_finite import NotFiniteError, culprit, is_finite, report_not_finite
 
 NETWORK: Any = SimpleNamespace(
     variables=[
-        SimpleNamespace(name="head/kernel", shape=(2, 3), statistic=False),
-        SimpleNamespace(name="head/bias", shape=(), statistic=False),
-        SimpleNamespace(name="norm/mean", shape=(2,), statistic=True),
+        VariableSpec("head/kernel", (2, 3)),
+        VariableSpec("head/bias", ()),
+        VariableSpec("norm/mean", (2,), statistic=True),
     ],
-    tables=[SimpleNamespace(name="emb", rows=50, dim=2), SimpleNamespace(name="words", rows=0, dim=2)],
+    tables=[TableSpec("emb", 50, 2, {"name": "zeros"}, 0), TableSpec("words", 0, 2, {"name": "zeros"}, 0)],
 )
 TASK = Leased(1, "training", "part-0.recordio", 64, 100, minibatch=32)
 

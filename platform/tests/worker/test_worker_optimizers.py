@@ -17,8 +17,9 @@ pytestmark = [
 
 import keras  # noqa: E402
 
+from edl.api.variables import VariableSpec  # noqa: E402
 from edl.core.errors import BadInputError  # noqa: E402
-from edl.ps.declaration import Declaration, DenseVariable  # noqa: E402
+from edl.ps.declaration import Declaration  # noqa: E402
 from edl.ps.numpy_store import NumpyStore  # noqa: E402
 from edl.ps.store import Gradients  # noqa: E402
 from edl.worker.callbacks import KerasCallbacks  # noqa: E402
@@ -147,7 +148,7 @@ def assert_parity(optimizer: Any, steps: int = 5) -> None:
     variables = [keras.Variable(v, name=n.rpartition("/")[2]) for n, v in zip(names, values, strict=True)]
     named = {name: name_in_keras(variable) for name, variable in zip(names, variables, strict=True)}
     reproduced = reproduce(optimizer, named)
-    dense = tuple(DenseVariable(name, shape) for name, shape in zip(names, shapes, strict=True))
+    dense = tuple(VariableSpec(name, shape) for name, shape in zip(names, shapes, strict=True))
     store = NumpyStore(Declaration(dense, (), reproduced.spec, "model"), flat(values))
     for step in range(steps):
         gradients = [rng.normal(size=shape).astype(np.float32) for shape in shapes]

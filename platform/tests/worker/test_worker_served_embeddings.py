@@ -17,9 +17,9 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from worker.embedding_stage import check_step, network_of, rows_for  # noqa: E402
 
+from edl.api.tables import TableSpec  # noqa: E402
 from edl.core.errors import BadInputError  # noqa: E402
 from edl.layers import Embedding as AnyId  # noqa: E402
-from edl.worker.embedding import TableSpec  # noqa: E402
 from edl.worker.not_served import NotServedError  # noqa: E402
 
 RNG = np.random.default_rng(0)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_stage import Table, Variable
 
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
 from edl.core.errors import BadInputError, StorageError
-from edl.ps.declaration import Declaration, DenseVariable, RowTable
+from edl.ps.declaration import Declaration
 from edl.spec.initializer import initial_rows
 from edl.spec.optimizer import OptimizerSpec
 from edl.store import checkpoint
@@ -20,8 +22,8 @@ from edl.worker.failures import describe
 from edl.worker.weights import StoredWeights
 
 UNIFORM = {"name": "uniform", "minval": -1, "maxval": 1}
-USERS = Table("users", 10, 2, UNIFORM, 7)
-TAGS = Table("tags", 0, 2, UNIFORM, 8)
+USERS = TableSpec("users", 10, 2, UNIFORM, 7)
+TAGS = TableSpec("tags", 0, 2, UNIFORM, 8)
 
 Arrays = dict[str, Any]
 
@@ -36,7 +38,7 @@ def rows(table: str, *known: int, dim: int = 2) -> Arrays:
     return {f"rows/{table}/ids": np.array(known, np.int64), f"rows/{table}/values": values}
 
 
-def written(folder: Path, *shards: Arrays, tables: Sequence[Table] | None = (USERS,)) -> Path:
+def written(folder: Path, *shards: Arrays, tables: Sequence[TableSpec] | None = (USERS,)) -> Path:
     """A checkpoint of these shards; ``tables`` None: as strategy Local writes it, without strings."""
     directory = checkpoint.cut_directory(folder, 4)
     infos = []
@@ -47,12 +49,12 @@ def written(folder: Path, *shards: Arrays, tables: Sequence[Table] | None = (USE
     return directory
 
 
-def declared(arrays: Arrays, tables: Sequence[Table]) -> str:
-    dense = [DenseVariable(name[6:], array.shape) for name, array in arrays.items() if name.startswith("dense/")]
-    return Declaration(tuple(dense), tuple(RowTable(*t) for t in tables), OptimizerSpec("sgd"), "model").to_json()
+def declared(arrays: Arrays, tables: Sequence[TableSpec]) -> str:
+    dense = [VariableSpec(name[6:], array.shape) for name, array in arrays.items() if name.startswith("dense/")]
+    return Declaration(tuple(dense), tuple(tables), OptimizerSpec("sgd"), "model").to_json()
 
 
-def refusal(directory: Path, tables: Sequence[Table] = (), variables: Sequence[Variable] = ()) -> BadInputError:
+def refusal(directory: Path, tables: Sequence[TableSpec] = (), variables: Sequence[VariableSpec] = ()) -> BadInputError:
     """What is said to a model; the job ends with it at once, with code 2."""
     with pytest.raises(BadInputError) as caught:
         StoredWeights.read(directory, tables).slab(variables)
@@ -72,7 +74,7 @@ def test_rows_come_from_all_shards_and_the_rest_as_initialized(tmp_path: Path) -
 
 def test_rows_that_were_not_trained_are_as_the_trained_model_had_them(tmp_path: Path) -> None:
     """Also if the model would begin otherwise now: another train.seed, another initializer."""
-    weights = StoredWeights.read(written(tmp_path, rows("users", 5)), [USERS._replace(initializer={}, seed=1)])
+    weights = StoredWeights.read(written(tmp_path, rows("users", 5)), [replace(USERS, initializer={}, seed=1)])
     found = weights.pull_rows({"users": np.array([5, 6])})["users"].values
     np.testing.assert_array_equal(found, [[5, 5], initial_rows(UNIFORM, 7, np.array([6]), 2)[0]])
 
@@ -84,7 +86,7 @@ def test_a_table_of_which_nothing_was_trained_yet_is_in_the_checkpoint(tmp_path:
 
 
 @pytest.mark.parametrize("tables", [(), None])
-def test_a_table_that_was_trained_dense_can_be_served(tmp_path: Path, tables: tuple[Table, ...] | None) -> None:
+def test_a_table_that_was_trained_dense_can_be_served(tmp_path: Path, tables: tuple[TableSpec, ...] | None) -> None:
     """Below ps.embedding_threshold then, and under strategy Local always."""
     whole = np.arange(20, dtype=np.float32).reshape(10, 2)
     weights = StoredWeights.read(written(tmp_path, {"dense/users": whole}, tables=tables), [USERS])
@@ -95,13 +97,13 @@ def test_a_table_that_was_served_can_be_dense(tmp_path: Path) -> None:
     weights = StoredWeights.read(written(tmp_path, rows("users", 5), rows("users", 0)), [])
     expected = initial_rows(UNIFORM, 7, np.arange(10), 2)
     expected[[0, 5]] = [[0, 0], [5, 5]]
-    np.testing.assert_array_equal(weights.slab([Variable("users", (10, 2))]), expected.ravel())
+    np.testing.assert_array_equal(weights.slab([VariableSpec("users", (10, 2))]), expected.ravel())
 
 
 def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Its rows would be initial values, and the predictions worth nothing."""
     directory = written(tmp_path, rows("users", 5) | rows("tags"), tables=(USERS, TAGS))
-    said = refusal(directory, [USERS, USERS._replace(name="buyers", rows=3000)])
+    said = refusal(directory, [USERS, replace(USERS, name="buyers", rows=3000)])
     assert said.message == (
         "the table 'buyers' [3000, 2] of the model is not in the checkpoint, which has the tables "
         "'tags' [any id, 2], 'users' [10, 2]"
@@ -114,17 +116,17 @@ def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (USERS._replace(dim=3), "[10, 3] in the model, and a served table of the shape [10, 2] in the checkpoint"),
-        (USERS._replace(rows=11), "[11, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
-        (USERS._replace(rows=0), "[any id, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
+        (replace(USERS, dim=3), "[10, 3] in the model, and a served table of the shape [10, 2] in the checkpoint"),
+        (replace(USERS, rows=11), "[11, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
+        (replace(USERS, rows=0), "[any id, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
     ],
 )
-def test_a_table_of_another_shape_is_refused(tmp_path: Path, table: Table, said: str) -> None:
+def test_a_table_of_another_shape_is_refused(tmp_path: Path, table: TableSpec, said: str) -> None:
     assert refusal(written(tmp_path, rows("users", 5)), [table]).message == f"the table 'users' is {said}"
 
 
-@pytest.mark.parametrize("table", [USERS._replace(dim=3), USERS._replace(rows=11), USERS._replace(rows=0)])
-def test_a_table_of_another_shape_that_was_dense_is_refused(tmp_path: Path, table: Table) -> None:
+@pytest.mark.parametrize("table", [replace(USERS, dim=3), replace(USERS, rows=11), replace(USERS, rows=0)])
+def test_a_table_of_another_shape_that_was_dense_is_refused(tmp_path: Path, table: TableSpec) -> None:
     directory = written(tmp_path, {"dense/users": np.zeros((10, 2), np.float32)}, tables=None)
     shape = f"[{table.rows or 'any id'}, {table.dim}]"
     said = f"the table 'users' is {shape} in the model, and a variable of the shape [10, 2] in the checkpoint"
@@ -134,31 +136,31 @@ def test_a_table_of_another_shape_that_was_dense_is_refused(tmp_path: Path, tabl
 def test_dense_values_come_in_the_models_order(tmp_path: Path) -> None:
     shards = [{"dense/b": floats(3)}, {"dense/a": floats([1, 2])}]
     weights = StoredWeights.read(written(tmp_path, *shards, tables=()), [])
-    np.testing.assert_array_equal(weights.slab([Variable("a", (1, 2)), Variable("b", (1,))]), [1, 2, 3])
+    np.testing.assert_array_equal(weights.slab([VariableSpec("a", (1, 2)), VariableSpec("b", (1,))]), [1, 2, 3])
 
 
 def test_dense_variables_of_another_model_are_refused(tmp_path: Path) -> None:
     directory = written(tmp_path, {"dense/a": floats([1, 2]), "dense/b": floats(3)} | rows("users", 5))
     shape = "the variable 'a' is [2] in the model, and a variable of the shape [1, 2] in the checkpoint"
-    assert refusal(directory, [], [Variable("a", (2,))]).message == shape
+    assert refusal(directory, [], [VariableSpec("a", (2,))]).message == shape
     missing = (
         "the variable 'c' [2] of the model is not in the checkpoint, which has the variables 'a' [1, 2], 'b' [1] and "
         "the table 'users' [10, 2]"
     )
-    assert refusal(directory, [], [Variable("c", (2,))]).message == missing
+    assert refusal(directory, [], [VariableSpec("c", (2,))]).message == missing
     served = "the variable 'users' is [10, 3] in the model, and a served table of the shape [10, 2] in the checkpoint"
-    assert refusal(directory, [], [Variable("users", (10, 3))]).message == served
+    assert refusal(directory, [], [VariableSpec("users", (10, 3))]).message == served
 
 
 def test_a_table_without_a_bound_cannot_be_dense(tmp_path: Path) -> None:
     directory = written(tmp_path, rows("tags", 5), tables=(TAGS,))
     said = "the variable 'tags' is [10, 2] in the model, and a served table of the shape [any id, 2] in the checkpoint"
-    assert refusal(directory, [], [Variable("tags", (10, 2))]).message == said
+    assert refusal(directory, [], [VariableSpec("tags", (10, 2))]).message == said
 
 
 def test_of_many_names_some_are_told(tmp_path: Path) -> None:
     directory = written(tmp_path, {f"dense/v{number:02}": floats(1) for number in range(30)}, tables=())
-    assert refusal(directory, [], [Variable("c", (2,))]).message.endswith("'v09' [1] and 20 more")
+    assert refusal(directory, [], [VariableSpec("c", (2,))]).message.endswith("'v09' [1] and 20 more")
 
 
 def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def inspected(manifest: Manifest, contents: Contents, on_read: Callable[[int], N
     """
     from edl.store.array_statistics import statistics
 
-    variables = {each.name: statistics([each.values], on_read) for each in contents.variables}
+    variables = {each.spec.name: statistics([each.values], on_read) for each in contents.variables}
     tables = {each.name: statistics([part.values for part in each.parts], on_read) for each in contents.tables}
     return Inspected(manifest, contents, variables, tables)
 
@@ -68,12 +68,12 @@ def told(seen: Inspected) -> dict[str, Any]:
         "ledger": manifest.ledger,
         "variables": [
             {
-                "name": each.name,
-                "shape": list(each.values.shape),
+                "name": each.spec.name,
+                "shape": list(each.spec.shape),
                 "dtype": each.values.dtype,
-                "statistic": each.statistic,
+                "statistic": each.spec.statistic,
                 "slots": sorted(each.slots),
-                **_json(seen.variables[each.name]),
+                **_json(seen.variables[each.spec.name]),
             }
             for each in contents.variables
         ],
@@ -81,11 +81,11 @@ def told(seen: Inspected) -> dict[str, Any]:
             {
                 "name": each.name,
                 "rows": each.rows,
-                "vocabulary": each.vocabulary,
+                "vocabulary": None if each.spec is None else each.spec.rows,
                 "width": each.width,
                 "dtype": each.parts[0].values.dtype,
                 "slots": list(each.slots),
-                "initializer": each.initializer,
+                "initializer": each.described_initializer,
                 **_json(seen.tables[each.name]),
             }
             for each in contents.tables
@@ -164,9 +164,9 @@ def _optimizer(contents: Contents) -> str:
 def _variables(seen: Inspected) -> Sequence[str]:
     rows = []
     for each in seen.contents.variables:
-        shape = "x".join(map(str, each.values.shape)) or "scalar"
-        kind = "statistic" if each.statistic else "trained"
-        rows.append([each.name, shape, each.values.dtype, kind, *_cells(seen.variables[each.name])])
+        shape = "x".join(map(str, each.spec.shape)) or "scalar"
+        kind = "statistic" if each.spec.statistic else "trained"
+        rows.append([each.spec.name, shape, each.values.dtype, kind, *_cells(seen.variables[each.spec.name])])
     return aligned([["VARIABLE", "SHAPE", "DTYPE", "KIND", *_NUMBERS], *rows], right=range(4, 8))
 
 
@@ -177,7 +177,7 @@ def _tables(seen: Inspected) -> Iterator[list[str]]:
 
 
 def _vocabulary(table: Table) -> str:
-    return "-" if table.vocabulary is None else f"{table.vocabulary:,}"
+    return "-" if table.spec is None else f"{table.spec.rows:,}"
 
 
 def _cells(found: Statistics) -> list[str]:

@@ -1,0 +1,90 @@
+"""The description of a variable or a table is the same in the worker, on the wire, in the PS and in a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.core.partition import placement
+from edl.ps.checkpoints import load
+from edl.rpc import edl_pb2 as pb
+from edl.rpc.bulk import Kind
+from edl.store.checkpoint import load_manifest, read_shard
+from edl.store.contents import contents_of
+from edl.store.manifest import Manifest
+from edl.worker.slab import Layout
+from edl.worker.weights import StoredWeights
+
+VARIABLES = (
+    VariableSpec("dense/kernel", (2, 3)),
+    VariableSpec("gain", ()),
+    VariableSpec("norm/mean", (3,), statistic=True),
+)
+OWNED = (VARIABLES[:1], VARIABLES[1:])
+"""By parameter server."""
+TABLES = (
+    TableSpec("emb", 0, 2, {"name": "uniform", "minval": -1, "maxval": 0.5}, 2**63 - 1),
+    TableSpec("other/embeddings", 2**31 - 1, 4, {"name": "zeros"}, 0),
+)
+LEASE = (1 << 32) + 1
+OPTIMIZER = json.dumps({"name": "adagrad", "hyperparameters": {}})
+
+
+def layout() -> Layout:
+    return Layout(VARIABLES, [slice(0, 6), slice(6, 10)], TABLES, "model", np.arange(10, dtype=np.float32), OPTIMIZER)
+
+
+def test_a_spec_survives_from_the_worker_to_the_checkpoint(start: Callable[..., Any], tmp_path: Path) -> None:
+    servers = [start(index) for index in range(2)]
+    for ps in servers:
+        ps.attach()
+        head, values = layout().declaration(ps.index)
+        worker = ps.worker()
+        worker.client.request(Kind.DECLARE, head, [values.data])
+        assert ps.server.declaration().dense == OWNED[ps.index]
+        assert ps.server.declaration().tables == TABLES
+        worker.push(LEASE, 0, np.ones(len(values)), rows=([7 + ps.index], np.ones((1, 2))))
+    directory = servers[0].checkpoint(servers, 1, tmp_path)
+    manifest = load_manifest(directory)
+    assert isinstance(manifest, Manifest)
+    contents = contents_of(directory / shard.file for shard in manifest.shards)
+    assert {stored.spec for stored in contents.variables} == set(VARIABLES)
+    assert tuple(stored.spec for stored in contents.tables) == TABLES
+    restored = load(directory, 0, placement(1)).snapshot.declaration
+    assert (set(restored.dense), restored.tables) == (set(VARIABLES), TABLES)
+    weights = StoredWeights.read(directory, TABLES)
+    assert weights.slab(VARIABLES).shape == (10,)
+
+
+def test_what_is_on_the_wire_and_on_disk_has_its_form(start: Callable[..., Any], tmp_path: Path) -> None:
+    """Workers and parameter servers of two versions talk to each other, and old checkpoints are read."""
+    head, values = layout().declaration(1)
+    uniform = '{"name": "uniform", "minval": -1, "maxval": 0.5}'
+    assert (
+        head
+        == pb.Declare(
+            dense=[pb.Variable(name="gain"), pb.Variable(name="norm/mean", shape=[3], statistic=True)],
+            tables=[
+                pb.Table(name="emb", dim=2, initializer=uniform, seed=2**63 - 1),
+                pb.Table(name="other/embeddings", rows=2**31 - 1, dim=4, initializer='{"name": "zeros"}'),
+            ],
+            optimizer=OPTIMIZER,
+            fingerprint="model",
+        ).SerializeToString()
+    )
+    ps = start(0)
+    ps.attach()
+    ps.worker().client.request(Kind.DECLARE, head, [values.data])
+    directory = ps.checkpoint([ps], 1, tmp_path)
+    declaration = read_shard(directory / "ps-0.safetensors")[1]["declaration"]
+    assert declaration.startswith(
+        '{"dense": [["gain", [], false], ["norm/mean", [3], true]], '
+        f'"tables": [["emb", 0, 2, {uniform}, 9223372036854775807], '
+        '["other/embeddings", 2147483647, 4, {"name": "zeros"}, 0]], "optimizer": '
+    )
