@@ -19,6 +19,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-scenarios", action="store_true", help="write what the core does now into tests/scenarios/*.txt"
     )
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write what is rendered and said now into the golden files of tests/kube and tests/spec",
+    )
 
 
 def pytest_configure() -> None:

@@ -6,12 +6,6 @@ import pytest
 from kube.kube_stand import KubeStand
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--update-golden", action="store_true", help="write what is rendered now into tests/kube/golden/*.yaml"
-    )
-
-
 @pytest.fixture
 def stand() -> Iterator[KubeStand]:
     """A cluster at a scripted API server."""

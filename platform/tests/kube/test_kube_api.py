@@ -16,6 +16,7 @@ import pytest
 import urllib3
 from kube.alive import assert_keeps_alive
 from kube.byte_server import STAY, ByteServer, chunked, reply
+from wording import unsaid
 
 from edl.core.errors import BadInputError, RefusedError, RetryableError
 from edl.kube import connection
@@ -228,12 +229,9 @@ def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     host = f"http://127.0.0.1:{port}"
-    with pytest.raises(AwayError, match="does not answer: Failed to establish") as away:
+    with pytest.raises(AwayError, match="Failed to establish") as away:
         Api(Connection(host, urllib3.PoolManager(), dict, "team", "lab")).get(PODS, "w")
-    assert away.value.hint == (
-        f"Is {host} up, and can it be reached from here? "
-        "It is the cluster of the context lab; --context chooses another."
-    )
+    assert not unsaid(away.value.hint or "", host, "context lab", "--context")
 
 
 # ---------------------------------------------------------------------- retries
@@ -501,8 +499,10 @@ def test_server_that_vanished_is_noticed_after_25_seconds(kubeconfig: Path) -> N
 @pytest.mark.parametrize("text", ["", "no yaml: [", "apiVersion: v1\nkind: Config\n", "[1, 2]"])
 def test_kubeconfig_that_cannot_be_used_is_said_in_one_sentence(kubeconfig: Path, text: str) -> None:
     kubeconfig.write_text(text)
-    with pytest.raises(UnreachableError, match="No cluster can be used"):
+    with pytest.raises(UnreachableError) as caught:
         connection.connect()
+    assert "Traceback" not in caught.value.message
+    assert not isinstance(caught.value, NoKubeconfigError)
 
 
 def test_context_that_does_not_exist(kubeconfig: Path) -> None:
@@ -514,7 +514,7 @@ def test_a_kubeconfig_that_is_not_there_is_told_from_one_that_is_wrong(
     kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubeconfig.unlink()
-    with pytest.raises(NoKubeconfigError, match=re.escape(f"looked for {kubeconfig}, as KUBECONFIG says")):
+    with pytest.raises(NoKubeconfigError, match=rf"{re.escape(str(kubeconfig))}.*KUBECONFIG"):
         connection.connect()
     with pytest.raises(NoKubeconfigError):
         connection.connect("one")
@@ -522,7 +522,7 @@ def test_a_kubeconfig_that_is_not_there_is_told_from_one_that_is_wrong(
     monkeypatch.delenv("KUBECONFIG")
     monkeypatch.setenv("HOME", str(kubeconfig.parent))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "~/.kube/config")
-    with pytest.raises(NoKubeconfigError, match=re.escape("looked for ~/.kube/config; KUBECONFIG is not set")):
+    with pytest.raises(NoKubeconfigError, match=r"~/\.kube/config.*KUBECONFIG"):
         connection.connect()
     kubeconfig.write_text("")
     location = f"/nowhere/config:{kubeconfig}"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import unsaid
 
 from edl.core.cluster import Role
 from edl.kube.kinds import Manifest
@@ -232,19 +233,21 @@ def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], wor
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        (pod(cpu="2"), ""),
-        (pod(cpu="8"), "each asks for 8 CPU, no node has more than 4 CPU"),
-        (pod(memory="9Gi"), "each asks for 9 GiB, no node has more than 8 GiB"),
-        (pod(more={"nvidia.com/gpu": "1"}), "each asks for 1 nvidia.com/gpu, no node has more than 0 nvidia.com/gpu"),
-        (pod(nodeSelector={"disk": "ssd"}), "none takes such pods (taints, node selector, affinity)"),
+        (pod(cpu="2"), ()),
+        (pod(cpu="8"), ("8 CPU", "4 CPU")),
+        (pod(memory="9Gi"), ("9 GiB", "8 GiB")),
+        (pod(more={"nvidia.com/gpu": "1"}), ("1 nvidia.com/gpu", "0 nvidia.com/gpu")),
+        (pod(nodeSelector={"disk": "ssd"}), ("node selector",)),
     ],
 )
-def test_what_can_never_start_on_todays_nodes_says_why(wanted: Manifest, told: str) -> None:
+def test_what_can_never_start_on_todays_nodes_says_why(wanted: Manifest, told: tuple[str, ...]) -> None:
     """However full they are now, and whatever passes: one is cordoned, one is not ready."""
     passing = [{"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}]
     nodes = [node("a", cpu="2", memory="8Gi"), node("b", memory="1Gi", unschedulable=True, taints=passing)]
     room = Room([*nodes, node("c", cpu="1", ready="False")], [pod(cpu="2", on="a")])
-    assert room.hopeless(wanted) == told
+    why = room.hopeless(wanted)
+    assert bool(why) == bool(told)
+    assert not unsaid(why, *told)
 
 
 def test_pods_that_wait_for_others_to_end_are_not_hopeless() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from kube.restricted import violations
 from small_cluster import SmallCluster
+from wording import unsaid
 
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError
@@ -63,7 +64,7 @@ def test_the_pod_names_a_priority_class_so_that_quotas_count_it() -> None:
 
 def test_a_class_that_the_cluster_lacks_is_named_with_how_to_name_another(cluster: SmallCluster) -> None:
     cluster.admissions.insert(0, lambda thing: "no PriorityClass with name low was found")
-    with pytest.raises(BadInputError, match="There is no PriorityClass low") as refused, visited(cluster, VISIT, print):
+    with pytest.raises(BadInputError, match="PriorityClass low") as refused, visited(cluster, VISIT, print):
         pass
     assert "--priority" in (refused.value.hint or "")
 
@@ -96,7 +97,7 @@ def test_ctrl_c_leaves_nothing_behind(cluster: SmallCluster) -> None:
 def test_a_pod_that_cannot_start_is_deleted_and_says_why(cluster: SmallCluster) -> None:
     waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, "image": "edl/submitter:1"}
     cluster.admissions[:] = [lambda thing: thing.update(status={"phase": "Pending", "containerStatuses": [waiting]})]
-    with pytest.raises(BadInputError, match="its image cannot be pulled"), visited(cluster, VISIT, print):
+    with pytest.raises(BadInputError, match=r"image.*pulled"), visited(cluster, VISIT, print):
         pass
     assert pods(cluster) == []
 
@@ -118,11 +119,11 @@ def test_a_pod_that_is_refused(cluster: SmallCluster) -> None:
 
 def test_a_claim_that_is_not_there_names_those_that_are(cluster: SmallCluster) -> None:
     with (
-        pytest.raises(BadInputError, match="no PersistentVolumeClaim nosuch in namespace team") as missing,
+        pytest.raises(BadInputError, match=r"PersistentVolumeClaim nosuch.*namespace team") as missing,
         visited(cluster, Visit("nosuch", "img", RunAs()), print),
     ):
         pass
-    assert missing.value.hint == "There are: files."
+    assert not unsaid(missing.value.hint or "", "files")
 
 
 def test_who_may_not_exec_hears_of_the_role(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:

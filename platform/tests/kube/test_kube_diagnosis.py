@@ -19,6 +19,7 @@ from published_job import (
     with_status,
 )
 from small_cluster import NOW, SmallCluster
+from wording import unsaid
 
 from edl.core.cluster import Role
 from edl.kube.inspection.complaint import Complaint, listed_briefly
@@ -58,15 +59,15 @@ def test_a_job_that_runs_has_no_complaints(cluster: SmallCluster) -> None:
 def test_pods_that_wait_for_the_same_are_one_complaint(cluster: SmallCluster) -> None:
     pods = [put_pod(cluster, Role.WORKER, index, unscheduled(NO_CPU)) for index in range(6)]
     (found,) = complaints(seen(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
-    assert found.about == "worker-0, worker-1, worker-2, worker-3 and 2 more"
-    assert found.text == "on 2 of 2 nodes too little cpu is free"
+    assert not unsaid(found.about, "worker-0, worker-1, worker-2, worker-3", "2 more")
+    assert not unsaid(found.text, "2 of 2 nodes", "cpu")
     assert found.said == NO_CPU
 
 
 def test_a_pod_larger_than_every_node_can_never_start(cluster: SmallCluster) -> None:
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
     (found,) = complaints(seen(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
-    assert found.text == "it can never start: it asks for 64 CPU, more than any node it may use has at all"
+    assert not unsaid(found.text, "never", "64 CPU")
     assert "resources" in found.remedy
 
 
@@ -97,7 +98,7 @@ def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
 def test_a_master_whose_image_is_not_there(cluster: SmallCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
     (found,) = complaints(seen(Publication(), status={}), [pod])
-    assert (found.about, found.text) == ("master", "its image cannot be pulled (nosuch:1)")
+    assert (found.about, unsaid(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
 
 
 def test_a_submission_that_broke_off() -> None:
@@ -111,34 +112,36 @@ def test_refusals_and_starvation(cluster: SmallCluster) -> None:
     refused, starved = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert (refused.about, said in refused.text) == ("worker-7, worker-8", True)
     assert "quota" in refused.remedy
-    assert starved.text == "starved: 2 workers run, workers.min is 1; it goes on with them"
+    assert not unsaid(starved.text, "starved", "2 workers", "workers.min is 1")
 
 
 def test_steps_that_were_reported_and_not_applied_are_said(cluster: SmallCluster) -> None:
     told = Publication(replace(STATUS, steps_not_applied=1139))
     (found,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert found.text.startswith("1,139 steps differ between what workers reported as done")
+    assert not unsaid(found.text, "1,139 steps", "workers", "reported")
 
 
 @pytest.mark.parametrize(
-    ("running", "text"),
+    ("running", "keys"),
     [
-        (0, "starved: 0 workers run, workers.min is 3; nothing is trained until one starts"),
-        (1, "starved: 1 worker runs, workers.min is 3; it goes on with that one"),
-        (2, "starved: 2 workers run, workers.min is 3; it goes on with them"),
+        (0, ("0 workers", "nothing is trained")),
+        (1, ("1 worker", "goes on")),
+        (2, ("2 workers", "goes on")),
     ],
 )
-def test_what_starvation_means_depends_on_who_is_left(cluster: SmallCluster, running: int, text: str) -> None:
+def test_what_starvation_means_depends_on_who_is_left(
+    cluster: SmallCluster, running: int, keys: tuple[str, ...]
+) -> None:
     told = Publication(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
     (starved,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert starved.text == text
+    assert not unsaid(starved.text, "starved", "workers.min is 3", *keys)
 
 
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
     back = RecordsReturned(NOW - 9, 0, 512, "a", 1, "lost")
     again = RecordsLeased(NOW - 8, 0, 200, "a", 2)
     (found,) = slowed(seen(replace(CALM, events=(back, again))), "mnist")
-    assert found.text == "512 records went back to the queue; 200 of them were leased again since"
+    assert not unsaid(found.text, "512 records", "200")
 
 
 def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallCluster) -> None:
@@ -146,18 +149,18 @@ def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallC
     full = ParametersStatus(Strategy(), tables=(TableStatus("users", 9, 900, 0, 9, 1.0),), tables_total=1)
     told = replace(TOLD, status=replace(STATUS, parameters=full))
     table, slow, _ = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert table.text.startswith("table users has 100 % of ps.max_rows (9 rows of 9, 900 bytes)")
-    assert "workers on average" in slow.text
+    assert not unsaid(table.text, "users", "100 %", "ps.max_rows", "9 rows")
+    assert not unsaid(slow.text, "workers", "average")
 
 
 def test_why_it_was_slow(cluster: SmallCluster) -> None:
     back = RolledBack(NOW - 30, 512, 2, "ps-0: node lost")
     told = replace(TOLD, events=(*EVENTS, back, RoleEnded(NOW - 9, "worker", 1, None, "Completed", 0)))
     slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
-    assert slow.text == "3.3 workers on average of 4 that were wanted; in 33% of the time some waited for room"
-    assert lost.text == "workers lost: 1 x preempted"
-    assert lost.remedy == "`edl events mnist -n team` shows when."
-    assert rolled.text == "rolled back 1 times, 512 records again: ps-0: node lost"
+    assert not unsaid(slow.text, "3.3 workers", "average", "4", "33%")
+    assert not unsaid(lost.text, "workers lost", "1", "preempted")
+    assert not unsaid(lost.remedy, "edl events mnist -n team")
+    assert not unsaid(rolled.text, "rolled back", "1", "512 records", "ps-0: node lost")
 
 
 def test_a_job_that_has_just_begun_is_not_slow() -> None:
@@ -170,7 +173,7 @@ def test_workers_that_the_master_sent_away_are_not_lost() -> None:
     taken = RoleLeaving(NOW - 9, "worker", 2, "preempted", "Preempted by a pod on node n1")
     ends = [RoleEnded(NOW - 5, "worker", index, None, each.cause, 0) for index, each in ((3, sent), (2, taken))]
     (found,) = slowed(seen(replace(CALM, events=(sent, taken, *ends))), "mnist")
-    assert found.text == "workers lost: 1 x preempted"
+    assert not unsaid(found.text, "workers lost", "1", "preempted")
 
 
 def test_a_failed_job_says_why_and_how_to_go_on() -> None:
@@ -179,14 +182,14 @@ def test_a_failed_job_says_why_and_how_to_go_on() -> None:
         failure=Failure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
     )
     found = complaints(seen(told, status=conditions(Failed="BackoffLimitExceeded")))[0]
-    assert found.text == "it failed: the model crashes in every worker"
+    assert not unsaid(found.text, "failed", "the model crashes in every worker")
     assert "--resume 0a1b" in found.remedy
     assert "KeyError" in found.said
 
 
 def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
     found = complaints(seen(Publication(), status=conditions(Failed="Job was active longer than its deadline")))[0]
-    assert found.text == "it failed: Job was active longer than its deadline"
+    assert not unsaid(found.text, "failed", "Job was active longer than its deadline")
 
 
 def test_a_job_that_is_done_is_done() -> None:
@@ -208,7 +211,7 @@ def test_workers_on_average(moments: tuple[Moment, ...], average: float) -> None
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("exceeded quota: q", "Wait until other jobs"),
+        ("exceeded quota: q", "quota"),
         ('violates PodSecurity "restricted"', "pod.overrides"),
         ("no PriorityClass with name low was found", "PriorityClass"),
         ("who knows", ""),

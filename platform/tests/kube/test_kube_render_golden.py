@@ -41,7 +41,7 @@ def rendered(name: str) -> str:
 def test_golden(name: str, pytestconfig: pytest.Config) -> None:
     file = GOLDEN / f"{name}.yaml"
     now = rendered(name)
-    if pytestconfig.getoption("update_golden", False):
+    if pytestconfig.getoption("update_golden"):
         file.write_text(now, encoding="utf-8")
     assert now == file.read_text(encoding="utf-8"), (
         "if this is what it should be now: pytest platform/tests/kube --update-golden, and read the difference"

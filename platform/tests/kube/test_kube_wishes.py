@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published_job import put_job
 from small_cluster import SmallCluster
+from wording import unsaid
 
 from edl.core.board import Desired
 from edl.core.errors import BadInputError
@@ -28,22 +29,21 @@ def test_a_wish_survives_the_way(desired: Desired) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "it is not JSON: "),
-        ("[]", "not a JSON object"),
-        ('{"max": "4"}', "max is a whole number from 1 to 10000"),
-        ('{"max": 0}', "max is a whole number from 1"),
-        ('{"min": -1, "max": 3}', "min is a whole number from 0"),
-        ('{"max": true}', "max is a whole number"),
-        ('{"max": 100000}', "max is a whole number from 1 to 10000"),
-        ('{"stop": "yes"}', "stop is true or false"),
-        ('{"maximum": 4}', "nobody knows maximum"),
+        ("{", ("JSON",)),
+        ("[]", ("JSON object",)),
+        ('{"max": "4"}', ("max", "1 to 10000")),
+        ('{"max": 0}', ("max", "1 to 10000")),
+        ('{"min": -1, "max": 3}', ("min", "from 0")),
+        ('{"max": true}', ("max", "number")),
+        ('{"max": 100000}', ("max", "1 to 10000")),
+        ('{"stop": "yes"}', ("stop", "true")),
+        ('{"maximum": 4}', ("maximum",)),
     ],
 )
-def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: str) -> None:
+def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: tuple[str, ...]) -> None:
     found = wishes.read(text)
     assert (found.min, found.max, found.stop) == (None, None, False)
-    assert f"the annotation {names.DESIRED} of the Job is ignored" in found.unreadable
-    assert why in found.unreadable
+    assert not unsaid(found.unreadable, names.DESIRED, "ignored", *why)
 
 
 def test_no_wish_is_nothing_wrong() -> None:
@@ -60,7 +60,7 @@ def test_a_wish_stands_in_for_one_that_could_not_be_read() -> None:
 
 @pytest.mark.parametrize("wanted", [Desired(max=10_001), Desired(min=10_001, max=10_000)])
 def test_more_workers_than_a_job_may_have_are_refused(wanted: Desired) -> None:
-    with pytest.raises(BadInputError, match="10001: a job has at most 10000 workers"):
+    with pytest.raises(BadInputError, match=r"10001: .*10000 workers"):
         wishes.merged(Desired(), wanted, (1, 4))
 
 

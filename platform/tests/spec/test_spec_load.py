@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from wording import unsaid
 
 from edl.spec.job import Checkpoint, Data, JobSpec, Model, Strategy, Train
 from edl.spec.load import Count, changes, dump, load
@@ -69,35 +70,27 @@ def test_later_overrides_win(job: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "field", "keys"),
     [
-        ("train.epoch=3", "--set train.epoch=3: train.epoch: unknown field; did you mean 'epochs'?"),
-        ("train.epochs=-1", "--set train.epochs=-1: train.epochs: found -1, must be a whole number of at least 1"),
-        ("epochs=3", "--set epochs=3: epochs: unknown field; did you mean 'train.epochs'?"),
-        ("train.epochs", "--set train.epochs: must be FIELD=VALUE, such as train.epochs=3"),
-        ("=3", "--set =3: must be FIELD=VALUE, such as train.epochs=3"),
-        ("train.epochs=[1", "--set train.epochs=[1: train.epochs: cannot be parsed: expected ',' or ']'"),
-        ("volumes[1].local=a", "--set volumes[1].local=a: volumes: has no item '1'; it has 1, counted from 0"),
-        (
-            "volumes.first.local=a",
-            "--set volumes.first.local=a: volumes: has no item 'first'; it has 1, counted from 0",
-        ),
-        ("name.first=a", "--set name.first=a: name: found a mapping, must be a job name"),
-        (
-            "workers.max=10001",
-            "--set workers.max=10001: workers.max: found 10001, must be a whole number of at least 1 and at most 10000",
-        ),
-        (
-            "workers.max=0",
-            "--set workers.max=0: workers.max: found 0, must be a whole number of at least 1 and at most 10000",
-        ),
+        ("train.epoch=3", "train.epoch", ("unknown", "'epochs'")),
+        ("train.epochs=-1", "train.epochs", ("found -1", "at least 1")),
+        ("epochs=3", "epochs", ("unknown", "'train.epochs'")),
+        ("train.epochs", "", ("FIELD=VALUE", "train.epochs=3")),
+        ("=3", "", ("FIELD=VALUE",)),
+        ("train.epochs=[1", "train.epochs", ("parsed", "']'")),
+        ("volumes[1].local=a", "volumes", ("'1'", "has 1")),
+        ("volumes.first.local=a", "volumes", ("'first'", "has 1")),
+        ("name.first=a", "name", ("mapping",)),
+        ("workers.max=10001", "workers.max", ("found 10001", "at least 1", "at most 10000")),
+        ("workers.max=0", "workers.max", ("found 0", "at least 1", "at most 10000")),
     ],
 )
-def test_wrong_override(job: Path, setting: str, message: str) -> None:
+def test_wrong_override(job: Path, setting: str, field: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
         load(job, [setting])
     (problem,) = caught.value.problems
-    assert str(problem).startswith(message)
+    assert str(problem).startswith(f"--set {setting}: {field}: " if field else f"--set {setting}: ")
+    assert not unsaid(str(problem), *keys)
 
 
 def test_what_a_command_needs(job: Path) -> None:
@@ -134,16 +127,14 @@ def test_fields_are_held_to_each_other_with_the_counts_of_the_command_line(job: 
     assert load(job, ["workers.min=3"], counts=[counted(4)]).workers.min == 3
     with pytest.raises(SpecError) as caught:
         load(job, [sync], counts=[counted(2)])
-    assert str(caught.value) == (
-        f"--set {sync}: strategy.grads_to_wait: found 3, but workers.max is 2: so many pushes never come together\n"
-        "  make it at most 2, or raise workers.max, which is from --workers 2"
-    )
+    assert str(caught.value).startswith(f"--set {sync}: strategy.grads_to_wait: ")
+    assert not unsaid(str(caught.value), "found 3", "workers.max is 2", "at most 2", "--workers 2")
 
 
 def test_a_count_out_of_bounds_is_blamed_on_its_option(job: Path) -> None:
-    with pytest.raises(SpecError, match=r"^--workers 0: workers\.max: found 0, must be a whole number"):
+    with pytest.raises(SpecError, match=r"^--workers 0: workers\.max: found 0"):
         load(job, counts=[counted(0)])
-    with pytest.raises(SpecError, match=r"^--ps 0: ps\.count: found 0, must be a whole number"):
+    with pytest.raises(SpecError, match=r"^--ps 0: ps\.count: found 0"):
         load(job, counts=[Count("--ps 0", "ps.count", 0)])
 
 
@@ -159,10 +150,9 @@ def test_the_source_of_the_other_field_is_told_where_it_is_an_option(job: Path, 
     with pytest.raises(SpecError) as caught:  # a neighbour's option gave it nothing
         load(job, ["workers.resources.cpu=1"] if source == "file" else ["workers.max=2"])
     told = str(caught.value)
-    assert "strategy.grads_to_wait: found 3, but workers.max is 2" in told
-    assert told.endswith(
-        "or raise workers.max" if source == "file" else f"or raise workers.max, which is from {source}"
-    )
+    assert not unsaid(told, "strategy.grads_to_wait", "found 3", "workers.max is 2")
+    assert (source in told) == (source != "file")
+    assert "--set workers.resources.cpu" not in told
 
 
 def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:

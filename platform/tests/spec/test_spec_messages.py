@@ -1,4 +1,7 @@
-"""Every mistake in a job file gets a message that names file, line, path, what was found and what is allowed."""
+"""Every mistake in a job file gets a message that names file, line, path, what was found and what is allowed.
+
+``pytest platform/tests/spec -n 0 --update-golden`` writes the messages of bad_jobs.txt anew.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from edl.core.errors import BadInputError
 from edl.spec.load import load
 from edl.spec.problem import SpecError, nearest
 
-_CASES = Path(__file__).with_name("bad_jobs.txt").read_text(encoding="utf-8")
+_FILE = Path(__file__).with_name("bad_jobs.txt")
+_CASES = _FILE.read_text(encoding="utf-8")
 
 
 def cases() -> list[tuple[str, str, str]]:
@@ -21,12 +25,20 @@ def cases() -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("file", "messages"), [pytest.param(*case[1:], id=case[0]) for case in cases()])
-def test_golden(file: str, messages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden(
+    file: str, messages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("job.yaml").write_text(file, encoding="utf-8")
     with pytest.raises(SpecError) as caught:
         load("job.yaml")
-    assert str(caught.value) == messages.rstrip("\n")
+    now = str(caught.value)
+    if pytestconfig.getoption("update_golden"):
+        old, new = (file + "=>\n" + text + "\n" for text in (messages.rstrip("\n"), now))
+        _FILE.write_text(_FILE.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+    else:
+        assert now == messages.rstrip("\n"), "if this is what it should say: --update-golden, and read the difference"
+    assert all(re.match(r"(job\.yaml(:\d+)?: |  )\S", line) for line in now.splitlines()), "each has its file and line"
     assert isinstance(caught.value, BadInputError)
     assert caught.value.exit_code == 2
 
@@ -34,14 +46,14 @@ def test_golden(file: str, messages: str, tmp_path: Path, monkeypatch: pytest.Mo
 def test_tabs(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("train:\n\tepochs: 1\n")
-    with pytest.raises(SpecError, match=r"job.yaml:2: cannot be parsed: [\s\S]*YAML does not allow tabs"):
+    with pytest.raises(SpecError, match=r"job.yaml:2: [\s\S]*tabs"):
         load(file)
 
 
 def test_control_characters(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: a\nimage: \x00\n")
-    with pytest.raises(SpecError, match=r"job.yaml:2: cannot be parsed: unacceptable character"):
+    with pytest.raises(SpecError, match=r"job.yaml:2: .*character"):
         load(file)
 
 
@@ -60,14 +72,14 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 def test_directory_names_the_files_in_it(tmp_path: Path) -> None:
     (tmp_path / "mnist.yaml").touch()
-    with pytest.raises(SpecError, match=r"is a directory, must be a job file\n  it contains: mnist.yaml"):
+    with pytest.raises(SpecError, match=r"directory[\s\S]*mnist.yaml"):
         load(tmp_path)
 
 
 def test_binary_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SpecError, match="not a text file in UTF-8"):
+    with pytest.raises(SpecError, match="UTF-8"):
         load(file)
 
 

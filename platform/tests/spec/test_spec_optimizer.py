@@ -8,10 +8,10 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import unsaid
 
 from edl.core.errors import BadInputError
 from edl.spec.hyperparameters import RULES, Hyperparameter, Parameter
-from edl.spec.kind import one_of
 from edl.spec.optimizer import OptimizerSpec
 
 
@@ -97,32 +97,24 @@ def test_hyperparameters_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hyperparameters", "message"),
+    ("name", "hyperparameters", "keys"),
     [
-        ("muon", {}, f"optimizer 'muon' is not known; known are {one_of(tuple(RULES))}"),
-        ("sgd", {"momentum": 0.9}, "optimizer sgd has no hyperparameter 'momentum'; it has: weight_decay"),
-        (
-            "adam",
-            {"nesterov": True},
-            "optimizer adam has no hyperparameter 'nesterov'; it has: beta_1, beta_2, epsilon, amsgrad, weight_decay",
-        ),
-        ("adam", {"beta_1": 1.0}, "beta_1 of optimizer adam is 1.0, must be at least 0 and below 1"),
-        ("adam", {"beta_1": True}, "beta_1 of optimizer adam is True, must be at least 0 and below 1"),
-        ("adam", {"epsilon": -1.0}, "epsilon of optimizer adam is -1.0, must be a finite number of at least 0"),
-        ("adam", {"epsilon": float("nan")}, "epsilon of optimizer adam is nan, must be a finite number of at least 0"),
-        ("adagrad", {"epsilon": "x"}, "epsilon of optimizer adagrad is 'x', must be a finite number of at least 0"),
-        (
-            "ftrl",
-            {"learning_rate_power": 0.5},
-            "learning_rate_power of optimizer ftrl is 0.5, must be a finite number of at most 0",
-        ),
-        ("momentum", {"nesterov": 1}, "nesterov of optimizer momentum is 1, must be true or false"),
+        ("muon", {}, ("'muon'", *RULES)),
+        ("sgd", {"momentum": 0.9}, ("sgd", "'momentum'", "weight_decay")),
+        ("adam", {"nesterov": True}, ("adam", "'nesterov'", "beta_1, beta_2, epsilon, amsgrad, weight_decay")),
+        ("adam", {"beta_1": 1.0}, ("beta_1", "adam", "1.0", "at least 0", "below 1")),
+        ("adam", {"beta_1": True}, ("beta_1", "adam", "True", "at least 0", "below 1")),
+        ("adam", {"epsilon": -1.0}, ("epsilon", "adam", "-1.0", "at least 0")),
+        ("adam", {"epsilon": float("nan")}, ("epsilon", "adam", "nan", "finite")),
+        ("adagrad", {"epsilon": "x"}, ("epsilon", "adagrad", "'x'", "number")),
+        ("ftrl", {"learning_rate_power": 0.5}, ("learning_rate_power", "ftrl", "0.5", "at most 0")),
+        ("momentum", {"nesterov": 1}, ("nesterov", "momentum", "1", "true", "false")),
     ],
 )
-def test_wrong(name: str, hyperparameters: dict[str, float], message: str) -> None:
+def test_wrong(name: str, hyperparameters: dict[str, float], keys: tuple[str, ...]) -> None:
     with pytest.raises(BadInputError) as caught:
         OptimizerSpec(name, hyperparameters)
-    assert str(caught.value) == message
+    assert not unsaid(str(caught.value), *keys)
 
 
 @pytest.mark.parametrize(
@@ -136,5 +128,5 @@ def test_wrong(name: str, hyperparameters: dict[str, float], message: str) -> No
     ],
 )
 def test_wrong_json(value: dict[str, object]) -> None:
-    with pytest.raises(BadInputError, match="an optimizer has the fields name and hyperparameters"):
+    with pytest.raises(BadInputError, match=r"optimizer.*name.*hyperparameters"):
         OptimizerSpec.from_json(value)

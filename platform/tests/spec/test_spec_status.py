@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from wording import unsaid
 
 from edl.spec import event
 from edl.spec.event import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
@@ -112,25 +113,23 @@ def test_status_lists_its_roles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "keys"),
     [
-        ("{", "events.jsonl:3: not JSON"),
-        ("[]", "events.jsonl:3: event: found None, must be one of run_started, "),
-        ('{"event": "started"}', "events.jsonl:3: event: found 'started', must be one of run_started, "),
-        ('{"event": "exported", "time": 1}', "events.jsonl:3: path: is missing"),
-        ('{"event": "exported", "time": "1", "path": "x"}', "events.jsonl:3: time: found '1', must be a number"),
-        (
-            '{"event": "exported", "time": 1, "path": "x", "pth": 1}',
-            "events.jsonl:3: pth: unknown field; did you mean 'path'?",
-        ),
+        ("{", ("JSON",)),
+        ("[]", ("event", "None", "run_started")),
+        ('{"event": "started"}', ("event", "'started'", "run_started")),
+        ('{"event": "exported", "time": 1}', ("path", "missing")),
+        ('{"event": "exported", "time": "1", "path": "x"}', ("time", "'1'", "number")),
+        ('{"event": "exported", "time": 1, "path": "x", "pth": 1}', ("pth", "unknown", "'path'")),
     ],
 )
-def test_reading_is_strict(line: str, message: str) -> None:
+def test_reading_is_strict(line: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
         event.parse(line, "events.jsonl:3")
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith("events.jsonl:3: ")
+    assert not unsaid(str(caught.value), *keys)
 
 
 def test_an_unknown_phase_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"status.json: phase: found 'Traning', must be Starting, .*\n.*'Training'"):
+    with pytest.raises(SpecError, match=r"status.json: phase: .*'Traning'[\s\S]*'Training'"):
         Status.from_json({"job": "a", "run": "r", "run_dir": "x", "phase": "Traning", "updated": 1}, "status.json")
