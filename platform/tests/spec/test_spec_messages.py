@@ -38,7 +38,7 @@ def test_golden(
         _FILE.write_text(_FILE.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     else:
         assert now == messages.rstrip("\n"), "if this is what it should say: --update-golden, and read the difference"
-    assert all(re.match(r"(job\.yaml(:\d+)?: |  )\S", line) for line in now.splitlines()), "each has its file and line"
+    assert all(re.match(r"(job\.yaml:|  )", line) for line in now.splitlines()), "each names the file, or goes on"
     assert isinstance(caught.value, BadInputError)
     assert caught.value.exit_code == 2
 
