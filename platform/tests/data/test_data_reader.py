@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from wording import unsaid
 
 from edl.core.errors import BadInputError, EdlError, RetryableError
 from edl.data.opening import open_reader
@@ -62,7 +63,7 @@ def test_the_format_can_be_given(tmp_path: Path) -> None:
     [
         (lambda path: path / "missing", "no such file"),
         (lambda path: path, "no data files"),
-        (lambda path: [], "list of paths is empty"),
+        (lambda path: [], "empty"),
     ],
 )
 def test_no_training_data_is_refused(tmp_path: Path, make: object, what: str) -> None:
@@ -73,14 +74,14 @@ def test_no_training_data_is_refused(tmp_path: Path, make: object, what: str) ->
 def test_a_directory_of_directories_says_which(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "test").mkdir()
-    with pytest.raises(BadInputError, match="name one of its directories: test, train"):
+    with pytest.raises(BadInputError, match="test, train"):
         open_reader(tmp_path)
 
 
 def test_a_missing_path_names_the_nearest_directory(tmp_path: Path) -> None:
     with pytest.raises(BadInputError) as caught:
         open_reader(tmp_path / "a" / "b")
-    assert caught.value.hint == f"the nearest directory that exists is {tmp_path}"
+    assert not unsaid(caught.value.hint or "", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_unknown_and_mixed_formats_are_refused(tmp_path: Path) -> None:
         open_reader(tmp_path)
     assert caught.value.where == str(tmp_path / "README")
     (tmp_path / "README").rename(tmp_path / "b.csv")
-    with pytest.raises(BadInputError, match=r"several formats: a\.recordio is recordio, b\.csv is csv"):
+    with pytest.raises(BadInputError, match=r"a\.recordio is recordio, b\.csv is csv"):
         open_reader(tmp_path)
 
 
@@ -124,7 +125,7 @@ def test_unknown_and_mixed_formats_are_refused(tmp_path: Path) -> None:
     [
         ({"format": "parquet"}, "unknown data format 'parquet'"),
         ({"indx": "file"}, "did you mean index"),
-        ({"index": "disk"}, "allowed: one of memory, file"),
+        ({"index": "disk"}, "memory, file"),
         ({"index": 3}, "3 is not allowed"),
         ({"format": "csv", "header": "yes"}, "true or false"),
         ({"format": "csv", "sep": ";;"}, "one character"),

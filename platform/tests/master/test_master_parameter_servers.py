@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from master.stage import LONG, TOKEN, PlayedPs, played_ps
+from wording import unsaid
 
 from edl.core.errors import BadInputError, RetryableError
 from edl.core.events import (
@@ -435,4 +436,4 @@ def test_a_newer_checkpoint_that_nobody_entered_is_named_when_no_older_one_stand
     commit(directory, Manifest(3, 0, "now", (), {"done_steps": 1}))
     refused = Checkpoints(tmp_path, 2, set).refused("ps-0", 2, "it is damaged")
     assert refused.older is None
-    assert refused.skipped.endswith("checkpoint 3 is intact: --resume RUN --from-checkpoint goes on from it")
+    assert not unsaid(refused.skipped, "checkpoint 3", "--resume RUN --from-checkpoint")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from published_job import STATUS
+from wording import unsaid
 
 from edl.master.progress import Progress, hear
 from edl.spec.event import EvaluationEnded, EvaluationStarted
@@ -23,10 +24,9 @@ def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:
     progress = Progress()
     for status in (MIDST, MIDST, replace(MIDST, step=7022, loss=0.2)):
         progress.tell(status)
-    assert caplog.messages == [
-        "Loss 0.1868 at step 7,021, epoch 3/5, 402,112 of 600,000 records",
-        "Loss 0.2 at step 7,022, epoch 3/5, 402,112 of 600,000 records",
-    ]
+    first, second = caplog.messages
+    assert not unsaid(first, "0.1868", "step 7,021", "epoch 3/5", "402,112 of 600,000 records")
+    assert not unsaid(second, "0.2", "step 7,022")
 
 
 def test_nothing_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,7 +43,6 @@ def test_each_evaluation_with_its_measures(caplog: pytest.LogCaptureFixture) -> 
     hear(EvaluationStarted(time=1.0, step=7000))
     hear(EvaluationEnded(time=2.0, step=7000, metrics={"loss": 0.09169, "accuracy": 0.9805}))
     hear(EvaluationEnded(time=3.0, step=8000, metrics={}))
-    assert caplog.messages == [
-        "Evaluation of step 7,000: loss 0.09169, accuracy 0.9805",
-        "Evaluation of step 8,000: done",
-    ]
+    first, second = caplog.messages
+    assert not unsaid(first, "step 7,000", "loss 0.09169", "accuracy 0.9805")
+    assert not unsaid(second, "step 8,000")

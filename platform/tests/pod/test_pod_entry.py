@@ -93,9 +93,9 @@ def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("role", "lacks", "said"),
     [
-        ("master", {"grpc", "tensorflow"}, "the image has no gRPC:"),
-        ("worker", {"grpc", "tensorflow"}, "the image has no gRPC and no TensorFlow:"),
-        ("worker", {"tensorflow"}, "the image has no TensorFlow:"),
+        ("master", {"grpc", "tensorflow"}, r"image.*gRPC:"),
+        ("worker", {"grpc", "tensorflow"}, r"image.*gRPC.*TensorFlow"),
+        ("worker", {"tensorflow"}, r"image.*\bno TensorFlow"),
     ],
 )
 def test_the_submitters_image_trains_nothing_and_says_so(

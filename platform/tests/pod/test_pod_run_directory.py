@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from wording import unsaid
 
 from edl.core.errors import BadInputError
 from edl.pod.run_directory import LATEST, Wanted, open_run, prove_writable
@@ -83,7 +84,7 @@ def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path
     kinds = [entry["kind"] for entry in replay(first.journal).entries]
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
     told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
-    assert told["changes"][0] == "its journal is not read: it goes back to checkpoint 4 at step 1"
+    assert not unsaid(told["changes"][0], "journal", "checkpoint 4", "step 1")
 
 
 def test_latest_is_resolved_once(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_latest_is_no_submission_whose_master_never_lived(tmp_path: Path) -> Non
     trained = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
     open_run(Wanted(tmp_path, "uid-2"), SPEC)  # its master got no Lease
     assert open_run(Wanted(tmp_path, "uid-3", LATEST), SPEC) == trained
-    with pytest.raises(BadInputError, match=r"no run 'uid-2' to go on with\n.*: uid-1\."):
+    with pytest.raises(BadInputError, match=r"'uid-2'[\s\S]*uid-1"):
         open_run(Wanted(tmp_path, "uid-4", "uid-2"), SPEC)
 
 
@@ -118,7 +119,8 @@ def test_what_differs_when_a_run_goes_on_is_an_event(tmp_path: Path) -> None:
     assert isinstance(first, RunStarted)
     assert isinstance(second, RunStarted)
     assert (first.resumed, first.changes) == (False, ())
-    assert (second.resumed, second.changes) == (True, (f"workers.max was {SPEC.workers.max}, is 9",))
+    (change,) = second.changes
+    assert (second.resumed, unsaid(change, "workers.max", str(SPEC.workers.max), "9")) == (True, [])
 
 
 @pytest.mark.parametrize("run", [LATEST, "uid-7"])
@@ -130,10 +132,10 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path, ru
 def test_a_run_that_is_done_or_about_other_work_is_refused(tmp_path: Path) -> None:
     run = begun(open_run(Wanted(tmp_path, "uid-1"), SPEC))
     other = replace(SPEC, train=replace(SPEC.train, seed=7))
-    with pytest.raises(BadInputError, match=r"train\.seed was 0, is 7"):
+    with pytest.raises(BadInputError, match=r"train\.seed\b.*\b0\b.*\b7\b"):
         open_run(Wanted(tmp_path, "uid-2", "uid-1"), other)
     ended(run, "Done")
-    with pytest.raises(BadInputError, match="uid-1 is done"):
+    with pytest.raises(BadInputError, match=r"uid-1\b.*done"):
         open_run(Wanted(tmp_path, "uid-2", "uid-1"), SPEC)
 
 

@@ -184,13 +184,13 @@ def test_one_ps_resumes_what_two_saved_in_the_order_that_a_worker_declares(start
     with pytest.raises(BulkRefused, match="fingerprint"):
         worker.declare(dict(reversed(values.items())), optimizer="momentum", fingerprint="another")
     wider = {**values, NAMES[3]: np.zeros((2, 7), np.float32)}
-    with pytest.raises(BulkRefused, match=rf"'{NAMES[3]}' is \[2, 7\], this PS holds \[2\]\n  give the model"):
+    with pytest.raises(BulkRefused, match=rf"'{NAMES[3]}' is \[2, 7\].*\[2\]\n  .*model"):
         worker.declare(wider, optimizer="momentum", fingerprint="another")
     more = {**values, "more": np.zeros(1, np.float32)}
-    with pytest.raises(BulkRefused, match=r"this PS holds no variable 'more' \[1\]"):
+    with pytest.raises(BulkRefused, match=r"'more' \[1\]"):
         worker.declare(more, optimizer="momentum", fingerprint="another")
     del more["more"], more[NAMES[5]]
-    with pytest.raises(BulkRefused, match=rf"it has no variable '{NAMES[5]}' \[2\], which this PS holds"):
+    with pytest.raises(BulkRefused, match=rf"'{NAMES[5]}' \[2\]"):
         worker.declare(more, optimizer="momentum", fingerprint="another")
     assert not worker.declare(values, optimizer="momentum").first
     np.testing.assert_array_equal(worker.pull()[1], np.repeat(np.arange(len(NAMES)), 2))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -76,8 +77,8 @@ def test_a_table_that_cannot_be_held_is_refused_by_name_and_nothing_is_held(monk
         little.setattr(numpy_table.NumpyTable, "__init__", none_left)
         with pytest.raises(NoMemoryError) as refused:
             server.declare(DECLARED, np.zeros(2, np.float32))
-    assert str(refused.value) == (
-        f"there is no memory on this parameter server for table 'users' (any id x 8)\n  {REMEDY}"
+    assert not unsaid(
+        str(refused.value), "memory", "parameter server", "table 'users' (any id x 8)", " ".join(REMEDY.split())
     )
     assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
 
@@ -87,7 +88,7 @@ def test_dense_values_that_cannot_be_held_are_refused_by_their_number(monkeypatc
     server.attach(Attachment(1, 0))
     with monkeypatch.context() as little:
         little.setattr(Slab, "__init__", none_left)
-        with pytest.raises(NoMemoryError, match=r"for the 2 dense values, with their slot variables\n.*ps.count"):
+        with pytest.raises(NoMemoryError, match=r"2 dense values.*slot[\s\S]*ps\.count"):
             server.declare(DECLARED, np.zeros(2, np.float32))
     assert server.declare(DECLARED, np.zeros(2, np.float32)) == (0, True)
 
@@ -107,7 +108,7 @@ def test_a_numpy_table_that_cannot_grow_refuses_a_push_before_anything_of_it_is_
 
     with monkeypatch.context() as little:
         little.setattr(numpy_table, "_extended", extend)
-        with pytest.raises(NoMemoryError, match=r"for 300 rows of table 'users' \(any id x 8\)\n.*ps.max_rows"):
+        with pytest.raises(NoMemoryError, match=r"300 rows of table 'users' \(any id x 8\)[\s\S]*ps\.max_rows"):
             sent(server, 0, push(items=range(3), users=range(300)))
     slab = np.empty(2, np.float32)
     assert server.pull(server.declaration(), slab) == 0
@@ -128,7 +129,7 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
     held = server.declaration()
     with monkeypatch.context() as little:
         little.setattr(type(table(server, "users")), "apply", none_left)
-        with pytest.raises(TornError, match=r"in the middle of a push, at 4 rows of table 'users' \(any id x 8\): its"):
+        with pytest.raises(TornError, match=r"push.*4 rows of table 'users' \(any id x 8\)"):
             sent(server, 1, push(users=range(4)))
     for call in (
         lambda: server.pull(held, np.empty(2, np.float32)),
@@ -138,7 +139,7 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
         lambda: server.snapshot(1, 2, None, pin=True),
         server.declaration,
     ):
-        with pytest.raises(TornError, match=r"at 4 rows of table 'users' \(any id x 8\)"):
+        with pytest.raises(TornError, match=r"4 rows of table 'users' \(any id x 8\)"):
             call()
     assert server.pinned(1).snapshot.read_rows("users", np.array([1])).any(), "what was taken before is whole"
 
@@ -155,13 +156,13 @@ def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_
     kind = type(table(server, "users"))
     with monkeypatch.context() as little:
         little.setattr(kind, "read", none_left)
-        with pytest.raises(NoMemoryError, match=r"for 2 rows of table 'users' \(any id x 8\)"):
+        with pytest.raises(NoMemoryError, match=r"2 rows of table 'users' \(any id x 8\)"):
             server.pull_rows({"users": np.array([1, 2])})
         little.setattr(kind, "snapshot", none_left)
-        with pytest.raises(NoMemoryError, match=r"for a copy of the 2 dense values, table 'users' \(any id x 8\), tab"):
+        with pytest.raises(NoMemoryError, match=r"2 dense values, table 'users' \(any id x 8\)"):
             server.snapshot(1, 1, None, pin=True)
         little.setattr(Slab, "make_room", none_left)
-        with pytest.raises(NoMemoryError, match="for a copy of the 2 dense values"):
+        with pytest.raises(NoMemoryError, match="2 dense values"):
             server.prepare(1)
     assert server.snapshot(1, 1, None, pin=True).version == 1
     assert server.pull_rows({"users": np.array([1, 2])})[0].all()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -57,19 +58,18 @@ def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
     any_id = TableSpec("users/embeddings", 0, 8, {"name": "zeros"}, seed=1)
     with pytest.raises(TableFullError) as refused:
         Retention(60, 5, servers=2).check(any_id, 24, 10)
-    assert str(refused.value) == (
-        "table 'users/embeddings' (any id x 8) holds 24 rows on this parameter server, 10 more do not fit: it may hold "
-        "30, its part of ps.max_rows 60 on 2 parameter servers\n"
-        "  raise ps.max_rows or ps.count, or lower ps.evict_after_steps (5): no row has gone unused for so long; then "
-        "go on with --resume"
+    first, remedy = str(refused.value).splitlines()
+    assert not unsaid(
+        first, "'users/embeddings' (any id x 8)", "24 rows", "10 more", "30", "ps.max_rows 60", "2 parameter servers"
     )
+    assert not unsaid(remedy, "ps.max_rows", "ps.count", "ps.evict_after_steps (5)", "--resume")
 
 
 def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
     """With more servers than before a share is smaller, and one server may have got more rows than that."""
     table = TableSpec("emb", 0, 8, {"name": "zeros"}, 1)
     Retention(9, servers=3).check(table, 4, 0)
-    with pytest.raises(TableFullError, match="1 more do not fit"):
+    with pytest.raises(TableFullError, match="1 more"):
         Retention(9, servers=3).check(table, 4, 1)
 
 
@@ -79,7 +79,7 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     server.declare(DECLARED, np.zeros(2, np.float32))
     held, slab = server.declaration(), np.empty(2, np.float32)
     for _ in range(2):
-        with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\) holds 0 rows .*, 4 more do"):
+        with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\).*0 rows.*4 more"):
             server.push(Share(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4]))
         assert server.pull(held, slab) == 0
         np.testing.assert_array_equal(slab, 0)

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.ps import stores
@@ -35,7 +36,7 @@ def declared(optimizer: OptimizerSpec) -> Declaration:
     [
         ("auto", BUILT, None, NATIVE, "is there"),
         ("auto", BUILT, ADAM, NATIVE, "is there"),
-        ("auto", BUILT, FTRL, NUMPY, "optimizer ftrl has no native kernel; sgd, adam have"),
+        ("auto", BUILT, FTRL, NUMPY, "ftrl"),
         ("auto", ABSENT, ADAM, NUMPY, "no such file"),
         ("native", BUILT, ADAM, NATIVE, "ps.store asks for it"),
         ("numpy", BUILT, ADAM, NUMPY, "ps.store asks for it"),
@@ -51,8 +52,8 @@ def test_the_choice_and_its_reason(wanted, found, optimizer, value, reason):
 @pytest.mark.parametrize(
     ("found", "optimizer", "message", "hint"),
     [
-        (ABSENT, ADAM, "ps.store is native, but the native extension cannot be imported", "make native"),
-        (BUILT, FTRL, "ps.store is native, but optimizer ftrl has no native kernel", "Without ps.store"),
+        (ABSENT, ADAM, r"ps\.store is native.*extension", "make native"),
+        (BUILT, FTRL, r"ps\.store is native.*ftrl", "ps.store"),
     ],
 )
 def test_native_tables_that_cannot_be_had_are_refused_when_they_are_declared_and_when_restored(
@@ -87,9 +88,8 @@ def test_without_the_extension_numpy_serves_and_the_reason_is_the_import_s(monke
 def test_that_the_optimizer_decided_is_said_once_it_is_known(caplog):
     caplog.set_level("INFO")
     Stores(found=BUILT).make(declared(FTRL), NOTHING)
-    assert [record.getMessage() for record in caplog.records] == [
-        "tables are numpy (optimizer ftrl has no native kernel; sgd, adam have)"
-    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert not unsaid(message, "numpy", "ftrl", "sgd, adam")
 
 
 @pytest.mark.parametrize(

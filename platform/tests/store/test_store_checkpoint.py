@@ -158,9 +158,9 @@ def test_a_damaged_shard_is_not_read(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
 
-    with pytest.raises(StorageError, match="its checksum is not the one in the manifest"):
+    with pytest.raises(StorageError, match="checksum"):
         read_shard(path)
-    with pytest.raises(StorageError, match="does not name this file"):
+    with pytest.raises(StorageError, match=r"ps-7\.safetensors"):
         read_shard(path.with_name("ps-7.safetensors"))
 
 
@@ -169,7 +169,7 @@ def test_another_format_version_is_refused_with_both_versions(tmp_path: Path, mo
         patch.setattr("edl.store.manifest.FORMAT_VERSION", 9)
         make_cut(tmp_path, 1)
 
-    with pytest.raises(StorageError, match="version 9; this EDL reads version 1"):
+    with pytest.raises(StorageError, match=r"version 9\b.*version 1\b"):
         newest(tmp_path)
 
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from wording import unsaid
 
 from edl.core.errors import BadInputError, StorageError
 from edl.core.job import JobState
@@ -99,21 +100,19 @@ def test_what_is_lost_is_said_before(tmp_path: Path) -> None:
 
     told = "\n".join(plan_restart(run).lines())
 
-    assert "goes back to checkpoint 2 at step 4" in told
-    assert "checkpoint 3 cannot be used" in told
+    assert not unsaid(told, "checkpoint 2", "step 4", "checkpoint 3")
 
 
 def test_who_opens_a_damaged_journal_hears_what_going_back_costs(tmp_path: Path) -> None:
-    for tasks, costs in (((1, 2), "it goes back to checkpoint 3 at step 8; 0 records"), ((), "no intact checkpoint")):
-        run = run_with(tmp_path / costs, *tasks)
-        with pytest.raises(StorageError, match="the journal is damaged") as damaged, explained(run):
+    for tasks, costs in (((1, 2), ("checkpoint 3", "step 8", "0 records")), ((), ("no intact checkpoint",))):
+        run = run_with(tmp_path / costs[0], *tasks)
+        with pytest.raises(StorageError, match="journal") as damaged, explained(run):
             Journal.open(run.journal, holder="the next master")
-        assert "--from-checkpoint" in str(damaged.value)
-        assert costs in str(damaged.value)
+        assert not unsaid(str(damaged.value), "--from-checkpoint", *costs)
 
 
 def test_without_a_checkpoint_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no intact checkpoint"):
         plan_restart(run_with(tmp_path))
-    with pytest.raises(BadInputError, match="did not note the data set"):
+    with pytest.raises(BadInputError, match="data set"):
         plan_restart(run_with(tmp_path / "old", 1, dataset=False))

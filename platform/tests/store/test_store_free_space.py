@@ -24,7 +24,7 @@ def test_what_fits_beside_the_reserve_passes(tmp_path: Path, monkeypatch: pytest
 
 def test_what_does_not_is_refused_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk(monkeypatch, blocks=1000, free=100)
-    with pytest.raises(StorageError, match="389,120 bytes are to be written, 409,600 are free"):
+    with pytest.raises(StorageError, match=r"389,120 bytes.*409,600"):
         ensure_room(tmp_path, 95 * 4096)
 
 

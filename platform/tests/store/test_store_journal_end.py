@@ -77,19 +77,19 @@ def test_a_run_without_checkpoints_has_lost_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("begun", [4, None])
 def test_checkpoints_that_were_never_announced_prove_that_the_end_is_lost(tmp_path: Path, begun: int | None) -> None:
     run = run_with(tmp_path, ENTRIES, *((1, 2) if begun else (2, 4, 5)), begun=begun)
-    with pytest.raises(JournalDamagedError, match=f"it knows of no checkpoint after 3, and there is {begun or 5}"):
+    with pytest.raises(JournalDamagedError, match=rf"checkpoint after 3\b.*\b{begun or 5}\b"):
         check(run)
-    with pytest.raises(JournalDamagedError, match="lost its end: it knows of no checkpoint, and there is 1"):
+    with pytest.raises(JournalDamagedError, match=r"journal.*no checkpoint.*\b1\b"):
         check(run_with(tmp_path / "empty", [], 1))
 
 
 def test_a_checkpoint_that_was_pruned_proves_it_too(tmp_path: Path) -> None:
-    with pytest.raises(JournalDamagedError, match="from checkpoint 2, which cannot be used, and does not know of 3"):
+    with pytest.raises(JournalDamagedError, match=r"checkpoint 2\b.*\b3\b"):
         check(run_with(tmp_path, ENTRIES, 3))
 
 
 def test_a_run_whose_checkpoints_are_all_gone_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="checkpoint 2, from which the run goes on, is not there, and no other is"):
+    with pytest.raises(StorageError, match=r"checkpoint 2\b"):
         check(run_with(tmp_path, ENTRIES, begun=2))
 
 

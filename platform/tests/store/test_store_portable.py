@@ -120,15 +120,15 @@ TABLE = {"rows/t/ids": np.arange(2), "rows/t/values": W}
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        ([{"dense/w": W}, {"dense/w": W}], "holds variable 'w', and so does ps-0.safetensors"),
-        ([TABLE, TABLE], "row 0 of table 't' is stored twice"),
-        ([TABLE, {"rows/t/ids": np.arange(2), "rows/t/values": W[:, :1]}], "of another kind than ps-0"),
-        ([{"rows/t/ids": np.arange(2)}], "ids and rows of table 't'"),
-        ([{"rows/t/ids": np.arange(3), "rows/t/values": W}], "whole rows of table 't'"),
-        ([{"rows/t/ids": np.arange(2.0), "rows/t/values": W}], "ids and rows of table 't'"),
-        ([{"slot/m/w": W}], "does not hold variable 'w'"),
-        ([{"dense/w": W, "slot/m/w": W[0]}], "slots of another shape than variable 'w'"),
-        ([{"dense/t/ids": W, **TABLE}], "two arrays would be called 't/ids'"),
+        ([{"dense/w": W}, {"dense/w": W}], "'w'.*ps-0.safetensors"),
+        ([TABLE, TABLE], "row 0 of table 't'.*twice"),
+        ([TABLE, {"rows/t/ids": np.arange(2), "rows/t/values": W[:, :1]}], "ps-0"),
+        ([{"rows/t/ids": np.arange(2)}], "rows of table 't'"),
+        ([{"rows/t/ids": np.arange(3), "rows/t/values": W}], "rows of table 't'"),
+        ([{"rows/t/ids": np.arange(2.0), "rows/t/values": W}], "rows of table 't'"),
+        ([{"slot/m/w": W}], "variable 'w'"),
+        ([{"dense/w": W, "slot/m/w": W[0]}], "shape.*'w'"),
+        ([{"dense/t/ids": W, **TABLE}], "'t/ids'"),
     ],
 )
 def test_shards_that_do_not_fit_together_are_refused(
@@ -149,7 +149,7 @@ def test_shards_of_two_models_are_refused(tmp_path: Path) -> None:
 def test_rows_of_another_length_than_declared_are_refused(tmp_path: Path) -> None:
     wide = {"rows/items/ids": np.arange(2), "rows/items/values": W}
     write_shard(tmp_path, 0, wide, {"declaration": declaration({})})
-    with pytest.raises(StorageError, match="does not hold rows of table 'items' as it declares them"):
+    with pytest.raises(StorageError, match="rows of table 'items'"):
         contents_of([tmp_path / "ps-0.safetensors"])
 
 

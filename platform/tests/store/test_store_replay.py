@@ -166,7 +166,7 @@ def test_another_format_version_is_refused_with_both_versions(tmp_path: Path) ->
     header[-4:] = struct.pack("<I", __import__("zlib").crc32(header[:-4]))
     path.write_bytes(bytes(header) + path.read_bytes()[HEADER.size :])
 
-    with pytest.raises(StorageError, match="version 7; this EDL reads version 1"):
+    with pytest.raises(StorageError, match=r"version 7\b.*version 1\b"):
         replay(tmp_path)
 
 
@@ -201,7 +201,7 @@ class TestZombie:
         write(tmp_path, [[{"n": 2}]])
 
         lsn = zombie.append({"n": "zombie"})
-        with pytest.raises(RefusedError, match="incarnation 2 has replaced this one"):
+        with pytest.raises(RefusedError, match="incarnation 2"):
             zombie.wait(lsn)
 
         assert b"zombie" in (tmp_path / SegmentId(1, 1).name).read_bytes()

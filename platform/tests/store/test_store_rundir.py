@@ -49,7 +49,7 @@ def test_a_run_is_resolved_by_id_or_as_the_newest(tmp_path: Path) -> None:
 
     assert rundir.resolve(tmp_path, None) == second
     assert rundir.resolve(tmp_path, "r1") == first
-    with pytest.raises(BadInputError, match="no run 'r9'\n  Its runs are: r1, r2"):
+    with pytest.raises(BadInputError, match=r"'r9'[\s\S]*r1, r2"):
         rundir.resolve(tmp_path, "r9")
 
 
@@ -62,7 +62,7 @@ def test_resolving_without_any_run_says_so(tmp_path: Path) -> None:
 def test_a_job_that_is_running_names_its_holder(tmp_path: Path) -> None:
     with JobLock(tmp_path) as lock:
         lock.describe("r3")
-        with pytest.raises(HeldError, match=f"in use by process {os.getpid()} on .*, run r3, started 20") as caught:
+        with pytest.raises(HeldError, match=rf"process {os.getpid()}\b.*run r3\b") as caught:
             JobLock(tmp_path)
         assert caught.value.exit_code == 2
         assert isinstance(caught.value, RefusedError)
