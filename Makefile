@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 # The first Python that works and is new enough.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
   $$p -c 'import sys; sys.exit(not (3,11) <= sys.version_info[:2] < (3,14))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+# What is installed: RUNTIME what trains and what compiles native code, STAMP the tools of development and of the docs, too.
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 DEMO ?= demo-data
 # Of `make chaos`.
@@ -19,20 +21,27 @@ WORKERS ?= 2
 # failure. `make test ONCE_MORE=` allows none.
 ONCE_MORE ?= --reruns 1 -rR
 
-.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults faults-all chaos images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
+.PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults \
+  faults-all chaos images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
   docs schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
 
-$(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "EDL needs Python 3.11, 3.12 or 3.13 (as python3, python3.11 ...), and none was found."; exit 2; }
-	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB to download, all takes 2.2 GB on disk and a few minutes once."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[train,dev,docs,native]'
-	@touch $(STAMP)
+INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable
 
-setup: native ## make the virtual environment and compile native code (the other targets do it themselves)
+$(RUNTIME): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "EDL needs Python 3.11, 3.12 or 3.13 (as python3, python3.11 ...), and none was found."; exit 2; }
+	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB to download, all takes 2.1 GB on disk and a few minutes once."
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[train,native]'
+	@touch $@
+
+$(STAMP): $(RUNTIME)
+	$(INSTALL) '.[train,dev,docs,native]'
+	@touch $@
+
+setup: $(STAMP) native ## make the virtual environment and compile native code (the other targets do it themselves)
 
 demo: native ## train MNIST-format digits on this machine while a worker is killed half-way
 	@test -e $(DEMO)/mnist/train || $(BIN)/edl data mnist $(DEMO)/mnist --format recordio --source digits --records 12000
@@ -52,7 +61,7 @@ types: $(STAMP) ## types of EDL and of the benchmarks (mypy --strict)
 layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
-unit: native ## tests but for those of whole jobs
+unit: $(STAMP) native ## tests but for those of whole jobs
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native and not thorough" $(ONCE_MORE)
 
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
@@ -60,30 +69,34 @@ unit: native ## tests but for those of whole jobs
 NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/ps/native
 SANITIZERS := $(BIN)/python platform/tests/ps/native/sanitizers.py
 
-native: $(STAMP) ## compile native code into platform/edl/ps, platform/edl/worker and platform/edl/data, where there is a C++20 compiler
-	@$(NATIVE) -B build/native -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE
-	@$(BIN)/cmake --build build/native -- --quiet
+# Progress is Ninja's own: a line that counts on a terminal, a line for each file in a log. Nothing is printed where nothing
+# is to be done, because every target that starts parameter servers begins with this one.
+native: $(RUNTIME) ## compile native code into the package, where there is a C++20 compiler
+	@$(NATIVE) -B build/native -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE >/dev/null
+	@if ! $(BIN)/ninja -C build/native -n | grep -q 'no work to do'; then \
+	  echo "Compiling native code; all of it takes up to two minutes:"; \
+	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/native; fi
 
-native-test: native ## its tests on every instruction set of this processor, and the table under sanitizers
+native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
 	$(BIN)/pytest -q -n 2 -m native platform/tests/ps $(ONCE_MORE)
 	$(SANITIZERS)
 
-sanitizers: native ## the same tests under sanitizers, at length; writes platform/tests/ps/native/sanitizers.json
+sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/ps/native/sanitizers.json
 	$(SANITIZERS) --full
 
 charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
 	$(BIN)/pytest -q -rs -m install platform/tests/install
 
-jobs: native ## whole jobs on real processes: every feature that a user sees
+jobs: $(STAMP) native ## whole jobs on real processes: every feature that a user sees
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "jobs and not thorough" platform/tests/jobs $(ONCE_MORE)
 
-faults: native ## the same with real signals: every process is killed
+faults: $(STAMP) native ## the same with real signals: every process is killed
 	$(BIN)/pytest -q -n 2 --dist load -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
 
-faults-all: native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
+faults-all: $(STAMP) native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
 	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs platform/tests/rpc $(ONCE_MORE)
 
-chaos: native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
+chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)
 
 images: $(STAMP) ## build the images with the Docker engine
@@ -95,7 +108,7 @@ e2e: $(STAMP) ## whole jobs on the cluster of KUBECONFIG, or on a kind cluster t
 e2e-all: $(STAMP) ## the same with every fault at every step, installed with Helm and with Kustomize
 	BIN=$(BIN) e2e/run --all
 
-bench: native ## measure; results go to bench/results and docs/benchmarks.md
+bench: $(STAMP) native ## measure; results go to bench/results and docs/benchmarks.md
 	$(BIN)/python bench/run_all.py
 
 proto: $(STAMP) ## generate the messages' code from edl.proto
@@ -126,4 +139,5 @@ constraints: $(STAMP) ## write the versions of this environment to constraints.t
 	  $(BIN)/pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+=='; } > constraints.txt
 
 clean: ## remove what was built and trained here (not the virtual environment)
-	rm -rf build dist platform/edl/ps/_native*.so platform/edl/worker/_distinct*.so platform/edl/data/_records*.so $(DEMO) .edl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist $(DEMO) .edl .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find platform/edl -name '*.so' -delete

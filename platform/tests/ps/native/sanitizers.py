@@ -107,7 +107,10 @@ def compiled(sanitizer: Sanitizer, *, extension: bool) -> bool:
     options = [f"-DEDL_SANITIZE={sanitizer.flags}", f"-DEDL_EXTENSION={'ON' if extension else 'OFF'}"]
     here = [f"-DPython_EXECUTABLE={sys.executable}", "--log-level=NOTICE"]
     said = _run("cmake", "-G", "Ninja", "-S", SOURCES, "-B", sanitizer.build, *options, *here, environment=environment)
-    _run("cmake", "--build", sanitizer.build, "--", "--quiet", environment=environment)
+    print(f"Compiling with -fsanitize={sanitizer.flags}:", flush=True)
+    done = subprocess.run(["cmake", "--build", sanitizer.build], env=environment)  # shows its progress
+    if done.returncode:
+        raise SystemExit(done.returncode)
     if not sanitizer.program.exists():
         print(said)
     return sanitizer.program.exists()
