@@ -22,7 +22,7 @@ WORKERS ?= 2
 ONCE_MORE ?= --reruns 1 -rR
 
 .PHONY: help setup demo test test-all check lint types layers unit native native-test sanitizers charts jobs faults \
-  faults-all chaos images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
+  faults-all chaos dist dist-test images e2e e2e-all bench proto generate reference chart-schema chart-docs kustomize \
   docs schema constraints clean
 
 help: ## print every target
@@ -48,7 +48,7 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 	@$(BIN)/python -m edl.testing.faults worker:KILL@50% -- $(BIN)/edl run model_zoo/mnist/job.yaml --workers $(WORKERS)
 
 test: check ## what CI runs: format, lint, types, layers, tests
-test-all: check faults-all sanitizers ## the same, and what takes longer: every fault, the tests of native code under sanitizers
+test-all: check faults-all sanitizers dist-test ## the same, and what takes longer: every fault, sanitizers, the wheel in an empty environment
 check: lint types layers unit native-test charts jobs faults
 
 lint: $(STAMP) ## formatting and lint (ruff)
@@ -98,6 +98,15 @@ faults-all: $(STAMP) native ## every process is killed at several steps, in ever
 
 chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)
+
+# The wheel is built from the sdist, so that both are known to be whole, with the versions of this environment. EDL_NATIVE=0
+# builds one without native code, for all machines.
+dist: $(STAMP) ## build an sdist and a wheel with native code into dist/
+	@rm -rf dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" EDL_NATIVE="$${EDL_NATIVE:-1}" $(BIN)/python -m build --no-isolation
+
+dist-test: dist ## install that wheel into an empty environment, without extras, and use it there
+	$(BIN)/pytest -q -m thorough platform/tests/install
 
 images: $(STAMP) ## build the images with the Docker engine
 	$(BIN)/python -m e2e.images --build

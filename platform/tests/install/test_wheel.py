@@ -1,0 +1,117 @@
+"""The wheel of ``make dist``, in an empty environment without extras: the light client that submits jobs.
+
+``make dist-test`` builds it and runs these. The packages that it needs come from pip's index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from handbook import ROOT
+
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(600)]
+
+HEAVY = {"tensorflow", "tensorflow-cpu", "keras", "grpcio", "numpy", "protobuf"}
+"""Distributions that the light client must do without."""
+INSTALLED = """
+import importlib.metadata, json
+print(json.dumps([found.metadata["Name"].lower() for found in importlib.metadata.distributions()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    wheels = list((ROOT / "dist").glob("edl_platform-*.whl"))
+    assert len(wheels) == 1, f"`make dist` leaves one wheel in dist/; found {len(wheels)}"
+    return wheels[0]
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment that has the wheel and what it depends on, and nothing else."""
+    folder = tmp_path_factory.mktemp("light")
+    venv.create(folder, with_pip=True)
+    pinned = ["--quiet", "--constraint", ROOT / "constraints.txt"]
+    subprocess.run([folder / "bin/python", "-m", "pip", "install", *pinned, wheel], check=True, timeout=500)
+    return folder
+
+
+def edl(environment: Path, *args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KUBE", "EDL_"))}
+    return subprocess.run(
+        [environment / "bin/edl", *args], cwd=cwd, env=outside, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def zoo(environment: Path, tmp_path: Path) -> Path:
+    """A folder with a model and its job, as the client writes it."""
+    made = edl(environment, "zoo", "init", "zoo", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    return tmp_path / "zoo"
+
+
+def test_the_wheel_has_native_code_types_and_license_and_no_sources_of_native_code(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    stubs = [Path(name) for name in names if Path(name).match("_*.pyi")]
+    assert len(stubs) >= 2
+    tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}"
+    for stub in stubs:  # each extension has one
+        assert any(name.startswith(f"{stub.with_suffix('')}.{tag}") for name in names), stub
+    assert "edl/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert [name for name in names if name.endswith((".cpp", ".hpp", ".cmake", ".proto", ".pyc"))] == []
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"edl"}
+
+
+def test_nothing_that_trains_is_installed(environment: Path) -> None:
+    listed = subprocess.run([environment / "bin/python", "-c", INSTALLED], capture_output=True, text=True, check=True)
+    installed = set(json.loads(listed.stdout))
+    assert "edl-platform" in installed
+    assert installed & HEAVY == set()
+
+
+def test_every_command_has_its_help(environment: Path, tmp_path: Path) -> None:
+    shown = edl(environment, "--help", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    _, _, commands = shown.stdout.partition("Commands:\n")
+    names = [line.split()[0] for line in commands.splitlines() if line.startswith("  ") and line[2:3].strip()]
+    assert {"run", "submit", "validate", "zoo"} <= set(names)
+    for name in names:
+        assert edl(environment, name, "--help", cwd=tmp_path).returncode == 0, name
+
+
+def test_a_job_is_checked_planned_and_rendered(environment: Path, zoo: Path) -> None:
+    checked = edl(environment, "validate", "job.yaml", cwd=zoo)
+    assert checked.returncode == 0, checked.stderr
+    assert checked.stdout.startswith("job.yaml: ok")
+    planned = edl(environment, "submit", "job.yaml", "--dry-run", "client", cwd=zoo)
+    assert planned.returncode == 0, planned.stderr
+    assert "worker" in planned.stdout
+    rendered = edl(environment, "render", "job.yaml", cwd=zoo)
+    assert rendered.returncode == 0, rendered.stderr
+    assert "kind: Job" in rendered.stdout
+    schema = edl(environment, "schema", cwd=zoo)
+    assert json.loads(schema.stdout)["$schema"]
+
+
+def test_a_mistake_in_a_job_is_named(environment: Path, zoo: Path) -> None:
+    refused = edl(environment, "validate", "job.yaml", "--set", "train.epochs=none", cwd=zoo)
+    assert refused.returncode == 2
+    assert "train.epochs" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [["run", "job.yaml"], ["validate", "job.yaml", "--model"]], ids=lambda c: c[0])
+def test_what_trains_is_refused_with_the_extra_that_it_needs(environment: Path, zoo: Path, command: list[str]) -> None:
+    refused = edl(environment, *command, cwd=zoo)
+    assert refused.returncode == 2
+    assert "edl-platform[train]" in refused.stderr
+    assert "Traceback" not in refused.stderr
