@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
+from wording import unsaid  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
 from edl.worker.callback_hooks import params_of  # noqa: E402
@@ -340,7 +341,7 @@ def test_methods_that_are_never_called_are_told_once(
     with caplog.at_level(logging.WARNING):
         train(watch(Hooks(), tmp_path, local=local), [[1.0, 1.0], [1.0]])
     (said,) = caplog.messages
-    assert "callback Hooks: on_test_batch_end() and on_predict_end() are never called" in said
+    assert not unsaid(said, "Hooks", "on_test_batch_end()", "on_predict_end()")
     assert str(Path(__file__)) in said
 
 
@@ -349,7 +350,8 @@ def test_what_a_lambda_callback_is_given_counts(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         watch(given, tmp_path)
     (said,) = caplog.messages
-    assert "callback LambdaCallback: on_test_batch_begin() is never called" in said
+    assert not unsaid(said, "LambdaCallback", "on_test_batch_begin()")
+    assert "on_train_end" not in said
 
 
 def test_one_that_decides_by_evaluations_hears_of_no_minibatches(
@@ -358,7 +360,7 @@ def test_one_that_decides_by_evaluations_hears_of_no_minibatches(
     with caplog.at_level(logging.WARNING):
         watch(OwnStopping(monitor="val_loss"), tmp_path, local=True)
     (said,) = caplog.messages
-    assert "callback OwnStopping: on_train_batch_end() is never called" in said
+    assert not unsaid(said, "OwnStopping", "on_train_batch_end()")
 
 
 @pytest.mark.parametrize("kind", ["TensorBoard", "ProgbarLogger", "History"])

@@ -80,9 +80,9 @@ def test_layers_of_keras_that_predict_otherwise_are_not_written(
     network = network_of(model, ids)
     rows = rows_for(network, ids)
     write_export(network, rows, tmp_path)
-    assert "stay in the .keras file" not in caplog.text
+    assert ".keras file" not in caplog.text
     monkeypatch.setattr(plain_layers, "_combined", lambda layer, ids, rows: rows[:, 0])
     write_export(network, rows, tmp_path)
-    assert "stay in the .keras file: with layers of Keras the model predicts otherwise" in caplog.text
+    assert ".keras file" in caplog.text
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(ids), network.predict(network.initial(), rows, ids), rtol=1e-5)

@@ -129,11 +129,10 @@ def counting(layer: Any) -> Callable[[], Model]:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_table_that_is_named_otherwise_at_each_call_is_not_exported(kind: str, tmp_path: Path) -> None:
     network = network_of(counting(LAYERS[kind]))
-    with pytest.raises(BadInputError, match="missing: 'e0/embeddings'; new: 'e1/embeddings'") as caught:
+    with pytest.raises(BadInputError, match=r"'e0/embeddings'.*'e1/embeddings'") as caught:
         write_export(network, rows_for(network, IDS), tmp_path)
     assert caught.value.hint
-    assert "the same at each call" in caught.value.hint
-    assert "once they have the names that are missing, a resumed run exports them" in caught.value.hint
+    assert "resumed" in caught.value.hint
     assert not list(tmp_path.iterdir())
 
 
@@ -141,10 +140,10 @@ def test_a_dense_table_that_is_named_otherwise_at_each_call_is_not_exported(tmp_
     model = counting(LAYERS["keras"])
     local = LocalModel(module_of(model), seed=7, sample=IDS)
     files = tmp_path / "model.keras", tmp_path / "saved_model"
-    with pytest.raises(BadInputError, match="missing: 'e0/embeddings'; new: 'e1/embeddings'"):
+    with pytest.raises(BadInputError, match=r"'e0/embeddings'.*'e1/embeddings'"):
         export.save(local.exportable(), local.variables.values(), {}, *files)
     network = network_of(model, threshold=ALL_DENSE)
-    with pytest.raises(BadInputError, match="missing: 'e2/embeddings'; new: 'e3/embeddings'"):
+    with pytest.raises(BadInputError, match=r"'e2/embeddings'.*'e3/embeddings'"):
         write_export(network, {}, tmp_path)
 
 
@@ -157,7 +156,7 @@ def test_of_many_names_some_are_said() -> None:
         layers = [keras.layers.Dense(1, use_bias=False, name=f"d{call}-{at}") for at in range(5)]
         return keras.Model(given, [layer(given) for layer in layers])
 
-    with pytest.raises(BadInputError, match=r"missing: 'd0-0/kernel', 'd0-1/kernel', 'd0-2/kernel' and 2 more; new"):
+    with pytest.raises(BadInputError, match=r"'d0-0/kernel', 'd0-1/kernel', 'd0-2/kernel'.*2 more"):
         plain_of(network_of(model))
 
 
@@ -178,7 +177,6 @@ def test_a_variable_that_the_trained_model_had_not_is_not_exported() -> None:
 def test_a_table_that_is_larger_at_each_call_is_not_exported(kind: str, threshold: int) -> None:
     number = itertools.count(50)
     network = network_of(lambda: model_of(LAYERS[kind](next(number), name="e")), threshold=threshold)
-    with pytest.raises(BadInputError, match="'e/embeddings' is 51 x 4 and was 50 x 4") as caught:
+    with pytest.raises(BadInputError, match=r"'e/embeddings'.*51 x 4.*50 x 4") as caught:
         plain_of(network)
     assert caught.value.hint
-    assert "the same at each call" in caught.value.hint

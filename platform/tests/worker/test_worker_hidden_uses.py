@@ -174,10 +174,9 @@ def test_what_the_loss_has_no_gradient_for_stays_and_is_told_once(
     assert not np.any(step.slab[places["two_heads/dense_1/kernel"]])
     assert np.any(step.slab[places["two_heads/dense/kernel"]])
     told = [line for line in caplog.messages if "no gradient" in line]
-    assert sorted(told) == [
-        "the loss has no gradient for 'two_heads/dense_1/bias', which stays as it is",
-        "the loss has no gradient for 'two_heads/dense_1/kernel', which stays as it is",
-    ]
+    bias, kernel = sorted(told)
+    assert "'two_heads/dense_1/bias'" in bias
+    assert "'two_heads/dense_1/kernel'" in kernel
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_what_the_loss_has_no_gradient_for_stays_and_is_told_once(
     [(lambda: keras.optimizers.Ftrl(0.1), "Ftrl"), (lambda: keras.optimizers.AdamW(0.1), "weight_decay")],
 )
 def test_an_optimizer_that_moves_what_has_no_gradient_is_refused(optimizer: Any, mover: str) -> None:
-    with pytest.raises(BadInputError, match=f"no gradient for 'two_heads/dense_1/.*', and {mover} would change it"):
+    with pytest.raises(BadInputError, match=rf"gradient.*'two_heads/dense_1/.*'.*{mover}"):
         trained(TwoHeads, optimizer=optimizer())
 
 
@@ -206,7 +205,7 @@ def test_it_is_refused_also_if_no_call_uses_it_but_rows_that_nobody_looks_up_sta
     if features is IDS:
         trained(UnusedRows, features, keras.optimizers.Ftrl(0.1))
     else:
-        with pytest.raises(BadInputError, match=r"no gradient for 'unused/dense_1/.*', and Ftrl would change it"):
+        with pytest.raises(BadInputError, match=r"gradient.*'unused/dense_1/.*'.*Ftrl"):
             trained(Unused, features, keras.optimizers.Ftrl(0.1))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -41,17 +42,17 @@ def step(slab_at: int | None = None, table: str = "", value: float = np.nan, los
 @pytest.mark.parametrize(
     ("where", "named"),
     [
-        ({"slab_at": 5}, "the gradient of 'head/kernel' [2, 3]"),
-        ({"slab_at": 6}, "the gradient of 'head/bias' []"),
-        ({"slab_at": 8}, "the change of the statistic 'norm/mean' [2]"),
-        ({"table": "emb"}, "the gradient of rows of 'emb' (50 x 2)"),
-        ({"table": "words"}, "the gradient of rows of 'words' (any id x 2)"),
+        ({"slab_at": 5}, ("gradient", "'head/kernel' [2, 3]")),
+        ({"slab_at": 6}, ("gradient", "'head/bias' []")),
+        ({"slab_at": 8}, ("statistic", "'norm/mean' [2]")),
+        ({"table": "emb"}, ("rows", "'emb' (50 x 2)")),
+        ({"table": "words"}, ("rows", "'words' (any id x 2)")),
     ],
 )
-def test_a_gradient_is_named_with_its_shape(where: dict[str, Any], named: str, value: float) -> None:
+def test_a_gradient_is_named_with_its_shape(where: dict[str, Any], named: tuple[str, ...], value: float) -> None:
     bad = step(**where, value=value)
     assert not is_finite(bad)
-    assert culprit(NETWORK, bad) == named
+    assert not unsaid(culprit(NETWORK, bad), *named)
 
 
 def test_gradients_whose_sum_alone_overflows_are_finite() -> None:
@@ -63,18 +64,17 @@ def test_gradients_whose_sum_alone_overflows_are_finite() -> None:
 def test_the_message_says_what_where_and_what_to_do() -> None:
     with pytest.raises(NotFiniteError) as caught:
         report_not_finite(TASK, 1, 0.5, 1, skip=False, gradient="the gradient of 'head/bias' []")
-    assert str(caught.value).startswith(
-        "part-0.recordio: the gradient of 'head/bias' [] is not finite, loss 0.5, from records 96 to 99\n  look at"
+    assert not unsaid(
+        str(caught.value), "part-0.recordio", "gradient of 'head/bias' []", "loss 0.5", "records 96 to 99"
     )
-    with pytest.raises(NotFiniteError, match="loss nan from records 64 to 95"):
+    assert "\n  " in str(caught.value), "there is a hint"
+    with pytest.raises(NotFiniteError, match=r"loss nan\b.*records 64 to 95"):
         report_not_finite(TASK, 0, float("nan"), 1, skip=False)
 
 
 def test_a_step_that_is_left_out_is_told_with_its_records(caplog: pytest.LogCaptureFixture) -> None:
     report_not_finite(TASK, 1, 0.5, 1, skip=True, gradient="the gradient of 'head/bias' []")
     report_not_finite(TASK, 0, float("nan"), 2, skip=True)
-    assert caplog.messages == [
-        "part-0.recordio: records 96 to 99: the gradient of 'head/bias' [] is not finite, loss 0.5; "
-        "the step is not applied, 1 so far",
-        "part-0.recordio: records 64 to 95: loss nan; the step is not applied, 2 so far",
-    ]
+    first, second = caplog.messages
+    assert not unsaid(first, "part-0.recordio", "records 96 to 99", "gradient of 'head/bias' []", "loss 0.5", "1")
+    assert not unsaid(second, "part-0.recordio", "records 64 to 95", "loss nan", "2")

@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
+from wording import unsaid  # noqa: E402
 
 from edl.core.errors import BadInputError  # noqa: E402
 from edl.worker.callbacks import watcher  # noqa: E402
@@ -85,7 +86,7 @@ def refused(folder: Path, source: str) -> BadInputError:
 def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> None:
     source = f"class Mine(Own):\n    def {method}{OVERRIDES[method]}\n\ndef custom_model():\n    return Mine()\n"
     error = refused(tmp_path, source)
-    assert f"custom_model() returned has a {method}() of its own (class Mine)" in error.message
+    assert not unsaid(error.message, "custom_model()", f"{method}()", "class Mine")
     assert error.where == str(tmp_path / "zoo" / "own.py")
     assert error.hint
 
@@ -94,7 +95,7 @@ def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> No
 def test_so_is_a_method_of_its_own_that_people_call(tmp_path: Path, method: str) -> None:
     source = f"class Mine(Own):\n    def {method}{NEVER_CALLED[method]}\n\ndef custom_model():\n    return Mine()\n"
     error = refused(tmp_path, source)
-    assert f"custom_model() returned has a {method}() of its own (class Mine), which EDL does not call" in error.message
+    assert not unsaid(error.message, "custom_model()", f"{method}()", "class Mine")
     assert error.where == str(tmp_path / "zoo" / "own.py")
     assert error.hint
 
@@ -115,7 +116,7 @@ def custom_model():
     return Mine()
 """
     error = refused(tmp_path, source)
-    assert "has a property metrics of its own (class Mine, from Tracked), which EDL does not read" in error.message
+    assert not unsaid(error.message, "property metrics", "class Mine, from Tracked")
     assert "eval_metrics_fn()" in str(error.hint)
 
 
@@ -145,9 +146,9 @@ def patched():
     model.test_step = lambda data: {}
     return model
 """
-    assert "train_step() of its own (class Mine, from Mixup)" in refused(tmp_path, source).message
+    assert not unsaid(refused(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
     choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
-    said = r"patched\(\) returned has a test_step\(\) of its own \(set on the object of class Sequential\)"
+    said = r"patched\(\).*test_step\(\).*class Sequential"
     with pytest.raises(BadInputError, match=said) as caught:
         load(choice).model()
     assert caught.value.where == str(tmp_path / "zoo" / "own.py"), "and not Keras' own file"

@@ -318,16 +318,16 @@ def looking_up(table: Any, kind: str | None) -> Any:
 @pytest.mark.parametrize(
     ("table", "kind", "whole"),
     [
-        (lambda: Layers.Embedding(100_000_000, 8), None, "float32, which has whole numbers up to 16,777,216 only"),
+        (lambda: Layers.Embedding(100_000_000, 8), None, "float32.*16,777,216"),
         (lambda: Layers.Embedding((1 << 24) + 2, 8), "float32", "float32"),
-        (lambda: Layers.Embedding(3000, 8), "float16", "float16, which has whole numbers up to 2,048 only"),
+        (lambda: Layers.Embedding(3000, 8), "float16", "float16.*2,048"),
         (lambda: AnyId(8), None, "float32"),
     ],
 )
 def test_ids_that_the_input_would_change_are_refused(table: Any, kind: str | None, whole: str) -> None:
-    with pytest.raises(NotServedError, match=rf"the Embedding '.*embedding' .*its ids come as {whole}") as caught:
+    with pytest.raises(NotServedError, match=rf"the Embedding '.*embedding' .*{whole}") as caught:
         network_of(lambda: looking_up(table(), kind))
-    assert 'declare the input as int64: keras.Input(..., dtype="int64")' in str(caught.value)
+    assert 'keras.Input(..., dtype="int64")' in str(caught.value)
 
 
 @pytest.mark.parametrize(("rows", "kind"), [((1 << 24) + 1, None), (100_000_000, "int64"), (100_000_000, "float64")])
@@ -383,15 +383,15 @@ def int32_input(layer: Any) -> Any:
 def test_ids_that_lose_bits_are_refused_when_the_model_is_made(how: str) -> None:
     model, features = CUT[how]
     features = tf.constant(IDS) if features is None else features
-    with pytest.raises(NotServedError, match=r"the Embedding '.*table' .*come as int64 and are cut to int32") as caught:
+    with pytest.raises(NotServedError, match=r"the Embedding '.*table' .*int64.*int32") as caught:
         network_of(model, features)
-    assert 'declare the input as int64: keras.Input(..., dtype="int64")' in str(caught.value)
+    assert 'keras.Input(..., dtype="int64")' in str(caught.value)
 
 
 def test_ids_that_lose_bits_are_refused_when_they_come_otherwise_than_the_first_ones() -> None:
     network = network_of(CUT["by the Input"][0], IDS.astype(np.int32))
     network.ids(IDS.astype(np.int32))
-    with pytest.raises(NotServedError, match="come as int64 and are cut to int32"):
+    with pytest.raises(NotServedError, match=r"int64.*int32"):
         network.ids(IDS)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -104,25 +105,22 @@ def test_a_table_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """Its rows would be initial values, and the predictions worth nothing."""
     directory = written(tmp_path, rows("users", 5) | rows("tags"), tables=(USERS, TAGS))
     said = refusal(directory, [USERS, replace(USERS, name="buyers", rows=3000)])
-    assert said.message == (
-        "the table 'buyers' [3000, 2] of the model is not in the checkpoint, which has the tables "
-        "'tags' [any id, 2], 'users' [10, 2]"
-    )
-    assert "give it its old name (name=...)" in str(said.hint)
+    assert not unsaid(said.message, "'buyers' [3000, 2]", "'tags' [any id, 2]", "'users' [10, 2]")
+    assert "name=" in str(said.hint)
     nothing = written(tmp_path / "other", {"dense/w": floats(1)}, tables=())
-    assert "which has the variable 'w' [1]" in refusal(nothing, [USERS]).message
+    assert not unsaid(refusal(nothing, [USERS]).message, "'users' [10, 2]", "'w' [1]")
 
 
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        (replace(USERS, dim=3), "[10, 3] in the model, and a served table of the shape [10, 2] in the checkpoint"),
-        (replace(USERS, rows=11), "[11, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
-        (replace(USERS, rows=0), "[any id, 2] in the model, and a served table of the shape [10, 2] in the checkpoint"),
+        (replace(USERS, dim=3), "[10, 3]"),
+        (replace(USERS, rows=11), "[11, 2]"),
+        (replace(USERS, rows=0), "[any id, 2]"),
     ],
 )
 def test_a_table_of_another_shape_is_refused(tmp_path: Path, table: TableSpec, said: str) -> None:
-    assert refusal(written(tmp_path, rows("users", 5)), [table]).message == f"the table 'users' is {said}"
+    assert not unsaid(refusal(written(tmp_path, rows("users", 5)), [table]).message, "'users'", said, "[10, 2]")
 
 
 @pytest.mark.parametrize("table", [replace(USERS, dim=3), replace(USERS, rows=11), replace(USERS, rows=0)])
