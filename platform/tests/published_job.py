@@ -8,13 +8,13 @@ from typing import Any
 
 from small_cluster import NOW, SmallCluster, when
 
+from edl.api.events import RoleEnded, RoleStarted
+from edl.api.status import RoleStatus, Status
 from edl.core.cluster import Role
 from edl.kube import names
 from edl.kube.inspection.jobs import JobSeen, find
 from edl.kube.kinds import Manifest
-from edl.spec.event import RoleEnded, RoleStarted
 from edl.spec.publication import Moment, Publication
-from edl.spec.status import RoleStatus, Status
 
 SPEC: dict[str, Any] = {
     "image": "registry.example/mnist:1",
@@ -36,8 +36,8 @@ STATUS = Status(
 )  # fmt: skip
 TIMELINE = (Moment(NOW - 100, 0, 4), Moment(NOW - 80, 4), Moment(NOW - 40, 2, 2), Moment(NOW - 20, 4))
 EVENTS = (
-    RoleStarted(NOW - 90, "worker", 0, None),
-    RoleEnded(NOW - 40, "worker", 0, None, "preempted", 143),
+    RoleStarted("worker", 0, None, time=NOW - 90),
+    RoleEnded("worker", 0, None, "preempted", 143, time=NOW - 40),
 )
 TOLD = Publication(STATUS, EVENTS, TIMELINE)
 

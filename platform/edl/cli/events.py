@@ -12,6 +12,8 @@ import typer
 
 from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.cli.local.runs_here import LocalOption
+from edl.spec.event import line
+from edl.spec.report import to_json
 from edl.spec.terminal import one_line
 from edl.spec.wording import sentence
 
@@ -86,7 +88,7 @@ def merged(seen: JobSeen, happenings: Iterable[Happening]) -> list[Told]:
 
 
 def _of_job(event: Any) -> Told:
-    return Told(event.time, "job", sentence(event), {"by": "job", **event.to_json()}, event.line())
+    return Told(event.time, "job", sentence(event), {"by": "job", **to_json(event)}, line(event))
 
 
 def _of_cluster(each: Happening) -> Told:

@@ -14,6 +14,7 @@ from edl.cli.cluster.next_step import called
 from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
 from edl.cli.local.runs_here import LocalOption
 from edl.core.errors import BadInputError
+from edl.spec.report import to_json
 from edl.spec.terminal import one_line
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def told(job: JobSeen) -> dict[str, Any]:
         "created": job.created,
         "ended": job.ended_at,
         "desired": {"min": job.desired.min, "max": job.desired.max, "stop": job.desired.stop},
-        "status": job.status.to_json() if job.status else None,
-        "summary": job.told.summary.to_json() if job.told.summary else None,
+        "status": to_json(job.status) if job.status else None,
+        "summary": to_json(job.told.summary) if job.told.summary else None,
         "unreadable": job.unreadable or None,
     }

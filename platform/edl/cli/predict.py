@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from edl.api.job import Strategy
 from edl.cli.local.checks import check
 from edl.cli.local.plan import Order, Plan
 from edl.cli.local.resumption import PREDICT_FILE
@@ -16,7 +17,6 @@ from edl.cli.local.start import folder_of, require_storage, supervised
 from edl.cli.local.trained import weights_of
 from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
 from edl.core.errors import BadInputError
-from edl.spec.job import Strategy
 from edl.store.rundir import JobLock, create, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

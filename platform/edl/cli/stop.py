@@ -14,9 +14,9 @@ from edl.cli.wait import Goal, await_goal, seconds_of
 from edl.core.errors import BadInputError
 
 if TYPE_CHECKING:
+    from edl.api.status import Status
     from edl.kube.api import Api
     from edl.kube.inspection.jobs import JobSeen
-    from edl.spec.status import Status
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 ENDED = Goal("stopped", lambda job: job.ended)

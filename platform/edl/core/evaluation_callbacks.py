@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edl.api.events import CallbackDecided, Warned
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
 from edl.core.callbacks import BestCheckpoint, Callback, Callbacks, Evaluation, ReduceLROnPlateau, to_json
 from edl.core.cuts import Stage
@@ -51,7 +52,7 @@ def evaluated(state: State, at: Round, metrics: Mapping[str, float | None]) -> d
 
 def _tell(state: State, at: Round, before: Callbacks, after: Callbacks) -> None:
     def tell(callback: str, decision: str) -> None:
-        state.tell("callback_decided", step=at.step, callback=callback, decision=decision)
+        state.emit(CallbackDecided(step=at.step, callback=callback, decision=decision))
 
     if after.rate != before.rate:
         tell(ReduceLROnPlateau.__name__, f"the learning rate is {after.rate:.6g} now")
@@ -61,9 +62,7 @@ def _tell(state: State, at: Round, before: Callbacks, after: Callbacks) -> None:
         if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
             tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
     if after.keep_best and not at.saved:
-        state.tell(
-            "warning", message=f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"
-        )
+        state.emit(Warned(f"the weights evaluated at step {at.step} are not on disk: they cannot be the best"))
 
 
 def values_are_due(state: State, at: Round) -> bool:
@@ -140,4 +139,4 @@ def copied(state: State, event: CheckpointCopied, now: float) -> None:
         )
     )
     decision = f"the weights are those of step {best.best_step:,} again, with the best value"
-    state.tell("callback_decided", step=state.step, callback="EarlyStopping", decision=decision)
+    state.emit(CallbackDecided(step=state.step, callback="EarlyStopping", decision=decision))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+from edl.api.events import Event as PublishedEvent
+from edl.api.events import Stalled
 from edl.api.journal_entries import JournalEntry
 from edl.core.callbacks import Callback
 from edl.core.checkpoint import Checkpoint
@@ -343,6 +345,20 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
+class MissingPs:
+    """A PS that the job waits for.
+
+    Attributes:
+        why: for people; what follows "ps-0, ".
+        since: when that began, where the cluster says so: unix seconds; 0: it does not.
+    """
+
+    index: int
+    why: str
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Append an entry to the journal; answers of the same batch wait until it is on disk."""
 
@@ -523,11 +539,33 @@ class Unpin:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """An event for people: a line of ``events.jsonl``."""
+class TrainingStalled:
+    """What ``Stalled`` tells people, before it is in words: those need a calendar, which the core has not.
 
-    event: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    Attributes:
+        missing: parameter servers for want of which training stands.
+        unsaved: why no checkpoint can be written, if training stands for that.
+    """
+
+    kind: ClassVar[str] = Stalled.kind
+    missing: tuple[MissingPs, ...] = ()
+    unsaved: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEntered:
+    """The job does something else from now on. For the master's log: people see it in the status."""
+
+    kind: ClassVar[str] = "phase"
+    phase: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmitEvent:
+    """Tell people what happened: a line of ``events.jsonl``, whose time is put in when it is written."""
+
+    event: PublishedEvent | TrainingStalled | PhaseEntered
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,6 +598,6 @@ Command = (
     | SaveCheckpoint
     | CopyCheckpoint
     | Unpin
-    | Tell
+    | EmitEvent
     | EndJob
 )

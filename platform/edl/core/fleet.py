@@ -88,6 +88,10 @@ class Fleet:
         """Whether a pod is known and has not ended."""
         return uid in self.pods and self.pods[uid].live
 
+    def index_of(self, uid: str) -> int | None:
+        """By which people know a pod; None: the cluster has never shown it."""
+        return self.pods[uid].index if uid in self.pods else None
+
     def has_ended(self, uid: str) -> bool:
         """Whether a pod is known to have ended; one that the cluster has not shown yet has not."""
         return uid in self.pods and not self.pods[uid].live

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from edl.api.events import EvaluationEnded, Exported, RecordsLeased
 from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
 from edl.core import evaluation_callbacks, reclaim
 from edl.core.checkpoint_failures import steps_before_pause
@@ -145,8 +146,8 @@ def _grant(state: State, worker: str, kind: str, work: Work, now: float) -> Gran
     state.holders[worker].hold(number, now)
     state.fleet.pods[worker].leased = True
     if again:
-        where = {"source": work.source or SHUFFLED_NAME, "start": work.start, "end": work.end}
-        state.tell("records_leased", **where, worker=worker, task=kind)
+        index, source = state.fleet.index_of(worker), work.source or SHUFFLED_NAME
+        state.emit(RecordsLeased(start=work.start, end=work.end, source=source, worker=index))
     return _granted(state, kind, ledger.leases[number])
 
 
@@ -321,11 +322,11 @@ def _result(state: State, kind: str, event: TaskReported) -> None:
         state.record(
             EvaluationCompleted(metrics=event.result, step=at.step, pin=at.pin, final=at.final, callbacks=callbacks)
         )
-        state.tell("evaluation_ended", step=at.step, metrics=event.result)
+        state.emit(EvaluationEnded(step=at.step, metrics=event.result))
     else:
         last = event.last or Steps(event.lease, 0)
         loss, skipped = _loss(last), last.skipped or None
         state.record(LeaseCompleted(lease=event.lease, result=event.result, loss=loss, skipped=skipped))
     if kind == EXPORT:
         for path in state.counters.exported:
-            state.tell("exported", path=path, loading=state.counters.loading or None)
+            state.emit(Exported(path=path, loading=state.counters.loading or None))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edl.api.events import Warned
 from edl.api.journal_entries import MasterStarted
 from edl.core import (
     checkpoint_failures,
@@ -125,7 +126,7 @@ _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
     events.CheckpointSaved: handover.saved,
     events.CheckpointCopied: evaluation_callbacks.copied,
     events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
-    events.WishUnreadable: lambda state, event, now: state.tell("warning", message=event.message),
+    events.WishUnreadable: lambda state, event, now: state.emit(Warned(event.message)),
     events.StopWanted: final_checkpoint.stop,
     events.Tick: lambda state, event, now: reclaim.passed(state, event, now),
 }

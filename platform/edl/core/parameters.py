@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.api.events import RolledBack, Warned
 from edl.api.journal_entries import (
     CheckpointReplaced,
     EvaluationAbandoned,
@@ -120,7 +121,7 @@ def _unaccounted(state: State, pod: Pod, now: float) -> None:
     if not state.synced:
         _attach(state, pod, None, now)
         return
-    state.tell("warning", message=f"ps-{pod.index} holds updates of which no journal is left: it is replaced")
+    state.emit(Warned(f"ps-{pod.index} holds updates of which no journal is left: it is replaced"))
     _empty(state, pod)
     if not state.emptied:
         state.emptied = True
@@ -171,7 +172,7 @@ def silent(state: State, event: PsSilent, now: float) -> None:
     """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
     pod = state.fleet.pods.get(event.uid)
     if pod is not None and pod.live and not state.ended:
-        state.tell("warning", message=f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced")
+        state.emit(Warned(f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced"))
         state.do(DeletePod(event.uid, 0.0))
 
 
@@ -209,7 +210,7 @@ def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) ->
     state.record(
         CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
     )
-    state.tell("warning", message=f"{reason}, checkpoint {older.cut} stands in: {why}")
+    state.emit(Warned(f"{reason}, checkpoint {older.cut} stands in: {why}"))
     fleet = state.fleet
     if not any(fleet.is_live(uid) for uid in fleet.holding.values()):
         roll_back(state, reason)
@@ -255,7 +256,7 @@ def _part_back(state: State, index: int, updates: int, reason: str) -> None:
     """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
     cut = state.checkpoint.cut if state.checkpoint else 0
     state.record(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
-    state.tell("rolled_back", records=0, updates=updates, to_cut=cut or None, reason=reason)
+    state.emit(RolledBack(records=0, updates=updates, to_cut=cut or None, reason=reason))
 
 
 def roll_back(state: State, reason: str) -> None:
@@ -271,7 +272,7 @@ def roll_back(state: State, reason: str) -> None:
         for number in [n for n in holder.stepped if n in training.leases]:
             holder.drop(number)
     state.record(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
-    state.tell("rolled_back", records=records, updates=0, to_cut=cut or None, reason=reason)
+    state.emit(RolledBack(records=records, updates=0, to_cut=cut or None, reason=reason))
     for pod in state.fleet.live(Role.PS):
         # It was asked with the leases of before, which are closed now.
         pod.attached, pod.initialized, pod.stale = False, False, pod.asked is not None

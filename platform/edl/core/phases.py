@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.api.events import EvaluationStarted
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged
 from edl.core import (
     checkpoint_failures,
@@ -17,7 +18,7 @@ from edl.core import (
 )
 from edl.core.cluster import Role
 from edl.core.cuts import due
-from edl.core.events import Unpin
+from edl.core.events import PhaseEntered, Unpin
 from edl.core.kinds import DESCRIBE, EXPORT, unit
 from edl.core.state import State
 
@@ -55,7 +56,7 @@ def _proceed(state: State, now: float) -> None:
 def _enter(state: State, phase: str, reason: str) -> None:
     if state.phase != phase:
         state.record(JobPhaseChanged(name=phase, reason=reason))
-        state.tell("phase", phase=phase, reason=reason)
+        state.emit(PhaseEntered(phase, reason))
 
 
 def _check_pins(state: State) -> None:
@@ -144,7 +145,7 @@ def _why_over(state: State) -> str:
 def _evaluate_final(state: State) -> None:
     if state.round is None:
         state.record(EvaluationBegun(pin=state.final_pin, step=state.step, final=True))
-        state.tell("evaluation_started", step=state.step, final=True)
+        state.emit(EvaluationStarted(step=state.step))
 
 
 def metrics_due(state: State) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.api.events import LeaseRevoked, Quarantined, RecordsReturned
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import final_checkpoint, snapshots
 from edl.core.cluster import Role
@@ -71,7 +72,7 @@ def take_back(
             training.append(lease.number)
         else:
             state.record(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
-            state.tell("records_returned", **_where(lease.work), worker=worker, reason=reason, task=kind)
+            _tell_returned(state, lease.work, worker, reason)
         closed(state, worker, lease.number, now)
     if training:
         _revoke(state, Revocation(worker, tuple(sorted(training)), reason, in_flight, crashed), now)
@@ -84,8 +85,9 @@ def closed(state: State, worker: str, lease: int, now: float) -> None:
         holder.drop(lease, now)
 
 
-def _where(work: Work) -> dict[str, int | str]:
-    return {"epoch": work.epoch, "source": work.source or SHUFFLED_NAME, "start": work.start, "end": work.end}
+def _tell_returned(state: State, work: Work, worker: str, reason: str) -> None:
+    index, source = state.fleet.index_of(worker), work.source or SHUFFLED_NAME
+    state.emit(RecordsReturned(start=work.start, end=work.end, source=source, worker=index, reason=reason))
 
 
 def _revoke(state: State, revocation: Revocation, now: float) -> None:
@@ -104,8 +106,16 @@ def _revoke(state: State, revocation: Revocation, now: float) -> None:
         )
     )
     for number in revocation.leases:
-        where = _where(state.ledgers[TRAINING].leases[number].work)
-        state.tell("lease_revoked", **where, worker=revocation.worker, lease=number, reason=revocation.reason)
+        work = state.ledgers[TRAINING].leases[number].work
+        state.emit(
+            LeaseRevoked(
+                worker=state.fleet.index_of(revocation.worker),
+                source=work.source or SHUFFLED_NAME,
+                start=work.start,
+                end=work.end,
+                reason=revocation.reason,
+            )
+        )
     ask(state, state.revocations[-1])
 
 
@@ -157,8 +167,7 @@ def _return(state: State, revocation: Revocation, s: Settlement, quarantine: int
         )
     )
     if rest.records:
-        told = _where(rest)
-        state.tell("records_returned", **told, worker=revocation.worker, reason=revocation.reason, repeated=s.repeated)
+        _tell_returned(state, rest, revocation.worker, revocation.reason)
 
 
 def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settlement]) -> dict[int, int]:
@@ -181,6 +190,6 @@ def _crashing(state: State, revocation: Revocation, settlements: Sequence[Settle
         return {}
     state.fleet.forgive(Role.WORKER, count)  # the range is to blame, and is out of the way
     state.suspicion.clear(work)
-    state.tell("quarantined", **_where(work), reason=what)
+    state.emit(Quarantined(source=work.source or SHUFFLED_NAME, start=work.start, end=work.end, reason=what))
     at_work = next(lease.number for lease, through in held if through < lease.steps)
     return {at_work: work.records}

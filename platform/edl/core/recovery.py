@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, Warned
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
 from edl.core import memory, parameters, staffing
 from edl.core.cluster import PodSeen, Role
@@ -42,7 +43,7 @@ def _started(state: State, pod: Pod) -> None:
     known = pod.uid in state.fleet.workers or pod.uid in state.fleet.holding.values()
     pod.leased = known
     if not known:
-        state.tell("role_started", role=pod.role.value, index=pod.index, pid=pod.pid, uid=pod.uid)
+        state.emit(RoleStarted(role=pod.role.value, index=pod.index, pid=pod.pid))
         if pod.role is Role.WORKER:
             state.fleet.builds(pod)
             state.record(WorkerChanged(index=pod.index, uid=pod.uid))
@@ -53,27 +54,13 @@ def _started(state: State, pod: Pod) -> None:
 def _leaving(state: State, pod: Pod) -> None:
     """Somebody told it to go. What it holds is its own until it has gone; a worker's replacement is asked for now."""
     if pod.dismissed is None and pod.uid not in state.fleet.dismissed and not state.ended:
-        state.tell(
-            "role_leaving",
-            role=pod.role.value,
-            index=pod.index,
-            cause=pod.cause.value,
-            message=pod.message,
-            uid=pod.uid,
-        )
+        state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=pod.cause.value, message=pod.message))
 
 
 def _ended(state: State, pod: Pod, now: float) -> None:
     reason = pod.why()
-    state.tell(
-        "role_ended",
-        role=pod.role.value,
-        index=pod.index,
-        pid=pod.pid,
-        uid=pod.uid,
-        reason=reason,
-        exit_code=pod.exit_code,
-    )
+    role, code = pod.role.value, pod.exit_code
+    state.emit(RoleEnded(role=role, index=pod.index, pid=pod.pid, reason=reason, exit_code=code))
     if state.ended:
         return
     dismissed = pod.dismissed is not None or pod.uid in state.fleet.dismissed
@@ -147,7 +134,7 @@ def _raise_memory(state: State, pod: Pod) -> None:
         state.end("Failed", decided.reason)
     elif decided.value != fleet.memory:
         state.record(WorkerMemoryRaised(raised=decided.value.raised, since=decided.value.since))
-        state.tell("warning", message=decided.reason)
+        state.emit(Warned(decided.reason))
 
 
 def _worker_lost(state: State, pod: Pod, reason: str, now: float, *, in_crashing: bool = False) -> None:
@@ -227,6 +214,6 @@ def start_refused(state: State, event: StartRefused, now: float) -> None:
     """The cluster would not start a pod."""
     if event.retry:
         if state.fleet.refused(event.role, event.index, event.reason, now):
-            state.tell("warning", message=f"{event.role}-{event.index} was not started: {event.reason}")
+            state.emit(Warned(f"{event.role}-{event.index} was not started: {event.reason}"))
     else:
         state.end("Failed", f"{event.role}-{event.index} cannot be started: {event.reason}")

@@ -5,6 +5,8 @@ The protocol is in docs/design/0002-record-accounting.md.
 
 from __future__ import annotations
 
+from edl.api.events import CheckpointSaved as CheckpointSavedEvent
+from edl.api.events import EvaluationStarted, RolledBack, Warned
 from edl.api.journal_entries import (
     CheckpointWritten,
     CutAnnounced,
@@ -78,7 +80,7 @@ def call_off(state: State, reason: str, now: float, retry: float = RETRY_HELD_SE
     assert state.cut is not None
     state.record(CutCalledOff(cut=state.cut.number, reason=reason))
     state.do(ReleaseCut(state.cut.number))
-    state.tell("warning", message=f"cut {state.cut.number} is off: {reason}")
+    state.emit(Warned(f"cut {state.cut.number} is off: {reason}"))
     if state.cut.keep:  # somebody waits for it, and not for long
         retry = min(retry, RETRY_SECONDS)
     _failed(state, reason, now + retry)
@@ -176,14 +178,15 @@ def _weigh(state: State, cut: Cut, step: int) -> balance.Balance:
         more = updates - state.counters.updates_of.get(index, 0)
         if more:
             reason = f"ps-{index}: steps that were in and not yet reported when it was lost"
-            state.tell("rolled_back", records=0, updates=more, to_cut=back, reason=reason)
+            state.emit(RolledBack(records=0, updates=more, to_cut=back, reason=reason))
     if found.differs:
         uid, steps = max(found.differs.items(), key=lambda item: abs(item[1]))
         which = "reports steps that it did not push" if steps > 0 else "pushes steps that it does not report"
-        state.tell(
-            "warning",
-            message=f"at cut {cut.number} {step} steps are done, and ps-{state.fleet.pods[uid].index} applied "
-            f"{abs(steps)} {'fewer' if steps > 0 else 'more'} than that: a worker {which}",
+        state.emit(
+            Warned(
+                f"at cut {cut.number} {step} steps are done, and ps-{state.fleet.pods[uid].index} applied "
+                f"{abs(steps)} {'fewer' if steps > 0 else 'more'} than that: a worker {which}"
+            )
         )
     return found
 
@@ -206,7 +209,7 @@ def _pinned(state: State, pin: int, step: int, *, final: bool) -> None:
         state.record(FinalCutPinned(cut=pin))
     if state.validation:
         state.record(EvaluationBegun(pin=pin, step=step, final=final))
-        state.tell("evaluation_started", step=step, final=final)
+        state.emit(EvaluationStarted(step=step))
 
 
 def saved(state: State, event: CheckpointSaved, now: float) -> None:
@@ -216,12 +219,12 @@ def saved(state: State, event: CheckpointSaved, now: float) -> None:
         return
     if event.error:
         state.record(CutCalledOff(cut=cut.number, reason=event.error))
-        state.tell("warning", message=f"checkpoint {cut.number} was not written, the one before stays: {event.error}")
+        state.emit(Warned(f"checkpoint {cut.number} was not written, the one before stays: {event.error}"))
         checkpoint_failures.save_failed(state, event.error)
         _failed(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
         step, version = state.frozen["done_steps"], max(cut.versions.values(), default=0)
         state.record(CheckpointWritten(cut=cut.number, step=step, version=version, ledger=state.frozen))
-        state.tell("checkpoint_saved", cut=cut.number, step=step, pause_seconds=cut.pause)
+        state.emit(CheckpointSavedEvent(cut=cut.number, step=step, pause_seconds=cut.pause))
         checkpoint_failures.save_worked(state)
     state.cut = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import islice
 
+from edl.api.events import RoleAsked, RoleLeaving, Scaled
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkersScaled
 from edl.core import priorities
 from edl.core.cluster import PLAIN, Role, Wish
@@ -36,7 +37,7 @@ def scale(state: State, event: ScaleWanted) -> None:
     """Somebody wants other numbers of workers from now on."""
     if (event.min, event.max) != state.scaled and not state.ended:
         state.record(WorkersScaled(min=event.min, max=event.max))
-        state.tell("scaled", min=state.workers_min, max=state.workers_max)
+        state.emit(Scaled(min=state.workers_min, max=state.workers_max))
 
 
 # ------------------------------------------------------------------------------------------------ how many
@@ -92,7 +93,7 @@ def dismiss(state: State, pod: Pod, why: str, now: float) -> None:
     if pod.uid in state.fleet.workers and pod.uid not in state.fleet.dismissed:
         state.record(WorkerDismissed(uid=pod.uid, reason=why))
     state.fleet.dismiss(pod, why, now)
-    state.tell("role_leaving", role=pod.role.value, index=pod.index, cause=why, message="")
+    state.emit(RoleLeaving(role=pod.role.value, index=pod.index, cause=why))
     state.do(DeletePod(pod.uid, state.settings.grace if pod.ran else 0.0))
 
 
@@ -119,7 +120,7 @@ def _populate(state: State, now: float) -> None:
         if role is Role.WORKER and index >= state.fleet.next_worker:
             state.record(WorkerChanged(index=index))
         state.fleet.ask(role, index, now, wish)
-        state.tell("role_asked", role=role.value, index=index, reason=why)
+        state.emit(RoleAsked(role=role.value, index=index, reason=why))
         state.do(StartPod(role, index, wish))
 
 

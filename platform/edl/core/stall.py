@@ -8,9 +8,9 @@ to be missing too, or to be on a lost node (``advance``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from edl.api.events import StallEnded
 from edl.core.cluster import Role
+from edl.core.events import MissingPs, TrainingStalled
 from edl.core.pod import Pod
 from edl.core.state import Stalled, State
 
@@ -20,20 +20,6 @@ TOLD_SECONDS = 3.0
 """What is over sooner is no event: a master that takes over asks every PS to listen, and that takes a second."""
 UNSAVED = "waiting until a checkpoint can be written"
 _PHASES = ("Training", "Evaluating", "Exporting")
-
-
-@dataclass(frozen=True, slots=True)
-class MissingPs:
-    """A PS that the job waits for.
-
-    Attributes:
-        why: for people; what follows "ps-0, ".
-        since: when that began, where the cluster says so: unix seconds; 0: it does not.
-    """
-
-    index: int
-    why: str
-    since: float = 0.0
 
 
 def advance(state: State, now: float) -> None:
@@ -54,7 +40,7 @@ def advance(state: State, now: float) -> None:
         # A PS whose node is lost is asked for anew a moment later: that is no news.
         stalled.told |= lasts | {(index, False) for index, _ in lasts}
         stalled.told_unsaved |= stalled.unsaved
-        state.tell("stalled", missing=missing, unsaved=unsaved)
+        state.emit(TrainingStalled(missing, unsaved))
 
 
 def _over(state: State, now: float) -> None:
@@ -65,7 +51,7 @@ def _over(state: State, now: float) -> None:
     if stalled.unsaved:
         saved = "a checkpoint was written again"
         reason = saved if state.checkpoint_failure is None else "steps may be made again, until the next one is due"
-    state.tell("stall_ended", seconds=now - stalled.since, reason=reason)
+    state.emit(StallEnded(seconds=now - stalled.since, reason=reason))
 
 
 def unsaved_checkpoint(state: State) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.api.events import Event
 from edl.api.journal_entries import JobPhaseChanged, JournalEntry
 from edl.core import compaction, entries
 from edl.core.callbacks import Callback, Callbacks
@@ -20,7 +21,7 @@ from edl.core.cluster import MOST_WORKERS
 from edl.core.counters import Counters
 from edl.core.cuts import Cut, Stage
 from edl.core.evaluation import Round
-from edl.core.events import Command, EndJob, Record, Tell
+from edl.core.events import Command, EmitEvent, EndJob, PhaseEntered, Record, TrainingStalled
 from edl.core.fleet import Fleet
 from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 from edl.core.leases import Holder, Patience
@@ -260,9 +261,9 @@ class State:
         """Add commands to what is being decided."""
         self.out.extend(commands)
 
-    def tell(self, event: str, **fields: Any) -> None:
-        """Add an event for people."""
-        self.out.append(Tell(event, fields))
+    def emit(self, event: Event | TrainingStalled | PhaseEntered) -> None:
+        """Tell people what happened."""
+        self.out.append(EmitEvent(event))
 
     def record(self, entry: JournalEntry) -> None:
         """Decide a change of the ledger: it is journaled and applied at once."""

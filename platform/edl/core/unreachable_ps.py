@@ -11,6 +11,7 @@ it leads follow the placement, and leases that are closed are refused (docs/desi
 
 from __future__ import annotations
 
+from edl.api.events import Warned
 from edl.core.cluster import Role
 from edl.core.events import DeletePod
 from edl.core.state import State
@@ -32,9 +33,10 @@ def replace(state: State, now: float) -> None:
         if pod.given_up or silent < SILENT_SECONDS:
             continue
         pod.given_up, pod.dismissal = True, "its node is unreachable"
-        state.tell(
-            "warning",
-            message=f"ps-{pod.index} is replaced: its node {pod.node} is unreachable, and neither the master nor a "
-            f"worker has had an answer of it for {silent:.0f} s",
+        state.emit(
+            Warned(
+                f"ps-{pod.index} is replaced: its node {pod.node} is unreachable, and neither the master nor a "
+                f"worker has had an answer of it for {silent:.0f} s"
+            )
         )
         state.do(DeletePod(pod.uid, 0.0))

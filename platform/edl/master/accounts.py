@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from edl.api.status import Status
 from edl.master import progress, publishing, reporter, threads
 from edl.master.progress import Progress
 from edl.master.publishing import Publisher
 from edl.master.reporter import Reporter
 from edl.master.shell import Shell
-from edl.spec.status import Status
 from edl.store import history
 from edl.store.rundir import RunDir
 

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from edl.api.events import JobEnded, RunStarted
+from edl.api.status import Status, Summary
 from edl.core.errors import StorageError
 from edl.core.events import EndJob
 from edl.master.reporter import Reporter
-from edl.spec.event import JobEnded, RunStarted
-from edl.spec.status import Status, Summary
+from edl.spec.report import to_json
 from edl.store.durable import translated
 from edl.store.rundir import RunDir, tail, write_json
 
@@ -47,7 +48,7 @@ def _told(run: RunDir) -> bool:
 
 def tell_so_far(run: RunDir, summary: Summary) -> None:
     """Write what the run has come to, for whoever ends it."""
-    _attempt(lambda: write_json(run.path / SUMMARY, summary.to_json()))
+    _attempt(lambda: write_json(run.path / SUMMARY, to_json(summary)))
 
 
 def _failure(run: RunDir, ended: EndJob) -> None:

@@ -11,16 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from edl.api.job import Strategy
+from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
 from edl.rpc import edl_pb2 as pb
-from edl.spec.job import Strategy
-from edl.spec.parameters import (
-    AWAITED_SHOWN,
-    NAME_LENGTH,
-    TABLES_SHOWN,
-    ParametersStatus,
-    RoundStatus,
-    TableStatus,
-)
 
 _FRESH_SECONDS = 5.0
 """For which what a PS said of an update that waits is worth telling; it speaks every second."""

@@ -24,6 +24,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from edl.api.events import RoleStarted, Warned
 from edl.core.checkpoint import FINAL_SECONDS, STOPPED
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, EdlError, StorageError
@@ -49,7 +50,6 @@ from edl.master.wishes import events_of
 from edl.rpc import edl_pb2_grpc
 from edl.rpc.channels import serve
 from edl.rpc.identity import Identity
-from edl.spec.event import RoleStarted, Warned
 from edl.spec.job import JobSpec
 from edl.spec.load import load
 from edl.spec.problem import SpecError
@@ -200,7 +200,7 @@ class Master:
             self._servers.start(self.shell.handle, self.shell.fail)
             self._serve(parts)
             if self._anew:
-                self._reporter.put(Warned(time.time(), BEGINS_ANEW))
+                self._reporter.put(Warned(BEGINS_ANEW, time=time.time()))
             if not self.shell.state.ended:
                 self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
             self._accounts.start()

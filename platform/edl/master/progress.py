@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 
+from edl.api.events import EvaluationEnded, Event
+from edl.api.status import Status
 from edl.spec.closing import measures
-from edl.spec.event import EvaluationEnded, Event
-from edl.spec.status import Status
 
 log = logging.getLogger(__name__)
 

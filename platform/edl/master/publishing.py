@@ -13,14 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edl.api.events import Event
+from edl.api.status import ENDED, Status, Summary
 from edl.core.board import Board
 from edl.core.errors import EdlError, StorageError
 from edl.master.ending import FAILURE, SUMMARY
-from edl.spec.event import Event, from_json
+from edl.spec import report
+from edl.spec.event import from_json
 from edl.spec.losses import LossCounter
 from edl.spec.problem import SpecError
 from edl.spec.publication import EVENTS_KEPT, TIMELINE, Failure, Moment, Publication, extended
-from edl.spec.status import ENDED, Status, Summary
 from edl.store.rundir import RunDir, read_json, tail, write_json
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class Publisher:
         self._publish(
             replace(
                 told,
-                summary=None if summary is None else Summary.from_json(summary, SUMMARY),
+                summary=None if summary is None else report.from_json(Summary, summary, SUMMARY),
                 failure=None if failure is None else Failure.from_json(failure, FAILURE),
             )
         )

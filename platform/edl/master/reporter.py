@@ -9,24 +9,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from edl.api.events import Event, Stalled
+from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.core.cluster import Role
 from edl.core.errors import EdlError, StorageError
-from edl.core.events import Tell
+from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
 from edl.core.fleet import Pod
 from edl.core.job import JobState
 from edl.core.staffing import starved
-from edl.core.stall import UNSAVED, MissingPs, missing_ps, unsaved_checkpoint
+from edl.core.stall import UNSAVED, missing_ps, unsaved_checkpoint
 from edl.core.state import TRAINING
 from edl.core.tasks import Ledger
 from edl.master import progress, threads
 from edl.master.rate import Rate
-from edl.spec.event import EVENTS, Event
-from edl.spec.parameters import ParametersStatus
-from edl.spec.status import STALLED, RoleStatus, Status, Summary
+from edl.spec.report import from_json, to_json
 from edl.store.contents import variables_in
 from edl.store.manifest import cut_directory
 from edl.store.rundir import RunDir, append_line, read_json, write_json
@@ -73,26 +73,21 @@ class Reporter:
 
     # ------------------------------------------------------------------ events
 
-    def tell(self, what: Tell) -> None:
-        """Queue an event of the core; one that is not for people goes to the log."""
-        kind = EVENTS.get(what.event)
-        if kind is None:
-            log.info("%s %s", what.event, dict(what.fields))
+    def tell(self, told: EmitEvent) -> None:
+        """Queue an event of the core, with the time of day; what is not for people goes to the log."""
+        event = told.event
+        if isinstance(event, PhaseEntered):
+            log.info("%s %s", event.kind, asdict(event))
             return
-        given = {**what.fields, "time": time.time()}
-        if "worker" in given:
-            pod = self._state.fleet.pods.get(given["worker"])
-            given["worker"] = pod.index if pod else None
-        if "missing" in given:
-            given["reason"] = waits_for(given["missing"], given["unsaved"])
-        event = kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given})
-        self.put(event)
+        if isinstance(event, TrainingStalled):
+            event = Stalled(waits_for(event.missing, event.unsaved))
+        self.put(replace(event, time=time.time()))
 
     def put(self, event: Event) -> None:
         """Queue an event of the master's own."""
         self._heard(event)
         progress.hear(event)
-        self._lines.put(event.to_json())
+        self._lines.put(to_json(event))
 
     def close(self) -> None:
         """Write what is queued."""
@@ -112,7 +107,7 @@ class Reporter:
         """Replace ``status.json``."""
         try:
             with self._writing:
-                write_json(self._run.status, status.to_json())
+                write_json(self._run.status, to_json(status))
         except StorageError as error:
             log.error("%s", error)
 
@@ -271,7 +266,7 @@ def began(run: RunDir) -> float:
 def rate_since(run: RunDir, began: float) -> Rate:
     """The rate as the master before this one left it in the status, if it belonged to the same start of the run."""
     with suppress(EdlError):  # none, or one that cannot be read: then it is measured from now on
-        status = Status.from_json(read_json(run.status), str(run.status))
+        status = from_json(Status, read_json(run.status), str(run.status))
         if status.updated >= began:
             rate = Rate(status.records_worked, status.seconds_worked)
             rate.observe(time.monotonic() - max(0.0, time.time() - status.updated), status.records_done)

@@ -24,6 +24,7 @@ from edl.core.events import (
     Answer,
     Command,
     DeletePod,
+    EmitEvent,
     EndJob,
     Event,
     Granted,
@@ -38,7 +39,6 @@ from edl.core.events import (
     StartPod,
     StopWork,
     TaskReported,
-    Tell,
     Tick,
     WaitForWork,
     WorkerFailed,
@@ -109,7 +109,7 @@ class Shell:
         *,
         pods: Effects,
         ps: Effects,
-        tell: Callable[[Tell], None],
+        tell: Callable[[EmitEvent], None],
         fence: Fence | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -246,7 +246,7 @@ class Shell:
         return answer, changed
 
     def _do(self, command: Command) -> None:
-        if isinstance(command, Tell):
+        if isinstance(command, EmitEvent):
             self._tell(command)
         elif isinstance(command, StartPod | DeletePod):
             self._pods.do(command)

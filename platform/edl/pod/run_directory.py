@@ -12,10 +12,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.api.events import RunStarted
 from edl.core.errors import BadInputError, StorageError
-from edl.spec.event import RunStarted
 from edl.spec.job import JobSpec
 from edl.spec.load import dump
+from edl.spec.report import to_json
 from edl.store.checkpoint_restart import plan_restart, restart_journal
 from edl.store.resumption import begun, differences, phase_of, reopen, said
 from edl.store.rundir import OF_GROUP, RunDir, append_line, make, read_json, submitted, write_json, write_spec
@@ -72,7 +73,7 @@ def _new(wanted: Wanted, spec: JobSpec) -> RunDir:
     run = RunDir(wanted.job_dir / wanted.uid)
     make(run, OF_GROUP)
     if not run.spec.exists():
-        _begin(run, spec, RunStarted(time.time(), run.run_id, str(run.path)))
+        _begin(run, spec, RunStarted(run.run_id, str(run.path), time=time.time()))
     return run
 
 
@@ -89,7 +90,7 @@ def _resumed(wanted: Wanted, spec: JobSpec) -> RunDir:
         changed = (*planned.lines(), *changed)
     reopen(run, holder, exclusive=False)
     make(run, OF_GROUP)
-    _begin(run, spec, RunStarted(time.time(), run.run_id, str(run.path), resumed=True, changes=changed))
+    _begin(run, spec, RunStarted(run.run_id, str(run.path), resumed=True, changes=changed, time=time.time()))
     write_json(marker, {"run": run.run_id}, fsync=True)
     return run
 
@@ -112,7 +113,7 @@ def _find(wanted: Wanted) -> RunDir:
 
 def _begin(run: RunDir, spec: JobSpec, started: RunStarted) -> None:
     """The spec comes last: a run that has one was started."""
-    append_line(run.events, started.to_json())
+    append_line(run.events, to_json(started))
     write_spec(run, dump(spec), fsync=True)
 
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edl.api.job import Strategy
 from edl.ps.contents import Contents
 from edl.ps.cuts import Cuts
 from edl.ps.leases import Admission, Leases
@@ -18,7 +19,6 @@ from edl.ps.single import Single
 from edl.ps.together import Together
 from edl.ps.updates import Offered, Updates
 from edl.rpc.refusal import Refused
-from edl.spec.job import Strategy
 
 
 class Entrance:

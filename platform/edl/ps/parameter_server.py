@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from edl.api.job import Strategy
 from edl.ps import checkpoints
 from edl.ps.account import Account
 from edl.ps.arrays import Floats, Ids
@@ -31,7 +32,6 @@ from edl.ps.store import Gradients
 from edl.ps.stores import Stores
 from edl.ps.updates import Offered
 from edl.rpc.refusal import Refused
-from edl.spec.job import Strategy
 
 log = logging.getLogger(__name__)
 

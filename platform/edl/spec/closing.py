@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from edl.api.status import Summary
 from edl.spec import figures
-from edl.spec.status import Summary
 from edl.spec.terminal import one_line
 
 _WIDTH = 10

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edl.spec.job import Strategy
-from edl.spec.parameters import ParametersStatus, TableStatus
+from edl.api.job import Strategy
+from edl.api.status import ParametersStatus, TableStatus
 
 _UNIT = 1024.0
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")

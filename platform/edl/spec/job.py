@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from edl.api.job import Strategy
 from edl.core.cluster import MOST_WORKERS
 from edl.spec import foreign
 from edl.spec.cluster_names import IMAGE
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths
-from edl.spec.kind import Choice, Flag, Number, Text, Whole
+from edl.spec.kind import Choice, Number, Text, Whole
 from edl.spec.node import Json
 from edl.spec.placement import Pod, Resources, Security, Storage, Volume, WorkerResources
 from edl.spec.quantity import DURATION, SIZE
@@ -129,62 +130,6 @@ class Train:
             "When a range of records makes workers crash again and again: fail the job, or skip the range and say so.",
         ),
     ] = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Strategy:
-    """How workers combine what they learn."""
-
-    name: Annotated[
-        str,
-        Option(
-            Choice(("ParameterServer", "Local"), later=("AllReduce",)),
-            "ParameterServer for elastic jobs; Local for one process to debug in.",
-        ),
-    ] = "ParameterServer"
-    mode: Annotated[
-        str,
-        Option(
-            Choice(("async", "sync")), "async: each push is an update at once; sync: several pushes are one update."
-        ),
-    ] = "async"
-    grads_to_wait: Annotated[
-        int,
-        Option(
-            _POSITIVE, "Pushes that an update waits for under mode: sync, or as many as workers can send.", "pushes"
-        ),
-    ] = 1
-    version_tolerance: Annotated[
-        int,
-        Option(
-            _COUNT,
-            "Updates since its values that a push may miss under mode: sync; one that misses more is computed anew.",
-            "updates",
-        ),
-    ] = 0
-    staleness_aware: Annotated[
-        bool,
-        Option(
-            Flag(), "Whether, under mode: async, the learning rate is divided by the updates since a push's values."
-        ),
-    ] = False
-    get_model_steps: Annotated[
-        int,
-        Option(
-            _POSITIVE,
-            "Steps of a worker from one pull of the dense values to the next; between, it moves a copy of its own "
-            "(refused with Ftrl).",
-            "steps",
-        ),
-    ] = 1
-    overlap: Annotated[
-        bool,
-        Option(
-            Flag(),
-            "Whether a worker sends one step and fetches rows for another while it computes; its gradients then lack "
-            "one push more.",
-        ),
-    ] = False
 
 
 @dataclass(frozen=True, slots=True)

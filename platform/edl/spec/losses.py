@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Self
 
+from edl.api.events import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.core.cluster import Cause
 from edl.spec.collection import Named
-from edl.spec.event import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.spec.kind import Text, Whole
 from edl.spec.report import Report
 from edl.spec.section import Option

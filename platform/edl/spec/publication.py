@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
+from edl.api.events import Event
+from edl.api.status import Status, Summary
 from edl.spec import event
-from edl.spec.event import Event
 from edl.spec.kind import Number, Text, Whole
 from edl.spec.losses import Losses
 from edl.spec.problem import Problem, SpecError
-from edl.spec.report import Report
+from edl.spec.report import Report, from_json, to_json
 from edl.spec.section import Option
-from edl.spec.status import Status, Summary
 
 STATUS, EVENTS, TIMELINE = "status.json", "events.jsonl", "timeline.json"
 SUMMARY, FAILURE, LOSSES = "summary.json", "failure.json", "losses.json"
@@ -86,7 +86,7 @@ class Publication:
         if self.losses is not None:
             pages[LOSSES] = _written(self.losses.to_json())
         if self.summary is not None:
-            pages[SUMMARY] = _written(self.summary.to_json())
+            pages[SUMMARY] = _written(to_json(self.summary))
         if self.failure is not None:
             kind, reason, detail = self.failure.kind, _cut(self.failure.reason), _cut(self.failure.detail)
             pages[FAILURE] = _written(Failure(kind, reason, detail).to_json())
@@ -100,10 +100,10 @@ class Publication:
             raise SpecError([Problem(TIMELINE, "", "must be a list of moments")])
         status, summary, failure, losses = (_read(pages, name) for name in (STATUS, SUMMARY, FAILURE, LOSSES))
         return cls(
-            status=None if status is None else Status.from_json(status, STATUS),
+            status=None if status is None else from_json(Status, status, STATUS),
             events=tuple(event.parse(line, EVENTS) for line in pages.get(EVENTS, "").splitlines()),
             timeline=tuple(Moment.from_json(moment, TIMELINE) for moment in moments or ()),
-            summary=None if summary is None else Summary.from_json(summary, SUMMARY),
+            summary=None if summary is None else from_json(Summary, summary, SUMMARY),
             failure=None if failure is None else Failure.from_json(failure, FAILURE),
             losses=None if losses is None else Losses.from_json(losses, LOSSES),
         )
@@ -130,7 +130,7 @@ def _lines(events: Sequence[Event]) -> str:
     lines: list[str] = []
     room = EVENTS_BYTES
     for each in reversed(events[-EVENTS_KEPT:]):
-        line = each.line()
+        line = event.line(each)
         room -= len(line) + 1  # ASCII
         if room < 0:
             break
@@ -140,10 +140,10 @@ def _lines(events: Sequence[Event]) -> str:
 
 def _status(status: Status) -> str:
     """A status of thousands of workers goes without most of them."""
-    text = _written(replace(status, reason=_cut(status.reason)).to_json())
+    text = _written(to_json(replace(status, reason=_cut(status.reason))))
     while len(text) > _STATUS_BYTES and status.workers:
         status = replace(status, workers=status.workers[: len(status.workers) // 2])
-        text = _written(replace(status, reason=_cut(status.reason)).to_json())
+        text = _written(to_json(replace(status, reason=_cut(status.reason))))
     return text
 
 

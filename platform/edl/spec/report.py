@@ -1,33 +1,48 @@
-"""Values that travel as JSON objects: what every report has in common. Reading is strict."""
+"""Values that travel as JSON objects: how they are read, strictly, and written."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self, TypeVar
 
+from edl.api.events import Event
 from edl.spec.node import Json, Place, tree
 from edl.spec.problem import Problem, SpecError
 from edl.spec.section import Section
 
+T = TypeVar("T")
+
+
+def section_of(report: type) -> Section:
+    """What the JSON object of a class of ``edl.api.status`` or ``edl.api.events`` looks like; of an event, with its
+    kind in front.
+    """
+    return Section(report, constants=(("event", report.kind),) if issubclass(report, Event) else ())
+
+
+def to_json(value: Any) -> dict[str, Json]:
+    """All fields; ``from_json`` gives an equal value back."""
+    return section_of(type(value)).write(value)
+
+
+def from_json(report: type[T], value: object, where: str = "status") -> T:
+    """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+    problems: list[Problem] = []
+    found: T = section_of(report).read(tree(value, where), Place("", problems))
+    if problems:
+        raise SpecError(problems)
+    return found
+
 
 class Report:
-    """A value that travels as a JSON object."""
+    """A value of this package that travels as a JSON object."""
 
     __slots__ = ()
 
-    @classmethod
-    def section(cls) -> Section:
-        """What the JSON object looks like."""
-        return Section(cls)
-
     def to_json(self) -> dict[str, Json]:
         """All fields; from_json gives an equal value back."""
-        return self.section().write(self)
+        return to_json(self)
 
     @classmethod
     def from_json(cls, value: object, where: str = "status") -> Self:
         """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
-        problems: list[Problem] = []
-        report: Self = cls.section().read(tree(value, where), Place("", problems))
-        if problems:
-            raise SpecError(problems)
-        return report
+        return from_json(cls, value, where)

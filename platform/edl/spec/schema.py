@@ -9,10 +9,11 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+from edl.api.status import Status, Summary
 from edl.spec import event
 from edl.spec.job import API_VERSION, JOB
 from edl.spec.node import Json
-from edl.spec.status import Status, Summary
+from edl.spec.report import section_of
 
 JOB_SCHEMA = f"{API_VERSION.replace('/', '_')}.schema.json"
 STATUS_SCHEMA = "status.schema.json"
@@ -28,8 +29,8 @@ def job_schema() -> dict[str, Json]:
 def status_schema() -> dict[str, Json]:
     """JSON Schema of ``status.json``; ``$defs`` holds those of the summary and of an event."""
     head = {"$schema": _DIALECT, "$id": f"https://edl.dev/schemas/{STATUS_SCHEMA}", "title": "Status of a job"}
-    inner = {"summary": Summary.section().schema(), "event": event.schema()}
-    return {**head, "description": "The job as it is now.", **Status.section().schema(), "$defs": inner}
+    inner = {"summary": section_of(Summary).schema(), "event": event.schema()}
+    return {**head, "description": "The job as it is now.", **section_of(Status).schema(), "$defs": inner}
 
 
 def generated() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
     epochs: Annotated[int, Option(Whole(1), "How often the training records are gone through.", unit="epochs")] = 1
 
+Classes of ``edl.api`` say it with ``edl.api.fields.Field``, and the field's type says what kind of value it is.
+
 From these annotations come the reader with its error messages, the writer, and the JSON Schema: one source for all.
 """
 
@@ -9,14 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from edl.spec.kind import Choice, Kind, found
+from edl.api.fields import Field
+from edl.spec.collection import ListOf, Named, Nullable
+from edl.spec.kind import Choice, Flag, Kind, Measure, Number, Text, Whole, found
 from edl.spec.node import Json, Node, Place
 from edl.spec.problem import nearest
+
+_ANY_TEXT = r"^[\s\S]*$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +36,14 @@ class Option:
         unit: the unit of its value, where it has one.
         built: the values whose behaviour exists in this version; None when all that the kind admits do. Of names, the
             kind itself knows which those are.
+        required: it must be there when it is read, though the dataclass has a default.
     """
 
     kind: Kind
     doc: str
     unit: str | None = None
     built: tuple[Any, ...] | None = None
+    required: bool = False
 
     @property
     def partial(self) -> bool:
@@ -71,6 +80,8 @@ def defaults(section: type) -> dict[str, Any]:
     """The defaults of a section's fields; fields that must be given are absent."""
     found_defaults = {}
     for field in fields(section):
+        if options(section)[field.name].required:
+            continue
         if field.default is not MISSING:
             found_defaults[field.name] = field.default
         elif field.default_factory is not MISSING:
@@ -160,8 +171,32 @@ def _written(value: Any) -> str:
 
 
 def _option(hint: Any) -> Option:
-    (option,) = (extra for extra in hint.__metadata__ if isinstance(extra, Option))
-    return option
+    (said,) = (extra for extra in hint.__metadata__ if isinstance(extra, Option | Field))
+    if isinstance(said, Option):
+        return said
+    return Option(_kind(hint.__origin__, said), said.doc, said.unit, required=said.required)
+
+
+def _kind(hint: Any, said: Field) -> Kind:
+    """What the type of a field in ``edl.api`` and what is said of it mean together."""
+    inner = [each for each in get_args(hint) if each not in (NoneType, Ellipsis)]
+    if NoneType in get_args(hint):
+        return Nullable(_kind(inner[0], said))
+    if get_origin(hint) is tuple:
+        return ListOf(_kind(inner[0], said))
+    if get_origin(hint) is Mapping:
+        return Named(_kind(inner[1], said))
+    if dataclasses.is_dataclass(hint):
+        return Section(hint)  # type: ignore[arg-type]
+    if hint is bool:
+        return Flag()
+    if hint is int:
+        return Whole(said.minimum)
+    if hint is float:
+        return Measure() if said.measured else Number(None if said.minimum is None else float(said.minimum))
+    if said.choices:
+        return Choice(said.choices, said.later)
+    return Text(meaning="a name") if said.named else Text(_ANY_TEXT)
 
 
 def _elsewhere(section: type, name: str) -> str | None:

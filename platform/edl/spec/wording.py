@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from edl.spec.closing import duration, measure, measures
-from edl.spec.event import (
+from edl.api.events import (
     CallbackDecided,
     CheckpointSaved,
     EvaluationEnded,
@@ -30,8 +29,8 @@ from edl.spec.event import (
     StallEnded,
     Warned,
 )
-from edl.spec.parameters import ParametersStatus
-from edl.spec.status import Status
+from edl.api.status import ParametersStatus, Status
+from edl.spec.closing import duration, measure, measures
 from edl.spec.terminal import one_line
 
 EXPORT = "export"

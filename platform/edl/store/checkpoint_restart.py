@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edl.api.status import Status
 from edl.core.errors import BadInputError, StorageError
 from edl.spec.problem import SpecError
-from edl.spec.status import Status
+from edl.spec.report import from_json
 from edl.store.durable import sync_directory, translated
 from edl.store.integrity import newest
 from edl.store.jsonfiles import read_json
@@ -173,5 +174,5 @@ def _done_records(run: RunDir) -> int:
     """Records that the run had done, as its status says; 0 where that cannot be read."""
     with suppress(StorageError, SpecError):
         if run.status.exists():
-            return Status.from_json(read_json(run.status), str(run.status)).records_done
+            return from_json(Status, read_json(run.status), str(run.status)).records_done
     return 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from edl.api.status import Status
 from edl.core.errors import StorageError
-from edl.spec.status import Status
+from edl.spec.report import to_json
 from edl.store.rundir import RunDir, append_line
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class History:
             "step": status.step,
             "epoch": status.epoch,
             "records_done": status.records_done,
-            "loss": status.to_json()["loss"],  # null where it is not a number that JSON has
+            "loss": to_json(status)["loss"],  # null where it is not a number that JSON has
             "samples_per_second": status.samples_per_second,
             "workers": len(status.workers) - pending,
             "pending": pending,

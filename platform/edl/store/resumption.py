@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
+from edl.api.status import Status
 from edl.core.errors import BadInputError
 from edl.spec.job import JobSpec
 from edl.spec.load import changes, load
 from edl.spec.node import Json
-from edl.spec.status import Status
+from edl.spec.report import from_json
 from edl.store.durable import translated
 from edl.store.rundir import RunDir, read_json
 from edl.store.segments import segments_in
@@ -104,7 +105,7 @@ def begun(run: RunDir) -> bool:
 
 def status_of(run: RunDir) -> Status | None:
     """The run's newest status; None when it never wrote one."""
-    return Status.from_json(read_json(run.status), str(run.status)) if run.status.exists() else None
+    return from_json(Status, read_json(run.status), str(run.status)) if run.status.exists() else None
 
 
 def phase_of(run: RunDir) -> str | None:

@@ -207,8 +207,9 @@ def shown(command: ev.Command) -> str:
         case ev.Record(entry):
             written = entry.to_json()
             return f"journal  {written.pop('kind')} {_fields(written)}".rstrip()
-        case ev.Tell(event, fields):
-            return f"tell     {event} {_fields({k: v for k, v in fields.items() if k in _TOLD})}".rstrip()
+        case ev.EmitEvent(event):
+            told = {name: getattr(event, name) for name in _TOLD if hasattr(event, name)}
+            return f"tell     {event.kind} {_fields(told)}".rstrip()
         case ev.Granted(lease, kind, work, _, _, pin):
             pinned = f" of cut {pin}" if pin else ""
             where = f"epoch {work.epoch} {work.source}[{work.start}:{work.end}]"
@@ -241,22 +242,10 @@ def shown(command: ev.Command) -> str:
 
 
 _TOLD = (
-    *(
-        "reason",
-        "cause",
-        "message",
-        "cut",
-        "step",
-        "records",
-        "updates",
-        "repeated",
-        "metrics",
-        "path",
-        "role",
-        "index",
-    ),
-    *("min", "max", "missing", "unsaved"),
+    *("role", "index", "records", "updates", "cut", "step", "metrics", "path", "min", "max", "missing", "unsaved"),
+    *("cause", "message", "reason"),
 )
+"""Fields of events that are shown, in their order."""
 
 
 def _wish(wish: Wish) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from edl.api.events import Event
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.core import events as ev
 from edl.core.cluster import Cause, PodSeen, Role, Wish
@@ -106,7 +107,7 @@ class World:
         self.checkpoints: dict[int, dict[int, Copy]] = {}
         self.evaluations: list[tuple[int, Any]] = []
         self.gone: dict[int, set[Minibatch]] = {}
-        self.told: list[ev.Tell] = []
+        self.told: list[Event | ev.TrainingStalled | ev.PhaseEntered] = []
         self.twice: set[Minibatch] = set()
         self.settled: list[LeaseReturned] = []
         self.handled = 0
@@ -221,8 +222,8 @@ class World:
         match command:
             case ev.Record(entry):
                 self._record(entry)
-            case ev.Tell():
-                self.told.append(command)
+            case ev.EmitEvent(event):
+                self.told.append(event)
             case ev.StartPod(role, index, wish):
                 assert self.master is not None
                 promises.asked_for_a_reason(self.master, role)

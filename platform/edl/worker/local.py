@@ -15,9 +15,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edl.api.status import Status
 from edl.spec.job import JobSpec
 from edl.spec.load import load
-from edl.spec.status import Status
 from edl.spec.terminal import printable
 from edl.store.rundir import JobLock, RunDir
 from edl.worker import failures

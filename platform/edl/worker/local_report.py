@@ -9,9 +9,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from edl.api.events import Event, JobEnded, RoleEnded, RoleStarted
+from edl.api.status import Status, Summary
 from edl.spec import closing
-from edl.spec.event import Event, JobEnded, RoleEnded, RoleStarted
-from edl.spec.status import Status, Summary
+from edl.spec.event import line
+from edl.spec.report import to_json
 from edl.spec.terminal import printable
 from edl.spec.wording import clock, sentence
 from edl.store.history import History
@@ -42,13 +44,13 @@ class LocalReport:
 
     def started(self) -> None:
         """This process, the only one, is the run's worker."""
-        self.event(RoleStarted(time.time(), "worker", 0, os.getpid()))
+        self.event(RoleStarted("worker", 0, os.getpid(), time=time.time()))
 
     def event(self, event: Event) -> None:
         """Something happened."""
-        append_line(self._run.events, event.to_json())
+        append_line(self._run.events, to_json(event))
         if self._as_json:
-            self._print(event.line())
+            self._print(line(event))
         elif not isinstance(event, JobEnded):
             self._print(f"{clock(event.time)}  {sentence(event)}")
 
@@ -61,7 +63,7 @@ class LocalReport:
         self._written = clock
         speed, left = self._speed(clock)
         self.status = replace(self.status, samples_per_second=speed, seconds_left=left)
-        write_json(self._run.status, self.status.to_json())
+        write_json(self._run.status, to_json(self.status))
         self._history.tell(self.status)
         if now or clock - self._shown >= (STATUS_SECONDS if self._as_json else LINE_SECONDS):
             self._shown = clock
@@ -79,7 +81,7 @@ class LocalReport:
     def _show(self) -> None:
         status = self.status
         if self._as_json:
-            self._print(json.dumps({"event": "status", **status.to_json()}))
+            self._print(json.dumps({"event": "status", **to_json(status)}))
             return
         loss = "" if status.loss is None else f", loss {status.loss:.4g}"
         epoch = f"epoch {status.epoch} of {status.epochs}, " if status.epoch else ""
@@ -93,12 +95,12 @@ class LocalReport:
         summary = self._summary(**fields)
         self.changed(phase=phase, reason=reason, now=True)
         why = "Error" if exit_code else "Completed"
-        self.event(RoleEnded(time.time(), "worker", 0, os.getpid(), why, exit_code))
-        self.event(JobEnded(time.time(), phase, reason, summary))
+        self.event(RoleEnded("worker", 0, os.getpid(), why, exit_code, time=time.time()))
+        self.event(JobEnded(phase, reason, summary, time=time.time()))
         if self._as_json:
             end = {"phase": phase, "reason": reason, "exit_code": exit_code}
             head = {"event": "summary", "job": self.status.job, "run": self.status.run}
-            self._print(json.dumps({**head, **end, **summary.to_json()}))
+            self._print(json.dumps({**head, **end, **to_json(summary)}))
         else:
             self._print("\n".join(closing.block(closing.heading(phase, summary), closing.rows(summary))))
 

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from edl.api.events import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
 from edl.core import shards
 from edl.core.checkpoint import STOPPED
 from edl.core.errors import BadInputError
@@ -23,7 +24,6 @@ from edl.core.shuffle import SHUFFLED
 from edl.data.blocks import order_of, window_of
 from edl.data.reader import Reader
 from edl.data.shuffled import ShuffledReader
-from edl.spec.event import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
 from edl.spec.job import JobSpec
 from edl.store import checkpoint
 from edl.store.rundir import RunDir
@@ -162,7 +162,7 @@ class LocalTraining:
         evaluated, every = found.ledger.get("evaluated", found.version), self._spec.train.evaluation_steps
         self._evaluation_due = every is not None and self._step % every == 0 and evaluated < self._step
         self._window = found.ledger.get("window", 0)  # checkpoints from before there was one: none
-        self._report.event(Warned(time.time(), f"goes on from checkpoint {found.cut}, at step {self._step:,}"))
+        self._report.event(Warned(f"goes on from checkpoint {found.cut}, at step {self._step:,}", time=time.time()))
 
     def run(self) -> str | None:
         """Everything to the end; returns the export's directory.
@@ -277,7 +277,7 @@ class LocalTraining:
     def _evaluate(self, *, final: bool) -> None:
         if not self._spec.data.validation or self._evaluated == self._step:
             return
-        self._report.event(EvaluationStarted(time.time(), self._step))
+        self._report.event(EvaluationStarted(self._step, time=time.time()))
         if final:
             self._report.changed(now=True, phase="Evaluating")
         self._watcher.begin_test()
@@ -289,10 +289,10 @@ class LocalTraining:
         self._watcher.end_test()
         self._evaluated = self._step
         values = self._model.metric_values()
-        self._report.event(EvaluationEnded(time.time(), self._step, values))
+        self._report.event(EvaluationEnded(self._step, values, time=time.time()))
         self._report.changed(metrics=values)
         for callback, decision in self._watcher.evaluated(self._step, values):
-            self._report.event(CallbackDecided(time.time(), self._step, callback, decision))
+            self._report.event(CallbackDecided(self._step, callback, decision, time=time.time()))
 
     def _validation(self) -> Iterator[tuple[int, Window]]:
         reader, size = self._readers("validation"), self._spec.train.minibatch_size
@@ -319,7 +319,7 @@ class LocalTraining:
         checkpoint.prune(self._run.checkpoints, self._spec.checkpoint.keep)
         self._saved = self._step
         pause = time.perf_counter() - began
-        self._report.event(CheckpointSaved(time.time(), self._step, self._step, pause))
+        self._report.event(CheckpointSaved(self._step, self._step, pause, time=time.time()))
 
     def _export(self) -> str | None:
         if self._spec.export is None:
@@ -329,7 +329,7 @@ class LocalTraining:
         slab = self._model.variables.values()
         written = export.save(self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL)
         self.export_loading = written["loading"] or None
-        self._report.event(Exported(time.time(), str(directory), self.export_loading))
+        self._report.event(Exported(str(directory), self.export_loading, time=time.time()))
         return str(directory)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from edl.api.job import Strategy
 from edl.core.callbacks import to_json
 from edl.core.errors import BadInputError
 from edl.core.kinds import BEST
 from edl.rpc.bulk import BulkClient
-from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.manifest import cut_directory
 from edl.worker import callbacks

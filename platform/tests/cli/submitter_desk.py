@@ -12,13 +12,13 @@ import pytest
 from cli.cluster_desk import JOB
 from small_cluster import SmallCluster, when
 
+from edl.api.events import JobEnded, RoleStarted
+from edl.api.status import Status, Summary
 from edl.cli import submitter
 from edl.cli.cluster import releasing
 from edl.kube import names
 from edl.kube.kinds import JOBS, Manifest
-from edl.spec.event import JobEnded, RoleStarted
 from edl.spec.publication import Failure, Publication
-from edl.spec.status import Status, Summary
 
 RELEASE = "train"
 T = 1_800_000_000.0
@@ -29,7 +29,7 @@ SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0)
 def ended(phase: str = "Done", reason: str = "every record is done", kind: str = "") -> dict[str, str]:
     """The pages of a master that has ended its job."""
     status = Status("mnist", "run", "/data/edl/team/mnist/run", phase, T + 9, records_total=100, records_done=100)
-    events = [RoleStarted(T + 1, "worker", 0, None), JobEnded(T + 9, phase, reason, SUMMARY)]
+    events = [RoleStarted("worker", 0, None, time=T + 1), JobEnded(phase, reason, SUMMARY, time=T + 9)]
     return Publication(status, events, failure=Failure(kind, "why") if kind else None, summary=SUMMARY).to_pages()
 
 

@@ -7,12 +7,12 @@ from cli.cluster_desk import Desk, desk_at
 from small_cluster import Manifest
 from wording import unsaid
 
+from edl.api.status import Status
 from edl.cli.cluster import options as cluster_options
 from edl.core.cluster import Role
 from edl.kube import names, removal
 from edl.kube.kinds import JOBS, SECRETS
 from edl.spec.publication import Publication
-from edl.spec.status import Status
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from published_job import EVENTS, TOLD, conditions, put_event, put_job
 from small_cluster import NOW, when
 from wording import unsaid
 
-from edl.spec.event import JobEnded
+from edl.api.events import JobEnded
+from edl.api.status import Summary
 from edl.spec.publication import Publication
-from edl.spec.status import Summary
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_for_programs(desk: Desk) -> None:
 
 def test_following_shows_each_once_until_the_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
-        ended = JobEnded(NOW, "Done", "", Summary(1, 1))
+        ended = JobEnded("Done", "", Summary(1, 1), time=NOW)
         put_job(desk.cluster, told=replace(TOLD, events=(*EVENTS, ended)), status=conditions(Complete=""))
 
     defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}

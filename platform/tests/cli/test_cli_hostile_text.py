@@ -21,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published_job import TOLD, put_job, put_pod
 
+from edl.api.events import EvaluationEnded, Warned
+from edl.api.status import Status
 from edl.cli import app
 from edl.cli.cluster.notice import Notice
 from edl.cli.cluster.ticker import Ticker
 from edl.cli.styled import console
 from edl.core.cluster import Role
-from edl.spec.event import EvaluationEnded, Warned
-from edl.spec.status import Status
 from edl.spec.terminal import guarded, one_line, printable, unguarded
 from edl.store.rundir import RunDir
 from edl.worker.local_report import LocalReport
@@ -223,7 +223,8 @@ def put_hostile(desk: Desk, hostile: str, phase: str = "Training") -> None:
         TOLD.status, phase=phase, reason=hostile, workers=workers, metrics={hostile: 0.5}, refusals=refusals
     )
     put_job(
-        desk.cluster, told=replace(TOLD, status=status, events=(*TOLD.events, Warned(TOLD.events[-1].time, hostile)))
+        desk.cluster,
+        told=replace(TOLD, status=status, events=(*TOLD.events, Warned(hostile, time=TOLD.events[-1].time))),
     )
     put_pod(desk.cluster, Role.MASTER)
 
@@ -252,8 +253,8 @@ def test_strategy_local_in_this_terminal(tmp_path: Path, capsys: pytest.CaptureF
     run = make(tmp_path)
     status = Status("digits", "r1", str(tmp_path), "Training", 1.0, metrics={HOSTILE: 0.5})
     report = LocalReport(run, status, as_json=False)
-    report.event(Warned(1.0, HOSTILE))
-    report.event(EvaluationEnded(1.0, 3, {HOSTILE: 0.5}))
+    report.event(Warned(HOSTILE, time=1.0))
+    report.event(EvaluationEnded(3, {HOSTILE: 0.5}, time=1.0))
     report.ended("Failed", HOSTILE, 1, export=HOSTILE)
     out = capsys.readouterr().out
     assert SHOWN in out

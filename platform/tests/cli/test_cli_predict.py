@@ -10,10 +10,11 @@ import pytest
 from cli.conftest import DONE, SUMMARY, Stage
 from wording import unsaid
 
+from edl.api.status import Status
 from edl.cli.local.trained import Weights, weights_of
 from edl.core.errors import BadInputError
 from edl.spec.load import load
-from edl.spec.status import Status
+from edl.spec.report import to_json
 from edl.store.manifest import MANIFEST, Manifest, ShardInfo, cut_directory
 from edl.store.rundir import RunDir, create, write_json
 
@@ -32,7 +33,7 @@ def checkpoint(run: RunDir, cut: int, *, step: int = 3000, committed: bool = Tru
 
 def ended(run: RunDir, phase: str, step: int = 3000) -> None:
     """A run whose status says how far it came."""
-    write_json(run.status, Status("digits", run.run_id, str(run.path), phase, 0.0, step=step).to_json())
+    write_json(run.status, to_json(Status("digits", run.run_id, str(run.path), phase, 0.0, step=step)))
 
 
 def export(run: RunDir) -> Path:

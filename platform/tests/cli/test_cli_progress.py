@@ -8,12 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.cli.faces import jsonlines, lines
-from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
-from edl.cli.faces.progress import RECENT_EVENTS, Progress
-from edl.cli.local.plan import steps_of
-from edl.spec.closing import duration
-from edl.spec.event import (
+from edl.api.events import (
     CheckpointSaved,
     EvaluationEnded,
     Event,
@@ -30,9 +25,14 @@ from edl.spec.event import (
     Scaled,
     Warned,
 )
-from edl.spec.job import Data, JobSpec, Model, Strategy, Train
-from edl.spec.parameters import ParametersStatus, TableStatus
-from edl.spec.status import PHASES, RoleStatus, Status, Summary
+from edl.api.job import Strategy
+from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
+from edl.cli.faces import jsonlines, lines
+from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
+from edl.cli.faces.progress import RECENT_EVENTS, Progress
+from edl.cli.local.plan import steps_of
+from edl.spec.closing import duration
+from edl.spec.job import Data, JobSpec, Model, Train
 from edl.spec.wording import headline, sentence
 
 SUMMARY = Summary(records_total=10, records_done=4)
@@ -44,7 +44,7 @@ def status(updated: float, done: int = 0, total: int = 1000, phase: str = "Train
 
 
 def ended(phase: str) -> JobEnded:
-    return JobEnded(9.0, phase, "because", SUMMARY)
+    return JobEnded(phase, "because", SUMMARY, time=9.0)
 
 
 def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
@@ -57,16 +57,16 @@ def test_statuses_of_the_time_before_the_start_change_nothing() -> None:
 
 def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
     before: list[Event] = [
-        RoleEnded(1.0, "worker", 0, 7, "Killed", 137),
-        RecordsReturned(2.0, 0, 10, "train", 3, "lost"),
-        RolledBack(3.0, 20, None, "ps-0", updates=5),
+        RoleEnded("worker", 0, 7, "Killed", 137, time=1.0),
+        RecordsReturned(0, 10, "train", 3, "lost", time=2.0),
+        RolledBack(20, None, "ps-0", updates=5, time=3.0),
         ended("Interrupted"),
     ]
     progress = Progress(began=0.0).at(status(1.0, 7))
     for event in before:
         progress = progress.after(event)
     assert progress.ended is not None
-    again = RunStarted(10.0, "r1", "/r1", resumed=True)
+    again = RunStarted("r1", "/r1", resumed=True, time=10.0)
     resumed = progress.after(again)
     assert resumed == Progress(began=0.0, recent=(*before, again))
     assert resumed.phase == "Starting"
@@ -91,12 +91,12 @@ def test_the_newest_status_counts(seen: list[tuple[float, int]]) -> None:
 def test_losses_are_counted_from_events() -> None:
     progress = Progress(began=0.0).at(status(1.0, 500))
     told: list[Event] = [
-        RoleStarted(1.0, "master", 0, 11),
-        RoleEnded(2.0, "worker", 0, 12, "Killed (SIGKILL)", 137),
-        RoleEnded(2.0, "worker", 1, 13, "Deleted", 143),
-        RecordsReturned(2.0, 64, 96, "train", 0, "worker-0 is gone"),
-        RecordsReturned(2.0, 0, 1, "export", 0, "worker-0 is gone"),
-        RolledBack(3.0, 128, 2, "ps-0 is gone", updates=5),
+        RoleStarted("master", 0, 11, time=1.0),
+        RoleEnded("worker", 0, 12, "Killed (SIGKILL)", 137, time=2.0),
+        RoleEnded("worker", 1, 13, "Deleted", 143, time=2.0),
+        RecordsReturned(64, 96, "train", 0, "worker-0 is gone", time=2.0),
+        RecordsReturned(0, 1, "export", 0, "worker-0 is gone", time=2.0),
+        RolledBack(128, 2, "ps-0 is gone", updates=5, time=3.0),
     ]
     for event in told:
         progress = progress.after(event)
@@ -110,7 +110,7 @@ def test_losses_are_counted_from_events() -> None:
 def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
     """Events and statuses come from two files, and a line of before must not follow the newer evaluation."""
     before = status(101.0, metrics={"accuracy": 0.5})
-    told = Progress(began=100.0).at(before).after(EvaluationEnded(102.0, 7, {"accuracy": 0.8}))
+    told = Progress(began=100.0).at(before).after(EvaluationEnded(7, {"accuracy": 0.8}, time=102.0))
     assert told.status == status(101.0, metrics={"accuracy": 0.8})
     assert told.at(status(101.5, 9, metrics={"accuracy": 0.5})).status == status(101.5, 9, metrics={"accuracy": 0.8})
     best = status(103.0, metrics={"accuracy": 0.9})  # of the weights that a callback restored
@@ -121,7 +121,7 @@ def test_an_evaluation_that_was_told_is_that_of_the_status() -> None:
 def test_only_the_newest_events_are_kept() -> None:
     progress = Progress(began=0.0)
     for number in range(100):
-        progress = progress.after(Warned(float(number), "m"))
+        progress = progress.after(Warned("m", time=float(number)))
     assert [event.time for event in progress.recent] == [float(n) for n in range(100 - RECENT_EVENTS, 100)]
 
 
@@ -179,20 +179,26 @@ def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        (RoleStarted(0.0, "ps", 1, 7), "ps 1 started (pid 7)"),
-        (RoleEnded(0.0, "master", 0, 7, "Error", 1), "master ended (pid 7): Error, exit code 1"),
-        (RoleEnded(0.0, "worker", 0, 7, "Killed (SIGKILL)", 137), "worker 0 ended (pid 7): Killed (SIGKILL)"),
-        (RecordsReturned(0.0, 0, 64, "/d/a.recordio", 2, "gone"), "records 0 to 64 of a.recordio of worker 2 back"),
-        (RecordsReturned(0.0, 0, 1, "export", 2, "gone"), "the export of worker 2 back in the queue: gone"),
-        (CheckpointSaved(0.0, 3, 1200, 0.0124), "checkpoint 3 at step 1,200 saved, updates waited at most 0.012 s"),
-        (RoleAsked(0.0, "worker", 4, "refused before:\n  quota"), "worker 4 asked for: refused before: quota"),
-        (RoleLeaving(0.0, "worker", 0, "preempted", "by b"), "worker 0 was told to go: preempted, by b"),
-        (RoleLeaving(0.0, "ps", 1, ""), "ps 1 was told to go"),
-        (Scaled(0.0, 1, 4), "4 workers wanted, at least 1"),
-        (RecordsLeased(0.0, 0, 64, "/d/a.recordio", 2), "records 0 to 64 of a.recordio leased again by worker 2"),
-        (RolledBack(0.0, 9, None, "lost"), "rolled back to the start: 9 records again: lost"),
-        (Quarantined(0.0, "a", 0, 4, "crashes"), "records 0 to 4 of a left out: crashes"),
-        (JobEnded(0.0, "Failed", "first\nsecond", SUMMARY), "job failed: first"),
+        (RoleStarted("ps", 1, 7, time=0.0), "ps 1 started (pid 7)"),
+        (RoleEnded("master", 0, 7, "Error", 1, time=0.0), "master ended (pid 7): Error, exit code 1"),
+        (RoleEnded("worker", 0, 7, "Killed (SIGKILL)", 137, time=0.0), "worker 0 ended (pid 7): Killed (SIGKILL)"),
+        (
+            RecordsReturned(0, 64, "/d/a.recordio", 2, "gone", time=0.0),
+            "records 0 to 64 of a.recordio of worker 2 back",
+        ),
+        (RecordsReturned(0, 1, "export", 2, "gone", time=0.0), "the export of worker 2 back in the queue: gone"),
+        (
+            CheckpointSaved(3, 1200, 0.0124, time=0.0),
+            "checkpoint 3 at step 1,200 saved, updates waited at most 0.012 s",
+        ),
+        (RoleAsked("worker", 4, "refused before:\n  quota", time=0.0), "worker 4 asked for: refused before: quota"),
+        (RoleLeaving("worker", 0, "preempted", "by b", time=0.0), "worker 0 was told to go: preempted, by b"),
+        (RoleLeaving("ps", 1, "", time=0.0), "ps 1 was told to go"),
+        (Scaled(1, 4, time=0.0), "4 workers wanted, at least 1"),
+        (RecordsLeased(0, 64, "/d/a.recordio", 2, time=0.0), "records 0 to 64 of a.recordio leased again by worker 2"),
+        (RolledBack(9, None, "lost", time=0.0), "rolled back to the start: 9 records again: lost"),
+        (Quarantined("a", 0, 4, "crashes", time=0.0), "records 0 to 4 of a left out: crashes"),
+        (JobEnded("Failed", "first\nsecond", SUMMARY, time=0.0), "job failed: first"),
     ],
 )
 def test_events_in_words(event: Event, text: str) -> None:

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from edl.api.events import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
+from edl.api.job import Strategy
+from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
 from edl.cli.faces.live import LiveView
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.screen import screen
-from edl.spec.event import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
-from edl.spec.job import Strategy
-from edl.spec.parameters import ParametersStatus, TableStatus
-from edl.spec.status import RoleStatus, Status
 
 BEGAN = 1_700_000_000.0
 STATUS = Status(
@@ -57,10 +56,10 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
     monkeypatch.setattr("edl.cli.faces.screen.clock", lambda moment: "TIME")
     known = Progress(began=BEGAN).at(STATUS)
     for event in (
-        RoleStarted(BEGAN, "master", 0, 4102),
-        EvaluationEnded(BEGAN + 40, 1000, {"accuracy": 0.9134}),
-        RoleEnded(BEGAN + 50, "worker", 1, 4105, "Killed (SIGKILL)", 137),
-        RecordsReturned(BEGAN + 50, 512, 576, "/data/train-00000.recordio", 1, "worker-1: Killed (SIGKILL)"),
+        RoleStarted("master", 0, 4102, time=BEGAN),
+        EvaluationEnded(1000, {"accuracy": 0.9134}, time=BEGAN + 40),
+        RoleEnded("worker", 1, 4105, "Killed (SIGKILL)", 137, time=BEGAN + 50),
+        RecordsReturned(512, 576, "/data/train-00000.recordio", 1, "worker-1: Killed (SIGKILL)", time=BEGAN + 50),
     ):
         known = known.after(event)
     return known
@@ -83,7 +82,7 @@ def test_parameter_servers_say_how_many_tables_they_serve(progress: Progress) ->
 
 def test_the_pace_of_each_worker_and_the_evaluations_before(progress: Progress) -> None:
     for step, accuracy in ((2000, 0.92), (3000, 0.93)):
-        progress = progress.after(EvaluationEnded(BEGAN + 41, step, {"accuracy": accuracy}))
+        progress = progress.after(EvaluationEnded(step, {"accuracy": accuracy}, time=BEGAN + 41))
     paced = (RoleStatus(0, 4104, "training", samples_per_second=8123.4), RoleStatus(2, 4177, "starting"))
     shown = drawn(progress.at(replace(STATUS, updated=BEGAN + 70, workers=paced))).splitlines()
     assert shown[3] == "earlier: step 2,000 accuracy 0.92   step 1,000 accuracy 0.9134"
@@ -95,7 +94,7 @@ def test_the_pace_of_each_worker_and_the_evaluations_before(progress: Progress) 
 def test_only_the_newest_evaluations_are_kept() -> None:
     known = Progress(BEGAN)
     for step in range(50):
-        known = known.after(EvaluationEnded(BEGAN, step, {"accuracy": 0.5}))
+        known = known.after(EvaluationEnded(step, {"accuracy": 0.5}, time=BEGAN))
     assert [each.step for each in known.evaluations] == list(range(44, 50))
 
 
@@ -123,7 +122,7 @@ def test_the_picture_fits_the_terminal(workers: int, events: int, height: int, w
     status = Status("j", "r1", "/r1", "Training", BEGAN + 1, records_total=10**9, records_done=10**8, workers=roles)
     known = Progress(began=BEGAN).at(status)
     for number in range(events):
-        known = known.after(Warned(BEGAN, f"{number} " * 100))
+        known = known.after(Warned(f"{number} " * 100, time=BEGAN))
     lines = drawn(known, width, height, "Stopping").splitlines()
     assert len(lines) < height
     assert all(len(line) <= width for line in lines)

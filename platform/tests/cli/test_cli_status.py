@@ -14,12 +14,12 @@ from published_job import STATUS, TIMELINE, TOLD, conditions, put_job, seen, wit
 from small_cluster import NOW
 from wording import unsaid
 
+from edl.api.job import Strategy
+from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
 from edl.cli.cluster.plot import averages, plot
 from edl.cli.cluster.status_view import view
-from edl.spec.job import Strategy
-from edl.spec.parameters import ParametersStatus, RoundStatus, TableStatus
 from edl.spec.publication import Moment, Publication
-from edl.spec.status import RoleStatus, Summary
+from edl.spec.report import to_json
 
 PICTURE = """\
 mnist  Training  namespace team, submitted 3m ago
@@ -61,7 +61,7 @@ def test_a_job_as_it_is_now(desk: Desk) -> None:
 
 def test_for_programs(desk: Desk) -> None:
     assert desk.edl("status", "mnist", "--json") == 0
-    assert json.loads(desk.out)["status"] == STATUS.to_json()
+    assert json.loads(desk.out)["status"] == to_json(STATUS)
 
 
 def test_a_job_whose_master_has_said_nothing(desk: Desk) -> None:
@@ -156,7 +156,7 @@ def test_pushes_an_update_that_waits_and_tables(desk: Desk) -> None:
     assert EXCHANGE in desk.out
     assert TABLES in desk.out
     assert desk.edl("status", "mnist", "--json") == 0
-    assert json.loads(desk.out)["status"]["parameters"] == told.to_json()
+    assert json.loads(desk.out)["status"]["parameters"] == to_json(told)
 
 
 @given(st.integers(0, 100), st.integers(60, 200))

@@ -15,13 +15,13 @@ from cli.cluster_desk import Desk, desk_at
 from small_cluster import Manifest, when
 from wording import unsaid
 
+from edl.api.events import RunStarted
+from edl.api.status import Status
 from edl.cli.cluster import options as cluster_options
 from edl.kube import names, removal
 from edl.kube.errors import AwayError, translate
 from edl.kube.kinds import JOBS, NODES, PODS, SECRETS
-from edl.spec.event import RunStarted
 from edl.spec.publication import Publication
-from edl.spec.status import Status
 
 PRIORITIES = {"high": 1000, "low": 100}
 NO_PROGRAM = (
@@ -393,8 +393,8 @@ def test_a_run_that_is_done_is_not_removed_for_nothing(desk: Desk) -> None:
 
 def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(desk: Desk) -> None:
     ended(desk, "Interrupted")
-    start = RunStarted(2.0, RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",))
-    desk.cluster.published = Publication(TOLD, (RunStarted(1.0, RUN, TOLD.run_dir), start)).to_pages()
+    start = RunStarted(RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",), time=2.0)
+    desk.cluster.published = Publication(TOLD, (RunStarted(RUN, TOLD.run_dir, time=1.0), start)).to_pages()
     assert desk.submit("--yes", "--set", "workers.max=3", "--resume") == 0
     assert not unsaid(desk.out, f"run {RUN}", "34 %", "workers.max was 4, is 3")
     (old,) = desk.cluster.of(JOBS)

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import unsaid
 
+from edl.api.events import Event, JobEnded, RoleStarted, Warned
+from edl.api.status import Status, Summary
 from edl.cli.cluster.following import DELETED, NEVER_SAID, Following, Watched, fresh
 from edl.cli.cluster.submission import Options
 from edl.cli.faces.lines import Lines
 from edl.kube.inspection.jobs import JobSeen
 from edl.kube.kinds import JOBS, Manifest
-from edl.spec.event import Event, JobEnded, RoleStarted, Warned
 from edl.spec.publication import Failure, Publication
-from edl.spec.status import Status, Summary
 
 T = 1_800_000_000.0
 SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0, logs="/data/edl/team/mnist/run/logs")
-STARTED = RoleStarted(T + 1, "worker", 0, None)
-DONE = JobEnded(T + 9, "Done", "every record is done", SUMMARY)
+STARTED = RoleStarted("worker", 0, None, time=T + 1)
+DONE = JobEnded("Done", "every record is done", SUMMARY, time=T + 9)
 
 
 def status(done: int, at: float, phase: str = "Training") -> Status:
@@ -62,7 +62,7 @@ def test_each_event_is_shown_once_and_the_end_ends() -> None:
 
 @pytest.mark.parametrize(("kind", "code"), [("input", 2), ("crash", 1), ("", 1)])
 def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> None:
-    failed = JobEnded(T, "Failed", "every worker crashed", SUMMARY)
+    failed = JobEnded("Failed", "every worker crashed", SUMMARY, time=T)
     outcome = Screen().following.see(seen(failed, failure=Failure(kind, "why", "Traceback")))
     assert outcome is not None
     assert (outcome.exit_code, outcome.detail) == (code, "Traceback")
@@ -91,7 +91,7 @@ def test_no_event_is_missed_or_shown_twice_while_the_newest_overlap(looks: list[
     shown: list[Event] = []
     known: list[Event] = []
     for added in looks:
-        everything += [Warned(T + len(everything) + at, str(text)) for at, text in enumerate(added)]
+        everything += [Warned(str(text), time=T + len(everything) + at) for at, text in enumerate(added)]
         newest = everything[-max(kept, len(added) + 1) :]
         shown += fresh(known, newest)
         known = newest
@@ -126,7 +126,7 @@ def test_watching_for_programs_ends_with_the_summary(
 
 def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
     watched = Watched("mnist", "run", "edl submit job.yaml --resume", "edl delete mnist")
-    outcome = Screen().following.see(seen(JobEnded(T, "Failed", "x", SUMMARY)))
+    outcome = Screen().following.see(seen(JobEnded("Failed", "x", SUMMARY, time=T)))
     assert outcome is not None
     commands = [step.partition(": ")[2] for step in watched.next_steps(outcome)]
     assert commands == ["edl submit job.yaml --resume", "edl delete mnist"]

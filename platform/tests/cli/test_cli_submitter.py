@@ -19,14 +19,14 @@ from cli.submitter_desk import COMPLETE, RELEASE, SUMMARY, Killed, SubmitterDesk
 from small_cluster import Manifest
 from wording import unsaid
 
+from edl.api.events import JobEnded, RunStarted
+from edl.api.status import Status
 from edl.cli.cluster import following, polling
 from edl.cli.cluster.releasing import FINISH_SECONDS
 from edl.kube import names
 from edl.kube.errors import AwayError, BusyError, QuotaError, translate
 from edl.kube.kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
-from edl.spec.event import JobEnded, RunStarted
 from edl.spec.publication import Publication
-from edl.spec.status import Status
 
 INSTANCE = "app.kubernetes.io/instance"
 REQUESTS = 60
@@ -143,14 +143,14 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
     desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A master publishes what happened before it, too: the end that the run had then is not the end."""
-    earlier = JobEnded(T + 1, "Interrupted", "edl stop", SUMMARY)
-    again = RunStarted(T + 2, "run", "/data/run", resumed=True)
+    earlier = JobEnded("Interrupted", "edl stop", SUMMARY, time=T + 1)
+    again = RunStarted("run", "/data/run", resumed=True, time=T + 2)
     trains = Status("mnist", "run", "/data/run", "Training", T + 3, records_total=100, records_done=50)
-    events = (RunStarted(T, "run", "/data/run"), earlier, again)
+    events = (RunStarted("run", "/data/run", time=T), earlier, again)
     desk.cluster.published, desk.cluster.conditions = Publication(trains, events).to_pages(), []
 
     def end() -> None:
-        done = JobEnded(T + 9, "Done", "every record is done", SUMMARY)
+        done = JobEnded("Done", "every record is done", SUMMARY, time=T + 9)
         pages = Publication(replace(trains, phase="Done", updated=T + 9), (*events, done), summary=SUMMARY).to_pages()
         next(page for page in desk.cluster.of(CONFIGMAPS) if "status.json" in page["data"])["data"] = pages
 

@@ -9,6 +9,7 @@ from edl.core.events import (
     CheckpointSaved,
     CutPrepared,
     DatasetDescribed,
+    EmitEvent,
     Event,
     Granted,
     LeaseWanted,
@@ -19,7 +20,6 @@ from edl.core.events import (
     PsRegistered,
     Record,
     SnapshotTaken,
-    Tell,
     Tick,
     UpdatesHeld,
 )
@@ -35,7 +35,7 @@ class Masters:
             minibatch=8, task_records=64, ps=ps, workers=2, checkpoint_steps=checkpoint_steps, durable=durable
         )
         self.journal: list[Any] = []
-        self.told: list[Tell] = []
+        self.told: list[Any] = []
         self.number = 0
         self.restart()
 
@@ -52,7 +52,7 @@ class Masters:
 
     def _take(self, commands: list[Any]) -> list[Any]:
         self.journal += [command.entry.to_json() for command in commands if isinstance(command, Record)]
-        self.told += [command for command in commands if isinstance(command, Tell)]
+        self.told += [command.event for command in commands if isinstance(command, EmitEvent)]
         return commands
 
     def see(self, *events: Event) -> list[Any]:

@@ -8,6 +8,7 @@ import pytest
 from core.masters import Masters, alive, killed
 from core.test_core_simulation import DAYS, SOURCES, Fault, Run
 
+from edl.api.events import RolledBack, Warned
 from edl.core.cluster import Role
 from edl.core.events import (
     CheckpointSaved,
@@ -63,7 +64,7 @@ def summary(masters: Masters) -> tuple[int, dict[str, int], int]:
 
 def told(masters: Masters) -> int:
     """Updates that events told of."""
-    return sum(tell.fields["updates"] for tell in masters.told if tell.event == "rolled_back")
+    return sum(tell.updates for tell in masters.told if isinstance(tell, RolledBack))
 
 
 def test_steps_that_were_in_and_not_reported_are_counted() -> None:
@@ -107,7 +108,7 @@ def test_steps_that_are_done_and_that_nobody_applied_are_said() -> None:
     masters, lease = two()
     cut(masters, finish(masters, lease), {"ps-0": 4, "ps-1": 4})
     assert summary(masters) == (0, {}, 6)
-    (warning,) = [tell.fields["message"] for tell in masters.told if tell.event == "warning"]
+    (warning,) = [tell.message for tell in masters.told if isinstance(tell, Warned)]
     assert "10 steps are done" in warning
     assert "applied 6 fewer" in warning
     masters.restart()
@@ -118,7 +119,7 @@ def test_steps_that_are_applied_and_that_nobody_reported_are_said() -> None:
     masters, lease = two()
     cut(masters, finish(masters, lease), {"ps-0": 13, "ps-1": 13})
     assert summary(masters) == (0, {}, 3)
-    assert "applied 3 more" in [tell.fields["message"] for tell in masters.told if tell.event == "warning"][-1]
+    assert "applied 3 more" in [tell.message for tell in masters.told if isinstance(tell, Warned)][-1]
 
 
 def test_a_step_that_one_of_two_applied_is_no_difference() -> None:
@@ -172,4 +173,4 @@ def test_a_worker_that_reports_what_it_does_not_push_is_noticed() -> None:
     world.run(DAYS)
     assert world.master is not None
     assert world.master.counters.steps_not_applied == 7
-    assert any("applied 7 fewer" in tell.fields.get("message", "") for tell in world.told)
+    assert any("applied 7 fewer" in tell.message for tell in world.told if isinstance(tell, Warned))

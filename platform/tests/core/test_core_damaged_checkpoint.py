@@ -6,6 +6,7 @@ from typing import Any
 
 from core.masters import Masters, alive, killed
 
+from edl.api.events import Warned
 from edl.api.journal_entries import CheckpointWritten
 from edl.core.checkpoint import Checkpoint
 from edl.core.cluster import Role
@@ -42,7 +43,7 @@ def test_an_older_checkpoint_stands_in_with_its_ledger() -> None:
     assert (masters.state.step, masters.state.checkpoint) == (0, older)
     assert [entry["records"] for entry in masters.entries("rolled_back")] == [0, 40]
     assert [entry["reason"] for entry in masters.entries("checkpoint_back")] == [BAD]
-    assert BAD in next(tell.fields["message"] for tell in masters.told if tell.event == "warning")
+    assert BAD in next(tell.message for tell in masters.told if isinstance(tell, Warned))
     masters.see(PsAttached("new", True, 0))
     assert masters.state.fleet.ps_ready()
     masters.restart()

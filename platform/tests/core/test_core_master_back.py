@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 from core.masters import Masters, alive, killed
 
+from edl.api.events import LeaseRevoked, RoleEnded, RolledBack
 from edl.api.journal_entries import JobResumed
 from edl.core.cluster import Role
 from edl.core.events import (
@@ -64,7 +65,7 @@ def test_a_worker_is_lost_once(restarts: int) -> None:
         masters.restart()
         masters.see(killed(Role.WORKER, 0), alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced())
     assert masters.state.counters.workers_lost == 1
-    assert [tell.fields["uid"] for tell in masters.told if tell.event == "role_ended"] == ["worker-0"]
+    assert [(tell.role, tell.index) for tell in masters.told if isinstance(tell, RoleEnded)] == [("worker", 0)]
 
 
 def test_workers_that_ended_with_their_run_are_not_lost_when_it_is_resumed() -> None:
@@ -94,10 +95,11 @@ def test_who_was_gone_when_the_master_came_back_is_named() -> None:
     masters.train()
     masters.restart()
     masters.see(PodsSynced())
-    (back,) = [tell for tell in masters.told if tell.event == "rolled_back"]
-    assert back.fields["reason"] == "ps-0: gone when the master came back"
-    revoked = [tell for tell in masters.told if tell.event == "lease_revoked"]
-    assert [masters.state.fleet.pods[tell.fields["worker"]].index for tell in revoked] == [0]
+    (back,) = [tell for tell in masters.told if isinstance(tell, RolledBack)]
+    assert back.reason == "ps-0: gone when the master came back"
+    revoked = [tell for tell in masters.told if isinstance(tell, LeaseRevoked)]
+    assert [tell.worker for tell in revoked] == [0]
+    assert masters.state.fleet.index_of("never shown") is None
 
 
 def test_a_parameter_server_that_was_replaced_is_not_lost_again() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.api.events import RoleLeaving, RoleStarted, RolledBack
 from edl.core import events as ev
 from edl.core.cluster import Cause, Role
 from edl.core.state import Settings
@@ -159,11 +160,11 @@ def test_workers_without_room_are_withdrawn_when_the_data_is_used_up() -> None:
     world = World(Settings(minibatch=8, task_records=24, workers=5), SOURCES, seed=1, capacity=2)
     world.run(DAYS)
     world.check_end()
-    told = [tell.fields for tell in world.told if tell.event == "role_started"]
-    started = {fields["index"] for fields in told if fields["role"] == "worker"}
-    withdrawn = [tell.fields for tell in world.told if tell.event == "role_leaving"]
-    assert all("no work waits" in fields["cause"] for fields in withdrawn)
-    assert {fields["index"] for fields in withdrawn} == set(range(5)) - started
+    told = [tell for tell in world.told if isinstance(tell, RoleStarted)]
+    started = {tell.index for tell in told if tell.role == "worker"}
+    withdrawn = [tell for tell in world.told if isinstance(tell, RoleLeaving)]
+    assert all("no work waits" in tell.cause for tell in withdrawn)
+    assert {tell.index for tell in withdrawn} == set(range(5)) - started
     assert len(withdrawn) == 3
     assert world.master is not None
     assert world.master.counters.workers_lost == 0
@@ -177,9 +178,9 @@ def test_a_job_that_loses_its_only_ps_without_a_volume_begins_again_and_says_so(
     world.end(ps.uid, 137)
     world.run(DAYS)
     world.check_end()
-    (back,) = [tell.fields for tell in world.told if tell.event == "rolled_back"]
-    assert back["to_cut"] is None
-    assert back["records"] > 0
+    (back,) = [tell for tell in world.told if isinstance(tell, RolledBack)]
+    assert back.to_cut is None
+    assert back.records > 0
     assert not any(json.loads(line)["kind"] == "saved" for line in world.journal)
 
 

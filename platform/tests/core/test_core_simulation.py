@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.api.events import Quarantined, RolledBack
 from edl.core.events import StopWanted
 from edl.core.job import JobState
 from edl.core.shuffle import Blocks, named
@@ -185,7 +186,7 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     world.run(2 * DAYS)
     world.check_end()
     if whole:
-        assert [tell.fields["records"] for tell in world.told if tell.event == "rolled_back"][-1] == 0
+        assert [tell.records for tell in world.told if isinstance(tell, RolledBack)][-1] == 0
         assert world.master.counters.rolled_back == before
 
 
@@ -318,8 +319,8 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
     expected = order.epoch(0).ranges(40, 44)
     (entry,) = (entry for entry in world.settled if entry.quarantine)
     assert entry.records == expected
-    (told,) = (told.fields for told in world.told if told.event == "quarantined")
-    assert f"{named(expected)} made workers crash 3 times" in told["reason"]
+    (told,) = (told for told in world.told if isinstance(told, Quarantined))
+    assert f"{named(expected)} made workers crash 3 times" in told.reason
     training = world.master.ledgers["training"]
     assert [(work.source, work.start, work.end) for work in training.quarantined] == [("", 40, 44)]
     assert training.done_records == training.total - 4

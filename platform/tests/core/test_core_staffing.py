@@ -9,9 +9,10 @@ from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.events import Warned
 from edl.core.board import Desired
 from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
-from edl.core.events import DeletePod, Event, PodChanged, PodsSynced, ScaleWanted, StartPod, Tell, Tick
+from edl.core.events import DeletePod, EmitEvent, Event, PodChanged, PodsSynced, ScaleWanted, StartPod, Tick
 from edl.core.fleet import ASK_PATIENCE
 from edl.core.job import JobState
 from edl.core.staffing import REMIND_SECONDS, starved
@@ -114,7 +115,7 @@ def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
     job.begin(4)
     job.see(ScaleWanted(max=3))
     (told,) = job.see(*events_of([Desired(unreadable="it is ignored")]))
-    assert told == Tell("warning", {"message": "it is ignored"})
+    assert told == EmitEvent(Warned("it is ignored"))
     assert job.state.workers_max == 3
 
 

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from edl.api.events import StallEnded
 from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.events import CheckpointSaved, Event, PodChanged, PsAttached, PsHeard, Tell, Tick
-from edl.core.stall import SILENT_SECONDS, MissingPs, missing_ps, unsaved_checkpoint
+from edl.core.events import (
+    CheckpointSaved,
+    EmitEvent,
+    Event,
+    MissingPs,
+    PodChanged,
+    PsAttached,
+    PsHeard,
+    Tick,
+    TrainingStalled,
+)
+from edl.core.stall import SILENT_SECONDS, missing_ps, unsaved_checkpoint
 from edl.testing.scenarios import Stage
 
 JOB = "job minibatch=2 task_records=4 workers=1 ps=2 training=a:8"
@@ -67,15 +78,15 @@ def test_a_job_that_has_not_begun_or_is_over_is_not_stalled() -> None:
     assert missing_ps(stage.job, 100.0) == ()
 
 
-def told(stage: Stage, now: float) -> list[Tell]:
+def told(stage: Stage, now: float) -> list[Any]:
     """What people hear of it when time passes."""
     return heard(stage, Tick(), now)
 
 
-def heard(stage: Stage, event: Event, now: float) -> list[Tell]:
+def heard(stage: Stage, event: Event, now: float) -> list[Any]:
     """What people hear of it when something happens."""
-    told = (each for each in stage.job.handle(event, now) if isinstance(each, Tell))
-    return [each for each in told if each.event.startswith("stall")]
+    told = (each.event for each in stage.job.handle(event, now) if isinstance(each, EmitEvent))
+    return [each for each in told if isinstance(each, TrainingStalled | StallEnded)]
 
 
 def test_people_are_told_that_it_stands_and_that_it_goes_on() -> None:
@@ -83,13 +94,11 @@ def test_people_are_told_that_it_stands_and_that_it_goes_on() -> None:
     for now in range(3, 13):  # it is seen to stand from 10 s on
         stage.job.handle(PsHeard("ps-1"), float(now))
         assert told(stage, now) == []
-    assert told(stage, 13.0) == [
-        Tell("stalled", {"missing": (MissingPs(0, "it has not answered for 13 s"),), "unsaved": ""})
-    ]
+    assert told(stage, 13.0) == [TrainingStalled((MissingPs(0, "it has not answered for 13 s"),))]
     stage.job.handle(PsHeard("ps-1"), 16.0)
     assert told(stage, 16.0) == [], "one line for a change, not for a second"
     (end,) = heard(stage, PsHeard("ps-0"), 17.0)
-    assert end == Tell("stall_ended", {"seconds": 7.0, "reason": "ps-0 serves again"})
+    assert end == StallEnded(seconds=7.0, reason="ps-0 serves again")
     assert told(stage, 18.0) == []
 
 
@@ -97,10 +106,10 @@ def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> Non
     stage = trains()
     stage.job.handle(PsHeard("ps-1"), 12.0)
     assert [told(stage, now) for now in (12.0, 13.0)] == [[], []]
-    assert [each.event for each in told(stage, 16.0)] == ["stalled"]
+    assert [each.kind for each in told(stage, 16.0)] == ["stalled"]
     lost = PodSeen("ps-0", Role.PS, 0, Phase.RUNNING, node="n1", unreachable=1.7e9)
     assert heard(stage, PodChanged(lost), 17.0) == [
-        Tell("stalled", {"missing": (MissingPs(0, "its node n1 is unreachable", 1.7e9),), "unsaved": ""})
+        TrainingStalled((MissingPs(0, "its node n1 is unreachable", 1.7e9),))
     ]
     see(stage, "ps-0", 18.0, phase=Phase.FAILED, exit_code=137)
     see(stage, "ps-0-b", 19.0)
@@ -111,7 +120,7 @@ def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> Non
     stage.play("20.1 registered ps-0-b")
     stage.play("20.2 attached ps-0-b empty")
     (end,) = heard(stage, PsAttached("ps-0-b", initialized=True, version=0), 21.0)
-    assert (end.event, end.fields["reason"]) == ("stall_ended", "ps-0 serves again")
+    assert (end.kind, end.reason) == ("stall_ended", "ps-0 serves again")
 
 
 def test_a_master_that_takes_over_says_nothing_of_the_moment_until_every_ps_listens() -> None:
@@ -122,7 +131,7 @@ def test_a_master_that_takes_over_says_nothing_of_the_moment_until_every_ps_list
 
 def test_a_job_that_ends_while_it_stands_goes_on_no_more() -> None:
     stage = trains()
-    assert [each.event for now in (12.0, 16.0) for each in told(stage, now)] == ["stalled"]
+    assert [each.kind for now in (12.0, 16.0) for each in told(stage, now)] == ["stalled"]
     stage.play("17.0 stop enough")
     assert told(stage, 18.0) == []
 
@@ -157,5 +166,5 @@ def test_a_job_that_waits_for_room_is_stalled_with_the_reason_until_a_checkpoint
     for line in ("62.0 tick", "62.1 prepared ps-0 cut=4", "62.2 held ps-0 cut=4", "62.3 snapshot ps-0 cut=4"):
         stage.play(line)
     (end,) = heard(stage, CheckpointSaved(4), 62.5)
-    assert end == Tell("stall_ended", {"seconds": 60.0, "reason": "a checkpoint was written again"})
+    assert end == StallEnded(seconds=60.0, reason="a checkpoint was written again")
     assert unsaved_checkpoint(stage.job) == ""

@@ -10,6 +10,7 @@ from core.masters import alive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.events import RoleAsked
 from edl.core import events as ev
 from edl.core.cluster import MOST_WORKERS, Phase, PodSeen, Role
 from edl.core.fleet import Fleet
@@ -115,8 +116,8 @@ def test_a_job_with_more_workers_than_a_batch_comes_to_its_end() -> None:
     world = World(Settings(minibatch=8, task_records=8, workers=BATCH + 20), (("a", 1_600),), seed=1)
     world.run(3600.0)
     world.check_end()
-    asked = [tell.fields for tell in world.told if tell.event == "role_asked"]
-    assert sum(fields["role"] == "worker" for fields in asked) == BATCH + 20
+    asked = [tell for tell in world.told if isinstance(tell, RoleAsked)]
+    assert sum(tell.role == "worker" for tell in asked) == BATCH + 20
 
 
 # ------------------------------------------------------------------------------------------------ what one event costs

@@ -21,6 +21,9 @@ from published_job import (
 from small_cluster import NOW, SmallCluster
 from wording import unsaid
 
+from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
+from edl.api.job import Strategy
+from edl.api.status import ParametersStatus, TableStatus
 from edl.core.cluster import Role
 from edl.kube.inspection.complaint import Complaint, listed_briefly
 from edl.kube.inspection.diagnosis import Evidence, diagnose, refusal_remedy
@@ -28,9 +31,6 @@ from edl.kube.inspection.happenings import Happening, of_job
 from edl.kube.inspection.jobs import JobSeen
 from edl.kube.inspection.slowness import average_workers, slowed
 from edl.kube.kinds import Manifest
-from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
-from edl.spec.job import Strategy
-from edl.spec.parameters import ParametersStatus, TableStatus
 from edl.spec.publication import Failure, Moment, Publication
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
@@ -138,8 +138,8 @@ def test_what_starvation_means_depends_on_who_is_left(
 
 
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
-    back = RecordsReturned(NOW - 9, 0, 512, "a", 1, "lost")
-    again = RecordsLeased(NOW - 8, 0, 200, "a", 2)
+    back = RecordsReturned(0, 512, "a", 1, "lost", time=NOW - 9)
+    again = RecordsLeased(0, 200, "a", 2, time=NOW - 8)
     (found,) = slowed(seen(replace(CALM, events=(back, again))), "mnist")
     assert not unsaid(found.text, "512 records", "200")
 
@@ -154,8 +154,8 @@ def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallC
 
 
 def test_why_it_was_slow(cluster: SmallCluster) -> None:
-    back = RolledBack(NOW - 30, 512, 2, "ps-0: node lost")
-    told = replace(TOLD, events=(*EVENTS, back, RoleEnded(NOW - 9, "worker", 1, None, "Completed", 0)))
+    back = RolledBack(512, 2, "ps-0: node lost", time=NOW - 30)
+    told = replace(TOLD, events=(*EVENTS, back, RoleEnded("worker", 1, None, "Completed", 0, time=NOW - 9)))
     slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
     assert not unsaid(slow.text, "3.3 workers", "average", "4", "33%")
     assert not unsaid(lost.text, "workers lost", "1", "preempted")
@@ -169,9 +169,9 @@ def test_a_job_that_has_just_begun_is_not_slow() -> None:
 
 
 def test_workers_that_the_master_sent_away_are_not_lost() -> None:
-    sent = RoleLeaving(NOW - 9, "worker", 3, "only 2 of 4 workers are wanted")
-    taken = RoleLeaving(NOW - 9, "worker", 2, "preempted", "Preempted by a pod on node n1")
-    ends = [RoleEnded(NOW - 5, "worker", index, None, each.cause, 0) for index, each in ((3, sent), (2, taken))]
+    sent = RoleLeaving("worker", 3, "only 2 of 4 workers are wanted", time=NOW - 9)
+    taken = RoleLeaving("worker", 2, "preempted", "Preempted by a pod on node n1", time=NOW - 9)
+    ends = [RoleEnded("worker", index, None, each.cause, 0, time=NOW - 5) for index, each in ((3, sent), (2, taken))]
     (found,) = slowed(seen(replace(CALM, events=(sent, taken, *ends))), "mnist")
     assert not unsaid(found.text, "workers lost", "1", "preempted")
 
@@ -253,6 +253,6 @@ def test_both_kinds_of_events_are_read() -> None:
 
 
 def test_a_warning_of_the_master_is_told_once() -> None:
-    warned = Warned(NOW - 30, "the job begins anew")
+    warned = Warned("the job begins anew", time=NOW - 30)
     (found,) = slowed(seen(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
     assert found.text == "the job begins anew"

@@ -15,13 +15,12 @@ from published_job import STATUS, conditions, seen
 from small_cluster import NOW
 from wording import unsaid
 
+from edl.api.events import Event, RoleEnded, RoleStarted
+from edl.api.job import Strategy
+from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatus
 from edl.cli.why import lines
 from edl.kube.inspection.exchange import exchanged
-from edl.spec.event import Event, RoleEnded, RoleStarted
-from edl.spec.job import Strategy
-from edl.spec.parameters import ParametersStatus, RoundStatus, TableStatus
 from edl.spec.publication import Publication
-from edl.spec.status import RoleStatus
 
 SCENARIOS = sorted((Path(__file__).parent / "exchange").glob("*.txt"))
 UPDATE = re.compile(r"update (\d+) of (\d+) came, awaits ([\d ]+) for (\d+) s")
@@ -52,10 +51,10 @@ class Stage:
                 self.workers = tuple(RoleStatus(int(index), None, state) for index, state in map(str.split, pairs))
             case ["worker", _, "ends"]:
                 self.workers = tuple(worker for worker in self.workers if worker.index != numbers[0])
-                self.events += (RoleEnded(NOW, "worker", numbers[0], None, "Completed", 0),)
+                self.events += (RoleEnded("worker", numbers[0], None, "Completed", 0, time=NOW),)
             case ["worker", _, "starts"]:
                 self.workers += (RoleStatus(numbers[0], None, "training"),)
-                self.events += (RoleStarted(NOW, "worker", numbers[0], None),)
+                self.events += (RoleStarted("worker", numbers[0], None, time=NOW),)
             case ["update", *_]:
                 self.told = replace(self.told, round=_round(line))
             case ["pushes", *_]:

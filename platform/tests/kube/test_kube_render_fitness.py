@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from kube.cluster_jobs import MNIST
 from wording import unsaid
 
+from edl.api.job import Strategy
 from edl.core.cluster import Role
 from edl.kube.manifests.fitness import notes, problems
 from edl.kube.manifests.render import render_job, render_pod
-from edl.spec.job import Data, Export, JobSpec, Strategy
+from edl.spec.job import Data, Export, JobSpec
 from edl.spec.load import load
 from edl.spec.placement import Pod, RunAs, SecretKey, Security, Storage, Volume
 from edl.spec.problem import SpecError

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from local.stage import PATIENCE, Actor, Stage
 
+from edl.api.events import RoleEnded
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError, RefusedError
 from edl.local.client import LocalCluster
@@ -63,7 +64,7 @@ def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: Stage) -> None:
     again.exit(0)
     assert stage.wait_closed() == 0
     events = [event.parse(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
-    assert all(isinstance(each, event.RoleEnded) and (each.role, each.index) == ("master", 0) for each in events)
+    assert all(isinstance(each, RoleEnded) and (each.role, each.index) == ("master", 0) for each in events)
     assert [(each.pid, each.reason, each.exit_code) for each in events] == [
         (master.pid, "Error", 3),
         (again.pid, "Completed", 0),

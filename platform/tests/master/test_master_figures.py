@@ -8,10 +8,11 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.job import Strategy
+from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
 from edl.master.figures import Figures
 from edl.rpc import edl_pb2 as pb
-from edl.spec.job import Strategy
-from edl.spec.parameters import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
+from edl.spec.report import from_json, to_json
 
 SYNC = Strategy(mode="sync", grads_to_wait=2)
 
@@ -101,6 +102,6 @@ def test_whatever_they_tell_can_be_read_back_and_is_small(history: list[tuple[st
     for uid, index, message in history:
         told.heard(uid, index, message)
     found = told.together()
-    assert ParametersStatus.from_json(found.to_json()) == found
-    assert len(json.dumps(found.to_json())) < 32 << 10
+    assert from_json(ParametersStatus, to_json(found)) == found
+    assert len(json.dumps(to_json(found))) < 32 << 10
     assert found.tables_total >= len(found.tables)

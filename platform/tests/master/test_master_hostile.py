@@ -21,6 +21,7 @@ from master.test_master_border import METHODS, refusal_of
 from master.test_master_servicer import CONTEXT, WORKER, Stage
 from rpc.horrors import messages_with
 
+from edl.api.status import Status
 from edl.core import events as ev
 from edl.core.callbacks import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, to_json
 from edl.core.cluster import Phase, PodSeen, Role
@@ -31,7 +32,7 @@ from edl.master.reporter import Reporter
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.channels import Channel, connect, serve
 from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.spec.status import Status
+from edl.spec import report
 from edl.store.rundir import RunDir
 from edl.testing import promises
 
@@ -194,8 +195,8 @@ class Job(Stage):
         if self.state.main is not None:
             assert self.reporter.summary().records_lost == 0
         with self.shell.lock:
-            status = self.reporter.status().to_json()
-        assert Status.from_json(json.loads(json.dumps(status, allow_nan=False)), "status")
+            status = report.to_json(self.reporter.status())
+        assert report.from_json(Status, json.loads(json.dumps(status, allow_nan=False)), "status")
 
     def close(self) -> None:
         self.shell.stop_waiting()

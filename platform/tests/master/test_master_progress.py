@@ -9,8 +9,8 @@ import pytest
 from published_job import STATUS
 from wording import unsaid
 
+from edl.api.events import EvaluationEnded, EvaluationStarted
 from edl.master.progress import Progress, hear
-from edl.spec.event import EvaluationEnded, EvaluationStarted
 
 MIDST = replace(STATUS, loss=0.18684, step=7021, epoch=3, epochs=5, records_done=402112, records_total=600000)
 

@@ -15,6 +15,7 @@ import pytest
 from master.played_job import RECORDS, PlayedJob, played_job
 from master.stage import LONG, Parts
 
+from edl.api.events import Warned
 from edl.core.board import Desired
 from edl.core.cluster import Phase, PodSeen, Role
 from edl.core.errors import BadInputError, RetryableError
@@ -25,7 +26,6 @@ from edl.master.core_time import CoreTime
 from edl.master.process import BEGINS_ANEW, serve_job
 from edl.master.shell import FrozenError, MasterEndsError
 from edl.master.surroundings import OneMachine, surroundings_of
-from edl.spec.event import Warned
 from edl.spec.publication import Publication
 from edl.store.rundir import read_json
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from wording import unsaid
 
+from edl.api.events import RunStarted
+from edl.api.status import Status
 from edl.core.errors import BadInputError
 from edl.pod.run_directory import LATEST, Wanted, open_run, prove_writable
-from edl.spec.event import RunStarted, parse
+from edl.spec.event import parse
 from edl.spec.job import Data, JobSpec, Model
 from edl.spec.load import load
-from edl.spec.status import Status
+from edl.spec.report import to_json
 from edl.store.commits import commit
 from edl.store.journal import Journal
 from edl.store.manifest import DATASET, Manifest, cut_directory
@@ -37,9 +39,7 @@ def begun(run: RunDir) -> RunDir:
 
 
 def ended(run: RunDir, phase: str) -> None:
-    write_json(
-        run.status, Status(job="digits", run=run.run_id, run_dir=str(run.path), phase=phase, updated=1).to_json()
-    )
+    write_json(run.status, to_json(Status(job="digits", run=run.run_id, run_dir=str(run.path), phase=phase, updated=1)))
     Journal.open(run.journal, holder="a test")[0].close()
 
 

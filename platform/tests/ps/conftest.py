@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edl.api.job import Strategy
 from edl.ps.bulk_plane import BulkPlane
 from edl.ps.control_plane import ControlPlane
 from edl.ps.parameter_server import ParameterServer
@@ -21,7 +22,6 @@ from edl.rpc.bulk import BulkClient, BulkServer, Kind
 from edl.rpc.channels import connect, serve
 from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.rpc.methods import PsControl
-from edl.spec.job import Strategy
 from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
 
 TOKEN = "the-token-of-these-tests"

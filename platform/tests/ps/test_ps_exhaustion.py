@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from wording import unsaid
 
+from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import placement
@@ -31,7 +32,6 @@ from edl.ps.store import Gradients, RowGradients
 from edl.ps.stores import NATIVE, NUMPY, Stores
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import Frame, Kind
-from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
 

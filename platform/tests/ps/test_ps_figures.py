@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.ps.conversation import Attachment, Origin
@@ -24,7 +25,6 @@ from edl.ps.store import Gradients, RowGradients
 from edl.ps.stores import NUMPY, Stores
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.refusal import Refused
-from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 
 LEASE = 1 << 32

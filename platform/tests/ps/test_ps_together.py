@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from ps.conftest import Ps, Worker
 
+from edl.api.job import Strategy
 from edl.ps.conversation import Attachment
 from edl.ps.merging import merged
 from edl.ps.store import Gradients, RowGradients
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkRefused
-from edl.spec.job import Strategy
 
 W = {"w": np.zeros(3, np.float32)}
 LEASE, OTHER, THIRD = ((1 << 32) + n for n in (1, 2, 3))

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import unsaid
 
+from edl.api.job import Strategy
+from edl.api.status import ParametersStatus, Summary, TableStatus
 from edl.spec.closing import block, rows
 from edl.spec.figures import mode, percent, size
-from edl.spec.job import Strategy
-from edl.spec.parameters import ParametersStatus, TableStatus
-from edl.spec.status import Summary
 
 SYNC = Strategy(mode="sync", grads_to_wait=2, version_tolerance=1)
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from wording import unsaid
 
-from edl.spec.job import Checkpoint, Data, JobSpec, Model, Strategy, Train
+from edl.api.job import Strategy
+from edl.spec.job import Checkpoint, Data, JobSpec, Model, Train
 from edl.spec.load import Count, changes, dump, load
 from edl.spec.placement import WorkerResources
 from edl.spec.problem import SpecError

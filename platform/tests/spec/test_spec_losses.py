@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from edl.spec.event import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.spec.losses import LossCounter, Losses
 from edl.spec.publication import EVENTS_KEPT, Publication
 
 
 def ended(index: int, reason: str, role: str = "worker") -> RoleEnded:
-    return RoleEnded(1.0, role, index, None, reason, 143)
+    return RoleEnded(role, index, None, reason, 143, time=1.0)
 
 
 def test_losses_are_counted_and_planned_ends_are_not() -> None:
@@ -16,14 +16,14 @@ def test_losses_are_counted_and_planned_ends_are_not() -> None:
         [
             ended(0, "preempted: by default/serving"),
             ended(1, "preempted"),
-            RoleLeaving(1.0, "worker", 2, "only 1 of 2 workers are wanted", ""),
+            RoleLeaving("worker", 2, "only 1 of 2 workers are wanted", "", time=1.0),
             ended(2, "Terminated"),
             ended(3, "Completed"),
             ended(0, "its node is unreachable", "ps"),
             ended(0, "killed", "supervisor"),
-            RolledBack(1.0, 640, 2, "ps-0: killed"),
-            RecordsReturned(1.0, 0, 30, "a", None, "killed"),
-            RecordsLeased(1.0, 0, 10, "a", None),
+            RolledBack(640, 2, "ps-0: killed", time=1.0),
+            RecordsReturned(0, 30, "a", None, "killed", time=1.0),
+            RecordsLeased(0, 10, "a", None, time=1.0),
         ]
     ).losses
     assert told == Losses({"preempted": 2}, {"its node is unreachable": 1}, {}, 1, 640, "ps-0: killed", 30, 10)

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from edl.api.events import EVENTS, Event
+from edl.api.status import RoleStatus, Status, Summary
 from edl.spec import event, rules
 from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths, TextOr
 from edl.spec.job import JOB, JobSpec
@@ -19,10 +21,9 @@ from edl.spec.load import changes, dump, load
 from edl.spec.node import Place, tree
 from edl.spec.problem import Problem
 from edl.spec.quantity import Quantity
-from edl.spec.report import Report
+from edl.spec.report import from_json, section_of, to_json
 from edl.spec.schema import job_schema
 from edl.spec.section import Option, Section, defaults, options
-from edl.spec.status import RoleStatus, Status, Summary
 
 # specs are large, and this machine may be busy
 _PATIENT = settings(
@@ -130,19 +131,19 @@ def _mutate(document: dict[str, Any], data: st.DataObject) -> None:
         place[name] = data.draw(_JSON.filter(lambda value: not str(value).endswith("\n")))
 
 
-@pytest.mark.parametrize("report", [RoleStatus, Status, Summary, *event.EVENTS.values()])
+@pytest.mark.parametrize("report", [RoleStatus, Status, Summary, *EVENTS.values()])
 @settings(_PATIENT, max_examples=20)
 @given(data=st.data())
-def test_reports_survive_json(report: type[Report], data: st.DataObject) -> None:
-    value = data.draw(values(report.section()))
-    text = json.dumps(value.to_json(), allow_nan=False)
-    assert report.from_json(json.loads(text)) == value
+def test_reports_survive_json(report: type, data: st.DataObject) -> None:
+    value = data.draw(values(section_of(report)))
+    text = json.dumps(to_json(value), allow_nan=False)
+    assert from_json(report, json.loads(text)) == value
 
 
 @settings(_PATIENT, max_examples=50)
-@given(happened=st.sampled_from(sorted(event.EVENTS)).flatmap(lambda kind: values(event.EVENTS[kind].section())))
-def test_event_lines_survive(happened: event.Event) -> None:
-    line = happened.line()
+@given(happened=st.sampled_from(sorted(EVENTS)).flatmap(lambda kind: values(section_of(EVENTS[kind]))))
+def test_event_lines_survive(happened: Event) -> None:
+    line = event.line(happened)
     assert "\n" not in line
     assert event.parse(line) == happened
 

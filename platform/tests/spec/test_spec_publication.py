@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.spec.event import Event, RecordsReturned, RunStarted, Warned
-from edl.spec.job import Strategy
-from edl.spec.parameters import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, TableStatus
+from edl.api.events import Event, RecordsReturned, RunStarted, Warned
+from edl.api.job import Strategy
+from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
 from edl.spec.problem import SpecError
 from edl.spec.publication import EVENTS_BYTES, EVENTS_KEPT, MOMENTS_KEPT, Failure, Moment, Publication, extended
-from edl.spec.status import RoleStatus, Status, Summary
 
 STATUS = Status(job="digits", run="r", run_dir="/data/r", phase="Training", updated=2.0, loss=0.5)
-EVENTS: tuple[Event, ...] = (RunStarted(1.0, "r", "/data/r"), RecordsReturned(2.0, 0, 10, "train", 3, "preempted"))
+EVENTS: tuple[Event, ...] = (
+    RunStarted("r", "/data/r", time=1.0),
+    RecordsReturned(0, 10, "train", 3, "preempted", time=2.0),
+)
 WHOLE = Publication(
     STATUS,
     EVENTS,
@@ -51,9 +53,9 @@ def test_what_this_version_did_not_write_is_refused(page: str, text: str, why: s
 
 
 def test_the_newest_events_are_kept() -> None:
-    many = tuple(Warned(float(n), f"warning {n}") for n in range(1000))
+    many = tuple(Warned(f"warning {n}", time=float(n)) for n in range(1000))
     assert Publication.from_pages(Publication(events=many).to_pages()).events == many[-EVENTS_KEPT:]
-    long = tuple(Warned(float(n), "x" * 5000) for n in range(50))
+    long = tuple(Warned("x" * 5000, time=float(n)) for n in range(50))
     kept = Publication.from_pages(Publication(events=long).to_pages()).events
     assert kept == long[-len(kept) :]
     assert 5000 * len(kept) <= EVENTS_BYTES < 5100 * (len(kept) + 1)

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from edl.api.events import RoleStarted
+from edl.api.status import Summary
 from edl.spec import event
+from edl.spec.report import section_of, to_json
 from edl.spec.schema import JOB_SCHEMA, generated, published
-from edl.spec.status import Summary
 
 
 @pytest.mark.parametrize("name", sorted(generated()))
@@ -48,15 +50,15 @@ def test_values_that_are_not_built_are_not_in_the_schema() -> None:
 
 def test_event_schema_tells_events_apart() -> None:
     validator = Draft202012Validator(event.schema())
-    line = event.RoleStarted(time=1.0, role="ps", index=0, pid=7).to_json()
+    line = to_json(RoleStarted(time=1.0, role="ps", index=0, pid=7))
     assert validator.is_valid(line)
     assert not validator.is_valid({**line, "event": "role_ended"})
     assert not validator.is_valid({name: value for name, value in line.items() if name != "event"})
 
 
 def test_summary_schema() -> None:
-    validator = Draft202012Validator(Summary.section().schema())
-    assert validator.is_valid(Summary(records_total=1, records_done=1).to_json())
+    validator = Draft202012Validator(section_of(Summary).schema())
+    assert validator.is_valid(to_json(Summary(records_total=1, records_done=1)))
     assert not validator.is_valid({"records_total": 1})
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from wording import unsaid
 
+from edl.api.events import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
+from edl.api.status import RoleStatus, Status, Summary
 from edl.spec import event
-from edl.spec.event import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
 from edl.spec.problem import SpecError
-from edl.spec.status import RoleStatus, Status, Summary
+from edl.spec.report import from_json, to_json
 
 
 def test_an_event_is_one_line() -> None:
-    line = RoleStarted(time=1700000000.5, role="worker", index=0, pid=4711).line()
+    line = event.line(RoleStarted(time=1700000000.5, role="worker", index=0, pid=4711))
     assert line == '{"event": "role_started", "time": 1700000000.5, "role": "worker", "index": 0, "pid": 4711}'
 
 
@@ -46,14 +47,14 @@ def test_every_kind_of_event() -> None:
 
 def test_an_end_by_a_signal() -> None:
     ended = RoleEnded(time=1.0, role="worker", index=1, pid=7, reason="killed by SIGKILL", exit_code=-9)
-    assert event.parse(ended.line()) == ended
+    assert event.parse(event.line(ended)) == ended
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
     ended = EvaluationEnded(time=1.0, step=10, metrics={"accuracy": float("nan"), "loss": np.float32(0.5)})
-    assert json.loads(ended.line())["metrics"] == {"accuracy": None, "loss": 0.5}
+    assert json.loads(event.line(ended))["metrics"] == {"accuracy": None, "loss": 0.5}
     status = Status(job="a", run="r1", run_dir="x", phase="Training", updated=1.0, loss=float("inf"))
-    assert status.to_json()["loss"] is None
+    assert to_json(status)["loss"] is None
 
 
 def test_the_summary_has_the_documented_keys() -> None:
@@ -78,7 +79,7 @@ def test_the_summary_has_the_documented_keys() -> None:
         "steps_not_applied",
         "export_loading",
     }
-    assert set(Summary(records_total=1, records_done=1).to_json()) == documented | added
+    assert set(to_json(Summary(records_total=1, records_done=1))) == documented | added
 
 
 def test_the_summary_travels_with_the_end() -> None:
@@ -86,7 +87,7 @@ def test_the_summary_travels_with_the_end() -> None:
         records_total=4, records_done=4, updates_rolled_back=3, updates_rolled_back_of={"dense/kernel": 3}
     )
     ended = JobEnded(time=2.0, phase="Done", reason="all records are done", summary=summary)
-    assert event.parse(ended.line()) == ended
+    assert event.parse(event.line(ended)) == ended
 
 
 def test_status_lists_its_roles() -> None:
@@ -98,7 +99,7 @@ def test_status_lists_its_roles() -> None:
         updated=5.0,
         workers=(RoleStatus(index=0, pid=7, state="training", uid="w0"),),
     )
-    assert status.to_json()["workers"] == [
+    assert to_json(status)["workers"] == [
         {
             "index": 0,
             "pid": 7,
@@ -109,7 +110,7 @@ def test_status_lists_its_roles() -> None:
             "samples_per_second": None,
         }
     ]
-    assert Status.from_json(status.to_json()) == status
+    assert from_json(Status, to_json(status)) == status
 
 
 @pytest.mark.parametrize(
@@ -132,4 +133,4 @@ def test_reading_is_strict(line: str, keys: tuple[str, ...]) -> None:
 
 def test_an_unknown_phase_is_refused() -> None:
     with pytest.raises(SpecError, match=r"status.json: phase: .*'Traning'[\s\S]*'Training'"):
-        Status.from_json({"job": "a", "run": "r", "run_dir": "x", "phase": "Traning", "updated": 1}, "status.json")
+        from_json(Status, {"job": "a", "run": "r", "run_dir": "x", "phase": "Traning", "updated": 1}, "status.json")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edl.spec.status import RoleStatus, Status
+from edl.api.status import RoleStatus, Status
 from edl.store.history import PERIOD_SECONDS, History
 from edl.store.rundir import RunDir
 

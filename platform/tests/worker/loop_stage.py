@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.errors import RetryableError
@@ -24,7 +25,6 @@ from edl.ps.parameter_server import Attachment, ParameterServer, State
 from edl.ps.shard_writer import ShardWriter
 from edl.rpc import edl_pb2 as pb
 from edl.rpc.bulk import BulkClient, BulkServer
-from edl.spec.job import Strategy
 from edl.spec.optimizer import OptimizerSpec
 from edl.worker.callbacks import NoCallbacks
 from edl.worker.corruption import CorruptRecords, Window

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from worker.loop_stage import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
-from edl.spec.job import Strategy
+from edl.api.job import Strategy
 from edl.worker.parameters import Parameters
 from edl.worker.push import Push
 

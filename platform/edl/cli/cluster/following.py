@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edl.api.events import Event, JobEnded
 from edl.cli.cluster.polling import polled
 from edl.cli.faces.face import Face, choose
 from edl.cli.faces.outcome import Failure, Outcome, decide
 from edl.cli.faces.progress import Progress
-from edl.spec.event import Event, JobEnded
 from edl.spec.publication import Publication
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Following:
     def _unsaid(self, phase: str, reason: str) -> Outcome:
         """The end of a job whose master did not publish it."""
         summary = self._told.summary or (self.progress or Progress(time.time())).so_far(time.time(), "")
-        return decide(JobEnded(time.time(), phase, reason, summary), Failure(detail=self._told.detail), None)
+        return decide(JobEnded(phase, reason, summary, time=time.time()), Failure(detail=self._told.detail), None)
 
 
 def follow(api: Api, watched: Watched, uid: str, *, as_json: bool, check: Check = lambda _: None) -> int:

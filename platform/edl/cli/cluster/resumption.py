@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edl.api.events import RunStarted
 from edl.core.errors import BadInputError
 from edl.kube.names import LATEST
-from edl.spec.event import RunStarted
 from edl.spec.job import JobSpec
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edl.api.events import EvaluationEnded
+from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
 from edl.cli.cluster.columns import age, aligned
 from edl.cli.cluster.plot import plot
 from edl.kube.inspection.complaint import listed_briefly
@@ -11,9 +13,6 @@ from edl.kube.inspection.jobs import JobSeen
 from edl.kube.inspection.waiting import unscheduled
 from edl.spec import figures
 from edl.spec.closing import block, heading, rows
-from edl.spec.event import EvaluationEnded
-from edl.spec.parameters import ParametersStatus, TableStatus
-from edl.spec.status import RoleStatus, Status
 from edl.spec.terminal import one_line
 from edl.spec.wording import clock, earlier_evaluations, measurements, sentence, workers
 

@@ -6,10 +6,10 @@ import os
 import sys
 from typing import Protocol, Self
 
+from edl.api.events import Event
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.undertaking import Undertaking
-from edl.spec.event import Event
 
 
 class Face(Protocol):

@@ -6,12 +6,13 @@ import json
 import sys
 from typing import Any, Self, TextIO
 
+from edl.api.events import Event
+from edl.api.status import Status
 from edl.cli.faces.closing import complaint
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.undertaking import Undertaking
-from edl.spec.event import Event
-from edl.spec.status import Status
+from edl.spec.report import to_json
 
 STATUS_SECONDS = 0.5
 """Between two status lines, unless the phase or the roles change."""
@@ -35,14 +36,14 @@ class JsonLines:
 
     def happened(self, event: Event, progress: Progress) -> None:
         """A line."""
-        self._write(event.to_json())
+        self._write(to_json(event))
 
     def refresh(self, progress: Progress, now: float) -> None:
         """A line when there is something new to say."""
         status = progress.status
         if status is not None and is_due(self._last, status):
             self._last = status
-            self._write({"event": "status", **status.to_json()})
+            self._write({"event": "status", **to_json(status)})
 
     def notice(self, text: str) -> None:
         """For people, who look at standard error."""
@@ -53,7 +54,7 @@ class JsonLines:
         if outcome.phase == "Failed":
             self.notice(complaint(outcome))
         end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
-        self._write({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **outcome.summary.to_json()})
+        self._write({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **to_json(outcome.summary)})
 
     def _write(self, value: dict[str, Any]) -> None:
         self._out.write(json.dumps(value, allow_nan=False) + "\n")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Self, TextIO
 
+from edl.api.events import Event
+from edl.api.status import Status
 from edl.cli.faces.closing import closing, complaint
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.undertaking import Undertaking
-from edl.spec.event import Event
-from edl.spec.status import Status
 from edl.spec.terminal import one_line
 from edl.spec.wording import clock, headline, sentence, served
 

@@ -8,6 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
+from edl.api.events import Event
 from edl.cli.cluster.columns import wrapped
 from edl.cli.faces.closing import closing, complaint
 from edl.cli.faces.outcome import Outcome
@@ -15,7 +16,6 @@ from edl.cli.faces.progress import Progress
 from edl.cli.faces.screen import screen
 from edl.cli.faces.undertaking import Undertaking
 from edl.cli.styled import console
-from edl.spec.event import Event
 
 REDRAW_SECONDS = 0.25
 

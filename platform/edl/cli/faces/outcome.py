@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.spec.event import JobEnded
-from edl.spec.status import Summary
+from edl.api.events import JobEnded
+from edl.api.status import Summary
 
 INTERRUPTED, UNREAD, TERMINATED = 130, 141, 143
 """Exit codes after Ctrl-C, after the reader of the output left, and after SIGTERM, as shells expect them."""

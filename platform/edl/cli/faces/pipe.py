@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Self, TextIO
 
+from edl.api.events import Event
 from edl.cli.faces.face import Face
 from edl.cli.faces.outcome import Outcome
 from edl.cli.faces.progress import Progress
 from edl.cli.faces.undertaking import Undertaking
-from edl.spec.event import Event
 
 
 class Piped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edl.spec.event import (
+from edl.api.events import (
     EvaluationEnded,
     Event,
     JobEnded,
@@ -14,7 +14,7 @@ from edl.spec.event import (
     RolledBack,
     RunStarted,
 )
-from edl.spec.status import Status, Summary
+from edl.api.status import Status, Summary
 from edl.spec.wording import EXPORT
 
 RECENT_EVENTS = 12

@@ -9,10 +9,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from edl.api.events import RoleEnded
+from edl.api.status import Status
 from edl.cli.faces.progress import Progress
 from edl.spec.closing import duration
-from edl.spec.event import RoleEnded
-from edl.spec.status import Status
 from edl.spec.terminal import one_line
 from edl.spec.wording import clock, earlier_evaluations, measurements, role, sentence, tables
 

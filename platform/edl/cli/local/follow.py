@@ -10,6 +10,8 @@ from dataclasses import replace
 from signal import SIGINT, SIGPIPE, SIGTERM
 from signal import Signals as Signal
 
+from edl.api.events import Event, JobEnded, Warned
+from edl.api.status import Status, Summary
 from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, UNREAD, Failure, Outcome, decide, unexplained
 from edl.cli.faces.pipe import Piped
 from edl.cli.faces.progress import Progress
@@ -17,9 +19,9 @@ from edl.cli.local.resumption import PREDICT_FILE
 from edl.cli.local.signals import Signals
 from edl.core.checkpoint import FINAL_SECONDS
 from edl.core.errors import StorageError
-from edl.spec.event import Event, JobEnded, Warned, from_json
+from edl.spec import report
+from edl.spec.event import from_json
 from edl.spec.problem import SpecError
-from edl.spec.status import Status, Summary
 from edl.store.rundir import RunDir, Tail, append_line, read_json, write_json
 
 POLL_SECONDS = 0.1
@@ -72,7 +74,7 @@ class Follower:
             self.progress = self.progress.after(event)
             self._face.happened(event, self.progress)
         with suppress(StorageError, SpecError):  # not there yet, or of another version: the next one may do
-            self.progress = self.progress.at(Status.from_json(read_json(self._run.status)))
+            self.progress = self.progress.at(report.from_json(Status, read_json(self._run.status)))
 
     def _stop(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
         number = SIGINT
@@ -98,16 +100,16 @@ class Follower:
         """End the run in the place of its master; every process of it is gone, so its files have no other writer."""
         now, (phase, reason) = time.time(), unexplained(exit_code, self._stopped_by)
         summary = _summary(self._run) or self.progress.so_far(now, str(self._run.logs))
-        ended = JobEnded(now, phase, reason, summary)
+        ended = JobEnded(phase, reason, summary, time=now)
         self.progress = self.progress.after(ended)
         self._face.happened(ended, self.progress)
         try:
-            append_line(self._run.events, ended.to_json())
-            write_json(self._run.path / SUMMARY_FILE, summary.to_json())
+            append_line(self._run.events, report.to_json(ended))
+            write_json(self._run.path / SUMMARY_FILE, report.to_json(summary))
             if (status := self.progress.status) is not None:
                 over = replace(status, phase=phase, reason=reason, updated=now, workers=(), ps=())
                 self.progress = self.progress.at(over)
-                write_json(self._run.status, over.to_json())
+                write_json(self._run.status, report.to_json(over))
         except StorageError as error:
             self._face.notice(str(error))
         return ended
@@ -117,13 +119,13 @@ def _event(value: dict[str, object]) -> Event:
     try:
         return from_json(value)
     except SpecError as error:
-        return Warned(time.time(), f"an event cannot be read: {error}")
+        return Warned(f"an event cannot be read: {error}", time=time.time())
 
 
 def _summary(run: RunDir) -> Summary | None:
     """What a master that was told to go left as its summary; None when it could not."""
     try:
-        return Summary.from_json(read_json(run.path / SUMMARY_FILE))
+        return report.from_json(Summary, read_json(run.path / SUMMARY_FILE))
     except (StorageError, SpecError):
         return None
 

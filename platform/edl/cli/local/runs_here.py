@@ -18,14 +18,16 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
+from edl.api.events import Event, RunStarted, Warned
+from edl.api.status import ENDED, Status, Summary
 from edl.core.board import Desired
 from edl.core.errors import BadInputError, EdlError
 from edl.kube.inspection.jobs import JobSeen, UnknownJobError
-from edl.spec.event import Event, RunStarted, Warned, from_json
+from edl.spec import report
+from edl.spec.event import from_json
 from edl.spec.paths import DEFAULT_STORAGE
 from edl.spec.problem import SpecError
 from edl.spec.publication import Failure, Moment, Publication, extended
-from edl.spec.status import ENDED, Status, Summary
 from edl.store.rundir import LOCAL_NAMESPACE, RunDir, job_dir, read_json, runs, tail
 
 LocalOption = Annotated[bool, typer.Option("--local", help="Runs of edl run on this machine, below ./.edl.")]
@@ -194,7 +196,7 @@ def seen(run: RunDir) -> RunHere:
     unreadable = ""
     status = summary = failure = None
     try:
-        status = Status.from_json(read_json(run.status), str(run.status)) if run.status.exists() else None
+        status = report.from_json(Status, read_json(run.status), str(run.status)) if run.status.exists() else None
         summary = _optional(run.path / "summary.json", Summary)
         failure = _optional(run.path / "failure.json", Failure)
     except (EdlError, SpecError) as error:
@@ -210,7 +212,7 @@ Page = TypeVar("Page", Summary, Failure)
 
 
 def _optional(path: Path, kind: type[Page]) -> Page | None:
-    return kind.from_json(read_json(path), str(path)) if path.exists() else None
+    return report.from_json(kind, read_json(path), str(path)) if path.exists() else None
 
 
 def events_of(run: RunDir) -> Iterator[Event]:
@@ -219,7 +221,7 @@ def events_of(run: RunDir) -> Iterator[Event]:
         try:
             yield from_json(value)
         except SpecError as error:
-            yield Warned(float(value.get("time") or time.time()), f"an event cannot be read: {error}")
+            yield Warned(f"an event cannot be read: {error}", time=float(value.get("time") or time.time()))
 
 
 def _timeline(run: RunDir) -> tuple[Moment, ...]:

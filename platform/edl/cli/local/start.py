@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
+from edl.api.events import RunStarted
 from edl.cli.faces.face import choose
 from edl.cli.faces.pipe import Piped
 from edl.cli.local.follow import Follower
@@ -18,9 +19,10 @@ from edl.cli.local.plan import Plan
 from edl.cli.local.resumption import reopen
 from edl.core.errors import BadInputError, StorageError
 from edl.local.launch import start_supervisor
-from edl.spec.event import RunStarted
+from edl.spec.event import line
 from edl.spec.job import JobSpec
 from edl.spec.load import dump
+from edl.spec.report import to_json
 from edl.store.checkpoint_restart import restart_journal
 from edl.store.resumption import said
 from edl.store.rundir import append_line, job_dir, make, tail, write_spec
@@ -91,7 +93,7 @@ def supervised(plan: Plan, *, as_json: bool) -> int:
             restart_journal(plan.restart, f"edl run, process {os.getpid()}")
             reopen(run)
         began = time.time()
-        append_line(run.events, _started(plan, began).to_json())
+        append_line(run.events, to_json(_started(plan, began)))
         try:
             supervisor = start_supervisor(run.path, SUPERVISOR)
         except OSError as error:
@@ -111,8 +113,8 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
     make(run)  # a resumed one too, which an older version may have left readable for all
     write_spec(run, dump(plan.spec))
     started = _started(plan, time.time())
-    append_line(run.events, started.to_json())
-    print(started.line() if as_json else "\n".join(plan.lines()), flush=True)
+    append_line(run.events, to_json(started))
+    print(line(started) if as_json else "\n".join(plan.lines()), flush=True)
     environment = {name: value for name, value in os.environ.items() if name not in _SERVED}
     environment |= {"EDL_RUN_DIR": str(run.path), "EDL_JSON": str(int(as_json))}
     environment["EDL_GO_ON"] = plan.order.command("run", "--resume", plan.run_id)
@@ -121,4 +123,4 @@ def in_this_terminal(plan: Plan, *, as_json: bool) -> NoReturn:
 
 def _started(plan: Plan, moment: float) -> RunStarted:
     changed = (*(plan.restart.lines() if plan.restart else ()), *map(said, plan.changes))
-    return RunStarted(moment, plan.run_id, str(plan.run.path), resumed=plan.resumed, changes=changed)
+    return RunStarted(plan.run_id, str(plan.run.path), resumed=plan.resumed, changes=changed, time=moment)

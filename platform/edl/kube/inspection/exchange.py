@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edl.api.events import RoleEnded, RoleStarted
+from edl.api.status import ParametersStatus, RoundStatus
 from edl.kube.inspection.complaint import Complaint, listed_briefly
 from edl.kube.inspection.jobs import JobSeen
-from edl.spec.event import RoleEnded, RoleStarted
 from edl.spec.figures import percent, size
-from edl.spec.parameters import ParametersStatus, RoundStatus
 
 LONG_SECONDS = 5.0
 """An update that waits for a shorter time waits for workers that compute."""

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
+from edl.api.status import ENDED, STALLED, Status
+from edl.api.status import PHASES as MASTERS_PHASES
 from edl.core.board import Desired
 from edl.core.cluster import Role
 from edl.core.errors import BadInputError
@@ -22,8 +24,6 @@ from edl.kube.moments import created, moment
 from edl.kube.pods.sighting import unreachable_since
 from edl.spec.problem import SpecError
 from edl.spec.publication import Publication
-from edl.spec.status import ENDED, STALLED, Status
-from edl.spec.status import PHASES as MASTERS_PHASES
 
 MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
 PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")

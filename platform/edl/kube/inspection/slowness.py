@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import dropwhile, pairwise
 
+from edl.api.events import Warned
 from edl.kube.inspection.complaint import Complaint
 from edl.kube.inspection.jobs import JobSeen
-from edl.spec.event import Warned
 from edl.spec.losses import LossCounter, Losses
 from edl.spec.publication import Moment
 

@@ -1,0 +1,270 @@
+"""What happens in a run, one value for each kind of event: a line of ``events.jsonl`` and of ``--json``.
+
+A line is a JSON object: ``{"event": "role_started", "time": 1700000000.5, "role": "worker", "index": 0, …}``.
+``edl.spec.event`` reads and writes lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from edl.api.fields import Field
+from edl.api.status import ROLES, Index, Metrics, Phase, Pid, Reason, Step, Summary
+
+NOT_STAMPED = 0.0
+"""The time of an event that the core decided: the core knows no time of day. Who writes the line puts it in."""
+
+Role = Annotated[str, Field("Which role.", choices=ROLES)]
+Worker = Annotated[int | None, Field("Index of the worker; null when none was at it.")]
+Source = Annotated[str, Field("Source of the records.", named=True)]
+Start = Annotated[int, Field("First record of the range in its source.", unit="records")]
+End = Annotated[int, Field("First record after the range.", unit="records")]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened; ``kind`` is its name in JSON."""
+
+    kind: ClassVar[str]
+    time: Annotated[float, Field("When it happened.", unit="unix seconds", required=True)] = field(
+        default=NOT_STAMPED, kw_only=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """A run began, or goes on after --resume."""
+
+    kind: ClassVar[str] = "run_started"
+    run: Annotated[str, Field("The run's id.", named=True)]
+    run_dir: Annotated[str, Field("The run's directory.", named=True)]
+    resumed: Annotated[bool, Field("Whether it goes on with what an earlier start left.")] = False
+    changes: Annotated[
+        tuple[str, ...], Field("Fields of the job file that are not as at the start before; in words.")
+    ] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleAsked(Event):
+    """The master asked for a process or pod."""
+
+    kind: ClassVar[str] = "role_asked"
+    role: Role
+    index: Index
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStarted(Event):
+    """A process or pod of the job started."""
+
+    kind: ClassVar[str] = "role_started"
+    role: Role
+    index: Index
+    pid: Pid
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLeaving(Event):
+    """A process or pod of the job was told to go and is still there."""
+
+    kind: ClassVar[str] = "role_leaving"
+    role: Role
+    index: Index
+    cause: Annotated[str, Field("Who or what wanted that; empty if the cluster does not say.")]
+    message: Annotated[str, Field("The cluster's own words.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnded(Event):
+    """A process or pod of the job is gone."""
+
+    kind: ClassVar[str] = "role_ended"
+    role: Role
+    index: Index
+    pid: Pid
+    reason: Reason
+    exit_code: Annotated[
+        int | None, Field("Exit code as a shell has it: 128 + n for signal n; null if unknown.", minimum=None)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRevoked(Event):
+    """A worker may no longer push for a range."""
+
+    kind: ClassVar[str] = "lease_revoked"
+    worker: Worker
+    source: Source
+    start: Start
+    end: End
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsReturned(Event):
+    """A range went back to the head of the queue."""
+
+    kind: ClassVar[str] = "records_returned"
+    start: Start
+    end: End
+    source: Source
+    worker: Worker
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsLeased(Event):
+    """A range that had gone back to the queue is in the hands of a worker again."""
+
+    kind: ClassVar[str] = "records_leased"
+    start: Start
+    end: End
+    source: Source
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled(Event):
+    """Somebody wants other numbers of workers than before."""
+
+    kind: ClassVar[str] = "scaled"
+    min: Annotated[int, Field("Below so many the job is called starved.", unit="workers")]
+    max: Annotated[int, Field("As many are asked for while there is work.", unit="workers")]
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled(Event):
+    """Training stands for want of parameter servers, or of a checkpoint; again when another server is missing."""
+
+    kind: ClassVar[str] = "stalled"
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StallEnded(Event):
+    """Training goes on; not told of a job that ends."""
+
+    kind: ClassVar[str] = "stall_ended"
+    seconds: Annotated[float, Field("How long the master saw it stand.", unit="seconds")]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationStarted(Event):
+    """An evaluation of one pinned version began."""
+
+    kind: ClassVar[str] = "evaluation_started"
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnded(Event):
+    """Every validation record was evaluated once."""
+
+    kind: ClassVar[str] = "evaluation_ended"
+    step: Step
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved(Event):
+    """A cut is on disk."""
+
+    kind: ClassVar[str] = "checkpoint_saved"
+    cut: Annotated[int, Field("Number of the cut.")]
+    step: Step
+    pause_seconds: Annotated[
+        float,
+        Field("How long updates waited for it at most: no parameter server kept them out for longer.", unit="seconds"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack(Event):
+    """Parameters, and with ``records`` also the ledger, went back to a cut."""
+
+    kind: ClassVar[str] = "rolled_back"
+    records: Annotated[int, Field("Records that are leased again.", unit="records")]
+    to_cut: Annotated[int | None, Field("Number of the cut; null is the start of the job.")]
+    reason: Reason
+    updates: Annotated[int, Field("Updates that were lost without leasing records again.")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined(Event):
+    """A range made workers crash again and again and is left out."""
+
+    kind: ClassVar[str] = "quarantined"
+    source: Source
+    start: Start
+    end: End
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Warned(Event):
+    """Something the user should know that does not end the job."""
+
+    kind: ClassVar[str] = "warning"
+    message: Annotated[str, Field("What, for people.", named=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackDecided(Event):
+    """A Keras callback that goes by evaluations decided something for the whole job."""
+
+    kind: ClassVar[str] = "callback_decided"
+    step: Step
+    callback: Annotated[str, Field("Class of the callback.", named=True)]
+    decision: Annotated[str, Field("What follows, for people.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported(Event):
+    """The trained model is on disk."""
+
+    kind: ClassVar[str] = "exported"
+    path: Annotated[str, Field("Directory of the model.", named=True)]
+    loading: Annotated[str | None, Field("Python that loads the .keras file; null: keras.models.load_model alone.")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded(Event):
+    """The last event of a run."""
+
+    kind: ClassVar[str] = "job_ended"
+    phase: Phase
+    reason: Reason
+    summary: Annotated[Summary, Field("What the run came to.")]
+
+
+EVENTS: Mapping[str, type[Event]] = {
+    event.kind: event
+    for event in (
+        RunStarted,
+        RoleAsked,
+        RoleStarted,
+        RoleLeaving,
+        RoleEnded,
+        Scaled,
+        LeaseRevoked,
+        RecordsReturned,
+        RecordsLeased,
+        Stalled,
+        StallEnded,
+        EvaluationStarted,
+        EvaluationEnded,
+        CheckpointSaved,
+        RolledBack,
+        Quarantined,
+        Warned,
+        CallbackDecided,
+        Exported,
+        JobEnded,
+    )
+}
