@@ -66,7 +66,7 @@ unit: $(STAMP) native ## tests but for those of whole jobs
 
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
 # and all goes on without the extensions; with EDL_NATIVE=1 that is an error, and so are skipped tests of them.
-NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/ps/native
+NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/numerics/native
 SANITIZERS := $(BIN)/python platform/tests/ps/native/sanitizers.py
 
 # Progress is Ninja's own: a line that counts on a terminal, a line for each file in a log. Nothing is printed where nothing
@@ -121,7 +121,7 @@ bench: $(STAMP) native ## measure; results go to bench/results and docs/benchmar
 	$(BIN)/python bench/run_all.py
 
 proto: $(STAMP) ## generate the messages' code from edl.proto
-	$(BIN)/python -m grpc_tools.protoc -Iplatform --python_out=platform --pyi_out=platform --grpc_python_out=platform platform/edl/rpc/edl.proto
+	$(BIN)/python -m grpc_tools.protoc -Iplatform --python_out=platform --pyi_out=platform --grpc_python_out=platform platform/edl/transport/edl.proto
 
 generate: reference chart-schema chart-docs kustomize ## write all that is generated from something else; `make charts` checks it
 

@@ -25,7 +25,7 @@ import grpc
 from figures import Figure, Result
 from script import main, say
 
-from edl.rpc.bulk import Answer, BulkClient, BulkServer, Frame, Kind
+from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Frame, Kind
 
 TOKEN = "benchmark"
 LARGE = 16_000_000

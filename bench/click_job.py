@@ -13,7 +13,7 @@ from typing import Any
 
 from mnist_job import EDL, ZOO
 
-from edl.data.opening import open_reader
+from edl.data.reader_factory import open_reader
 
 BLOCKS = 16
 """Minibatches of which peers know the records: they go round in them."""

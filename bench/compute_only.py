@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from peer import serve
 
-from edl.worker.process import set_threads
-from edl.worker.tensorflow_import import import_tensorflow
+from edl.worker.worker_process import set_threads
+from edl.keras.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
-    from edl.worker.pipeline import Minibatch
+    from edl.worker.feed_pipeline import Minibatch
 
 
 class Limit:
@@ -39,14 +39,14 @@ class Limit:
         import numpy as np
         from click_job import BLOCKS, records_of
 
-        from edl.worker import contract
-        from edl.worker.corruption import Window
-        from edl.worker.network import Network
-        from edl.worker.pipeline import Feeder
-        from edl.worker.slab import Rows
+        from edl.keras import model_contract
+        from edl.worker.corrupt_records import Window
+        from edl.keras.network import Network
+        from edl.worker.feed_pipeline import Feeder
+        from edl.keras.flat_buffer import Rows
 
         params = {"vocabulary": vocabulary}
-        module = contract.load(SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params))
+        module = model_contract.load(SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params))
         self._network = Network.build(
             module, seed=0, embedding_threshold=2 << 20, part=lambda _: 0, parts=1, sample=None
         )
@@ -81,7 +81,7 @@ class Limit:
         return {"rate": steps * self._batch / passed}
 
     def _fed(self) -> Iterator[Minibatch]:
-        from edl.worker.pipeline import fed
+        from edl.worker.feed_pipeline import fed
 
         return fed(self._feeder, itertools.cycle(enumerate(self._windows)))
 
@@ -91,9 +91,9 @@ class Limit:
 
 def _as_pulled(values: Any) -> Any:
     """The same values in memory that TensorFlow takes as it is, as a worker has what it pulls."""
-    from edl.worker import aligned
+    from edl.numerics import aligned_memory
 
-    found = aligned.empty(*values.shape, dtype=values.dtype)
+    found = aligned_memory.empty(*values.shape, dtype=values.dtype)
     found[...] = values
     return found
 

@@ -29,7 +29,7 @@ import psutil
 from figures import Figure, Result, percentile
 from script import main, say
 
-from edl.core.cluster import Phase, PodSeen, Role
+from edl.api.cluster_port import Phase, PodSeen, Role
 from edl.core.events import (
     AttachPs,
     CheckpointSaved,
@@ -50,20 +50,20 @@ from edl.core.events import (
 )
 from edl.core.job import JobState
 from edl.core.state import Settings
-from edl.master.checkpoints import Checkpoints
-from edl.master.interpreter import tune
-from edl.master.parameter_servers import ParameterServers
-from edl.master.servicer import Servicer
+from edl.master.checkpoint_coordinator import Checkpoints
+from edl.master.gil_tuning import tune
+from edl.master.ps_client import ParameterServers
+from edl.master.master_service import Servicer
 from edl.master.shell import Shell
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import Channel, connect, serve
-from edl.rpc.edl_pb2_grpc import add_MasterServicer_to_server
-from edl.rpc.methods import Master, Method, Reply, Request
-from edl.rpc.options import SERVER_OPTIONS
-from edl.store.journal import Journal
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, connect, serve
+from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
+from edl.transport.control_methods import Master, Method, Reply, Request
+from edl.transport.grpc_options import SERVER_OPTIONS
+from edl.storage.journal import Journal
 
 CLIENTS = 8
-THREADS = 16 + 3 * CLIENTS  # as edl.master.process chooses
+THREADS = 16 + 3 * CLIENTS  # as edl.master.master_process chooses
 MINIBATCH, STEPS = 16, 4
 TASKS = 1_000_000
 TOKEN = "benchmark"
@@ -114,7 +114,7 @@ class NoPods:
 
 
 def serve_master(address: str, folder: str, pipe: Connection) -> None:
-    tune()  # as edl.master.process does
+    tune()  # as edl.master.master_process does
     journal, _ = Journal.open(Path(folder), holder="benchmark")
     settings = Settings(minibatch=MINIBATCH, task_records=MINIBATCH * STEPS, workers=CLIENTS)
     servers = PlayedServers()

@@ -30,16 +30,16 @@ Built = dict[str, float]
 
 def build(model: str, rows: int) -> Built:
     """Build one, in this process."""
-    from edl.worker.tensorflow_import import import_tensorflow
+    from edl.keras.tensorflow_import import import_tensorflow
 
     tf = import_tensorflow()
     import keras  # noqa: F401  TensorFlow's part of the cost
 
     before, began = status("VmRSS"), time.perf_counter()
-    from edl.worker import contract
-    from edl.worker.network import Network
+    from edl.keras import model_contract
+    from edl.keras.network import Network
 
-    module = contract.load(SimpleNamespace(zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows}))
+    module = model_contract.load(SimpleNamespace(zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows}))
     sample = tf.zeros([2, 26], tf.int64)
     network = Network.build(module, seed=0, embedding_threshold=THRESHOLD, part=lambda _: 0, parts=1, sample=sample)
     seconds, memory = time.perf_counter() - began, status("VmHWM") - before

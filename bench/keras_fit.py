@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 from mnist_job import ZOO
 
-from edl.data.opening import open_reader
+from edl.data.reader_factory import open_reader
 
 sys.path.insert(0, str(ZOO.parent))
 from model_zoo.mnist import mlp

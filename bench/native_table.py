@@ -29,9 +29,9 @@ from figures import Figure, Result
 from script import main, say
 
 from edl.api.tables import TableSpec
-from edl.ps import _native
-from edl.ps.native_table import NativeTable
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics import _native
+from edl.numerics.native_table import NativeTable
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 BATCH, DIM = 26 * 4096, 16
 VOCABULARY = 1_000_000

@@ -23,16 +23,16 @@ from figures import Figure, Result
 from mnist_job import ZOO
 from script import main, say
 
-from edl.core.kinds import shuffled
+from edl.core.task_kinds import shuffled
 from edl.core.shards import Plan, Source
 from edl.core.shuffle import choose_window
-from edl.core.tasks import Ledger, Work
-from edl.data.blocks import blocks_of, order_of
-from edl.data.opening import open_reader
+from edl.core.ledger import Ledger, Work
+from edl.data.record_blocks import blocks_of, order_of
+from edl.data.reader_factory import open_reader
 from edl.data.reader import Reader
 from edl.data.recordio.writer import Writer
-from edl.worker.process import set_threads
-from edl.worker.tensorflow_import import import_tensorflow
+from edl.worker.worker_process import set_threads
+from edl.keras.tensorflow_import import import_tensorflow
 
 WORKERS = 2
 MOST_SLOWER = 1.05
@@ -58,9 +58,9 @@ class Input:
 
     def measure(self, window: int) -> tuple[float, float]:
         """Seconds, and seconds of processors, for a million records."""
-        from edl.worker.corruption import CorruptRecords
-        from edl.worker.pipeline import fed
-        from edl.worker.stream import RecordStream
+        from edl.worker.corrupt_records import CorruptRecords
+        from edl.worker.feed_pipeline import fed
+        from edl.worker.record_stream import RecordStream
 
         order = order_of(self._reader, window, 0) if window else None
         ledger = Ledger(self._plan, 1, self._batch)
@@ -79,7 +79,7 @@ class Input:
         return 1e6 * took / records, 1e6 * busy / records
 
     def _task(self, number: int, work: Work, order: Any) -> Any:
-        from edl.worker.leases import Leased
+        from edl.worker.lease_client import Leased
 
         shuffle = {} if order is None else {"shuffle_window": order.window, "order": order.fingerprint}
         return Leased(number, "training", work.source, work.start, work.end, self._batch, work.epoch, **shuffle)
@@ -106,11 +106,11 @@ def _of_one_worker(ledger: Ledger) -> Iterator[Work]:
 def measure(given: argparse.Namespace) -> Result:
     import_tensorflow()
     set_threads(workers=WORKERS)
-    from edl.worker import contract
-    from edl.worker.pipeline import Feeder
+    from edl.keras import model_contract
+    from edl.worker.feed_pipeline import Feeder
 
     params = {"vocabulary": given.vocabulary}
-    module = contract.load(SimpleNamespace(zoo=ZOO, definition="deepfm.deepfm.custom_model", params=params))
+    module = model_contract.load(SimpleNamespace(zoo=ZOO, definition="deepfm.deepfm.custom_model", params=params))
     feeder = Feeder(module.feed, "training", None)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
     with click_place(given.records, given.vocabulary) as place, TemporaryDirectory(prefix="edl-bench-") as folder:

@@ -13,10 +13,10 @@ from e2e.faults import ready
 from e2e.pods import SMALL_CPU
 from e2e.programs import kubectl
 
-from edl.kube.api import EVERYWHERE, Api
-from edl.kube.kinds import NODES, PODS
-from edl.kube.quantity import quantity
-from edl.kube.submission.capacity import requests_of
+from edl.cluster.kubernetes.api_client import Api, EVERYWHERE
+from edl.cluster.kubernetes.resource_kinds import NODES, PODS
+from edl.ops.resource_quantities import quantity
+from edl.ops.cluster_capacity import requests_of
 
 _ENDED = ("Succeeded", "Failed")
 

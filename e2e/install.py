@@ -25,7 +25,7 @@ from typing import Any
 from e2e.programs import ROOT, ProgramError, apply, kubectl
 from e2e.releases import CHART, Release, objects
 
-from edl.kube.kinds import Manifest
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 SYSTEM = "edl-system"
 """Namespace of the release that has the cluster's part."""

@@ -15,9 +15,9 @@ from e2e.pods import SMALL_CPU
 from e2e.programs import Done, ProgramError, apply, call, kubectl
 from e2e.volume import CLAIM, MOUNT
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.kinds import Manifest
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 Found = TypeVar("Found")
 

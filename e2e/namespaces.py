@@ -16,8 +16,8 @@ from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import Site
 from e2e.volume import CLAIM, SharedVolume
 
-from edl.kube.api import Api
-from edl.kube.connection import connected
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.kubeconfig import connected
 
 LABELS = {
     "pod-security.kubernetes.io/enforce": "restricted",

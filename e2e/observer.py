@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from e2e.waiting import until
 
-from edl.core.errors import EdlError
-from edl.kube.api import Api
-from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, Kind, Manifest
-from edl.kube.stream import Stream
+from edl.api.errors import EdlError
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, Manifest, PODS
+from edl.cluster.kubernetes.response_stream import Stream
 
 Found = TypeVar("Found")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.kube.kinds import Manifest
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 SMALL_CPU = 0.05
 """Cores that masters and parameter servers ask for here, so that workers decide what fits."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from e2e.programs import ROOT, Done, ProgramError, call, told
 from ruamel.yaml import YAML
 
-from edl.kube.kinds import Manifest
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 CHART = ROOT / "helm" / "edl"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from e2e.faults import Faults, KindFaults, LocalClusterFaults, NoFaults
 from e2e.programs import call, must
 
-from edl.kube.connection import connected
+from edl.cluster.kubernetes.kubeconfig import connected
 
 
 class Delivery(StrEnum):
@@ -95,7 +95,7 @@ def _local_cluster() -> Path | None:
 
 def nodes() -> list[str]:
     """Names of the nodes that take pods of any kind."""
-    from edl.kube.kinds import NODES
+    from edl.cluster.kubernetes.resource_kinds import NODES
 
     return sorted(
         node["metadata"]["name"]

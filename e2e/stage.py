@@ -11,12 +11,12 @@ from typing import Any
 
 from e2e.programs import kubectl
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.api import Api
-from edl.kube.kinds import Manifest
-from edl.kube.manifests import security
-from edl.spec.placement import RunAs
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.cluster.kubernetes import security_context
+from edl.jobfile.pod_spec import RunAs
 
 OWN, OTHER = "mine", "other"
 """The two jobs."""
@@ -68,13 +68,13 @@ def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Manifes
 
 def pod_spec(**fields: Any) -> Manifest:
     """The spec of such a pod, under the account without rights."""
-    container = {"name": "edl", "image": "registry.invalid/none", "securityContext": security.of_container()}
+    container = {"name": "edl", "image": "registry.invalid/none", "securityContext": security_context.of_container()}
     container |= fields.pop("container", {})
     return {
         "serviceAccountName": names.POD_ACCOUNT,
         "priorityClassName": "low",
         "automountServiceAccountToken": False,
-        "securityContext": security.of_pod(RunAs()),
+        "securityContext": security_context.of_pod(RunAs()),
         "restartPolicy": "Never",
         "nodeSelector": _NOWHERE,
         "containers": [container],

@@ -17,7 +17,7 @@ from e2e.pods import pod
 from e2e.programs import apply, call, edl
 from e2e.volume import CLAIM, MOUNT
 
-from edl.kube.kinds import Manifest
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 pytestmark = pytest.mark.xdist_group("bad-input")
 

@@ -10,7 +10,7 @@ from e2e.namespaces import Namespace
 from e2e.observer import ADDED
 from e2e.person import Person
 
-from edl.kube import names
+from edl.cluster.kubernetes import names
 
 FEW = 40
 """Pods that a hopeless job may ask for."""

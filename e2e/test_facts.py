@@ -24,8 +24,8 @@ from e2e.site import Site
 from e2e.talking import ADDRESSES, CLIENT, PORT, SERVER
 from e2e.volume import CLAIM, MOUNT, READER
 
-from edl.kube.errors import GoneError
-from edl.kube.kinds import PODS, SECRETS, Manifest
+from edl.cluster.kubernetes.api_errors import GoneError
+from edl.cluster.kubernetes.resource_kinds import Manifest, PODS, SECRETS
 
 pytestmark = pytest.mark.xdist_group("facts")
 

@@ -23,7 +23,7 @@ from e2e.releases import CHART, Release
 from e2e.site import Site
 from e2e.volume import CLAIM, MOUNT, READER
 
-from edl.kube.kinds import Manifest
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared")]
 

@@ -12,7 +12,7 @@ from e2e.inventory import inventory
 from e2e.programs import Done, apply, call, kubectl
 from e2e.releases import Release
 
-from edl.kube.kinds import Manifest
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared", "helm")]
 

@@ -31,10 +31,10 @@ from e2e.tries import (
     operations,
 )
 
-from edl.kube import names
-from edl.kube.api import Api
-from edl.kube.errors import ApiError, QuotaError
-from edl.kube.kinds import JOBS, PODS, SECRETS, Manifest, kind_of
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_errors import ApiError, QuotaError
+from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest, PODS, SECRETS, kind_of
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights")]
 

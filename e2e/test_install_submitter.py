@@ -18,9 +18,9 @@ from e2e.programs import ROOT, Done
 from e2e.releases import Release
 from e2e.volume import MOUNT
 
-from edl.kube import names
-from edl.kube.kinds import JOBS, Manifest
-from edl.spec.load import loads
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
+from edl.jobfile.loader import loads
 
 CHART = ROOT / "helm" / "edl-job"
 HELM_SECONDS = 420

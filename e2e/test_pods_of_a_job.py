@@ -11,10 +11,10 @@ from e2e.namespaces import Namespace
 from e2e.programs import apply
 from e2e.volume import MOUNT, READER
 
-from edl.core.cluster import Role
-from edl.kube.kinds import Manifest
-from edl.kube.manifests.fitness import SHORTEST_TTL
-from edl.kube.quantity import quantity
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.cluster.kubernetes.spec_validation import SHORTEST_TTL
+from edl.ops.resource_quantities import quantity
 
 VALUE = "of-the-bucket"
 ROLES = (Role.MASTER, Role.PS, Role.WORKER)

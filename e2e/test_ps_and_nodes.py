@@ -21,8 +21,8 @@ from e2e.test_planned_ends import RARELY
 from e2e.volume import MOUNT, READER
 from e2e.waiting import until
 
-from edl.core.cluster import Role
-from edl.kube.connection import connected
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.kubeconfig import connected
 
 AWAY_SECONDS = 60.0
 REPLACED_SECONDS = 45.0

@@ -11,7 +11,7 @@ from e2e.ledger import one_interval
 from e2e.namespaces import Namespace
 from e2e.test_planned_ends import DELETE_SECONDS
 
-from edl.kube import names
+from edl.cluster.kubernetes import names
 
 SUBMIT = {"submitted": Job.submit, "applied": Job.submit_applied, "created": Job.submit_created}
 REMOVE = {

@@ -17,8 +17,8 @@ from e2e.observer import ADDED, DELETED, Change, condition, phase
 from e2e.pods import template
 from e2e.programs import apply
 
-from edl.core.cluster import Role
-from edl.kube import names
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
 
 SLOTS = 6
 """Workers and service pods that fit together."""

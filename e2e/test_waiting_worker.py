@@ -7,7 +7,7 @@ from e2e.jobs import Job, delete_pod, digits
 from e2e.ledger import finished
 from e2e.namespaces import Namespace
 
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 
 TASKS = 2
 

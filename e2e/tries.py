@@ -8,9 +8,9 @@ from typing import Any
 
 import urllib3
 
-from edl.kube.api import Api
-from edl.kube.errors import ApiError, ForbiddenError, InvalidError, NoRightError
-from edl.kube.kinds import Manifest, kind_of
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, InvalidError, NoRightError
+from edl.cluster.kubernetes.resource_kinds import Manifest, kind_of
 
 ALLOWED, NO_RIGHT, POLICY = "allowed", "no right", "policy"
 _CERTIFICATES = ("cert_file", "key_file", "key_password")

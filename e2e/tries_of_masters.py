@@ -10,8 +10,8 @@ from e2e.stage import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
 from e2e.tries import Try, create, delete, delete_shown, get, merge, operations, post
 from e2e.tries_of_people import ANNOTATION, role_binding, run, takes, token_of, token_request, uses
 
-from edl.core.cluster import Role
-from edl.kube import names
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
 
 _OTHER_JOB = {"metadata": {"labels": {names.JOB: OTHER}}}
 

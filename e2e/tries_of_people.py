@@ -9,9 +9,9 @@ from e2e import stage
 from e2e.stage import COPY_POD, ENDED, FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, Stage
 from e2e.tries import Try, create, delete, delete_shown, get, merge, post
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.kinds import Manifest
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 ANNOTATION = {"metadata": {"annotations": {"edl.dev/desired": "{}"}}}
 _ELSEWHERE = "/api/v1/namespaces/kube-system"

@@ -11,7 +11,7 @@ from e2e.pods import pod
 from e2e.programs import ProgramError, apply, kubectl
 from e2e.site import Delivery, Site
 
-from edl.kube.kinds import Manifest
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 CLAIM = "fileserver-claim"
 MOUNT = "/data"

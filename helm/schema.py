@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edl.spec.job import API_VERSION
-from edl.spec.schema import job_schema
+from edl.jobfile.job_spec import API_VERSION
+from edl.jobfile.json_schema import job_schema
 
 OWN = Path(__file__).with_name("edl-job") / "values.own.schema.json"
 """What the chart takes besides a job; kept by hand."""

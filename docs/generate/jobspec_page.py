@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from jobspec_examples import EXAMPLES, MINIMAL, WHOLE
 
-from edl.spec.collection import ListOf, Nullable
-from edl.spec.job import API_VERSION, JobSpec
-from edl.spec.kind import Kind
-from edl.spec.quantity import SIZE, size_text
-from edl.spec.schema import job_schema
-from edl.spec.section import Option, Section, options
+from edl.jobfile.composite_types import ListOf, Nullable
+from edl.jobfile.job_spec import API_VERSION, JobSpec
+from edl.jobfile.scalar_types import Kind
+from edl.jobfile.quantities import SIZE, size_text
+from edl.jobfile.json_schema import job_schema
+from edl.jobfile.section_type import Option, Section, options
 
 _HEAD = f"""<!-- Written by `make reference` from the JSON Schema of job files; do not edit. -->
 

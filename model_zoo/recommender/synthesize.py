@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edl.data.example import serialize_example
+from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
 
 USERS, ITEMS = 200_000, 1_000

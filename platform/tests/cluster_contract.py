@@ -1,4 +1,4 @@
-"""What every implementation of the port ``edl.core.cluster.Cluster`` promises.
+"""What every implementation of the port ``edl.api.cluster_port.Cluster`` promises.
 
 A test class derives from ``ClusterContract`` and gives a fixture ``stand``, which has the cluster and can do to its
 pods what a test needs done.
@@ -12,8 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from edl.core.cluster import Cause, Cluster, Phase, PodSeen, Role, Synced, Wish
-from edl.core.errors import BadInputError, RetryableError
+from edl.api.cluster_port import Cause, Cluster, Phase, PodSeen, Role, Synced, Wish
+from edl.api.errors import BadInputError, RetryableError
 
 PATIENCE = 20.0
 """Seconds; a bound for a loaded machine, never an expectation."""

@@ -12,7 +12,7 @@ settings.load_profile("patient")  # a busy machine is no failure: how long thing
 
 HOMES = {"faults": "faults", "install": "install", "jobs": "jobs", "native": "ps"}
 """Folder of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""
-EXTENSIONS = ("edl.ps._native", "edl.worker._distinct", "edl.data._records")
+EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

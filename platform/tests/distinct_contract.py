@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from edl.worker.aligned import is_aligned
-from edl.worker.wanted import Distinct, Find
+from edl.numerics.aligned_memory import is_aligned
+from edl.numerics.unique_ids import Distinct, Find
 
 Make = Callable[[], Find]
 ANY_ID = st.integers(-(2**63), 2**63 - 1)

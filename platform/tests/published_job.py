@@ -10,11 +10,11 @@ from small_cluster import NOW, SmallCluster, when
 
 from edl.api.events import RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.inspection.jobs import JobSeen, find
-from edl.kube.kinds import Manifest
-from edl.spec.publication import Moment, Publication
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.ops.job_view import JobSeen, find
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.jobfile.published_status import Moment, Publication
 
 SPEC: dict[str, Any] = {
     "image": "registry.example/mnist:1",

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.ps.arrays import Floats
-from edl.ps.declaration import Declaration
-from edl.ps.store import Gradients, ParameterStore, RowGradients
-from edl.spec.initializer import initial_rows
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.array_types import Floats
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.parameter_store import Gradients, ParameterStore, RowGradients
+from edl.numerics.initializers import initial_rows
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 TABLE = TableSpec("emb", 5000, 2, UNIFORM, seed=9)

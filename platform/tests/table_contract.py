@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.api.tables import TableSpec
-from edl.ps.arrays import Floats, Ids
-from edl.ps.snapshot import FrozenRows, StoredRows
-from edl.spec.initializer import initial_rows
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.array_types import Floats, Ids
+from edl.numerics.parameter_snapshot import FrozenRows, StoredRows
+from edl.numerics.initializers import initial_rows
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 INITIALIZERS = (
     {"name": "zeros"},

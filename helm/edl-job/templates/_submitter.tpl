@@ -135,7 +135,7 @@ containers:
   - name: submitter
     image: {{ include "edl-job.image" .root | quote }}
     imagePullPolicy: {{ $submitter.image.pullPolicy }}
-    args: [submit, /etc/edl/spec/job.json]
+    args: [submit, /etc/edl/jobfile/job.json]
     env:
       {{- range $name, $value := $submitter.env }}
       - {name: {{ $name }}, value: {{ $value | quote }}}
@@ -150,7 +150,7 @@ containers:
     # the last lines of a submission that was refused stand in the pod's status
     terminationMessagePolicy: FallbackToLogsOnError
     volumeMounts:
-      - {name: spec, mountPath: /etc/edl/spec, readOnly: true}
+      - {name: spec, mountPath: /etc/edl/jobfile, readOnly: true}
       - {name: home, mountPath: /home/edl}
       - {name: tmp, mountPath: /tmp}
 volumes:
@@ -163,7 +163,7 @@ volumes:
 {{- end -}}
 
 {{/*
-What the submitter knows of its release; edl.kube.release says what follows from it.
+What the submitter knows of its release; edl.ops.release says what follows from it.
 */}}
 {{- define "edl-job.environment" -}}
 - {name: EDL_RELEASE, value: {{ .Release.Name | quote }}}

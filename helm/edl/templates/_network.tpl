@@ -1,5 +1,5 @@
 {{/*
-Ports and peers of a job's pods. The numbers are those of edl.kube.names; platform/tests/install/test_network_flows.py
+Ports and peers of a job's pods. The numbers are those of edl.cluster.kubernetes.names; platform/tests/install/test_network_flows.py
 compares them. Policies select by role, never by job: a NetworkPolicy cannot say "the same value of edl.dev/job as mine".
 */}}
 

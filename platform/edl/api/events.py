@@ -1,7 +1,7 @@
 """What happens in a run, one value for each kind of event: a line of ``events.jsonl`` and of ``--json``.
 
 A line is a JSON object: ``{"event": "role_started", "time": 1700000000.5, "role": "worker", "index": 0, …}``.
-``edl.spec.event`` reads and writes lines.
+``edl.jobfile.event_json`` reads and writes lines.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     step: Annotated[int, Field("Updates of the parameters since the job began.", unit="steps")]
 
-These are declarations. ``edl.spec.section`` makes readers, writers and JSON Schemas of them.
+These are declarations. ``edl.jobfile.section_type`` makes readers, writers and JSON Schemas of them.
 """
 
 from __future__ import annotations

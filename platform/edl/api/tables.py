@@ -12,13 +12,13 @@ class TableSpec:
     """A float32 table of which each parameter server owns some rows.
 
     Slot variables follow from the job's optimizer and limits from the job's ``ps`` section: they are the same for all
-    tables of a job, and not a table's own. What a table may be is checked by ``edl.spec.table.check_table``.
+    tables of a job, and not a table's own. What a table may be is checked by ``edl.numerics.table_limits.check_table``.
 
     Attributes:
         name: the path of the Embedding's variable.
         rows: number of ids; 0 if every int64 is one.
         dim: elements of a row.
-        initializer: of rows that were never trained, as in ``edl.spec.initializer``.
+        initializer: of rows that were never trained, as in ``edl.numerics.initializers``.
         seed: of these initial values.
     """
 

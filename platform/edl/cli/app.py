@@ -16,8 +16,8 @@ import typer
 import typer.main
 from typer.core import TyperCommand
 
-from edl.core.errors import EdlError
-from edl.spec.terminal import guarded
+from edl.api.errors import EdlError
+from edl.reporting.terminal_text import guarded
 
 COMMANDS = {
     "run": "Train a job on this machine, elastically.",

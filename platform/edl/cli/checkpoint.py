@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.checkpoints.choice import chosen, reading
-from edl.cli.checkpoints.whereabouts import find
-from edl.core.errors import BadInputError
+from edl.ops.checkpoint_choice import chosen, reading
+from edl.ops.checkpoint_lookup import find
+from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
-    from edl.store.contents import Contents
-    from edl.store.manifest import Manifest, Skipped
+    from edl.storage.checkpoint_contents import Contents
+    from edl.storage.checkpoint_manifest import Manifest, Skipped
 
 app = typer.Typer(
     help="List the checkpoints of a run, look into them, write them as files for other programs.",
@@ -59,7 +59,7 @@ def ls(
 
     Exit codes: 0 done, 2 bad input, or no checkpoint can be used.
     """
-    from edl.cli.checkpoints.listing import listed, newest_usable, table
+    from edl.ops.checkpoint_list import listed, newest_usable, table
 
     place = find(run)
     with reading():
@@ -90,7 +90,7 @@ def inspect(run: RunArgument, number: NumberOption = None, as_json: JsonOption =
     place = find(run)
     manifest, contents = _opened(run, number)
     with _needing_numpy(), reading():
-        from edl.cli.checkpoints.inspection import inspected, lines, to_read, told
+        from edl.cli.checkpoint_view import inspected, lines, to_read, told
 
         with _progress("Reading", to_read(contents)) as advance:
             seen = inspected(manifest, contents, advance)
@@ -119,14 +119,14 @@ def export(
     _check_output(output, force=force)
     manifest, contents = _opened(run, number)
     with _needing_numpy():
-        from edl.cli.checkpoints.inspection import counted
-        from edl.store import portable
+        from edl.cli.checkpoint_view import counted
+        from edl.storage import checkpoint_export
 
         with reading():
-            columns = portable.columns(contents, slots=slots)
-        strings = {"checkpoint": str(manifest.cut), "version": str(manifest.version), **portable.described(contents)}
+            columns = checkpoint_export.columns(contents, slots=slots)
+        strings = {"checkpoint": str(manifest.cut), "version": str(manifest.version), **checkpoint_export.described(contents)}
         with _progress("Writing", sum(column.nbytes for column in columns)) as advance:
-            portable.write(output, columns, strings, advance)
+            checkpoint_export.write(output, columns, strings, advance)
     many = counted(len(contents.variables), "variable")
     if contents.tables:
         rows = counted(sum(table.rows for table in contents.tables), "row")
@@ -136,7 +136,7 @@ def export(
 
 def _opened(run: str, number: int | None) -> tuple[Manifest, Contents]:
     """The checkpoint that is wanted, intact, and what it holds; newer ones that cannot be used are told of."""
-    from edl.store.contents import contents_of
+    from edl.storage.checkpoint_contents import contents_of
 
     skipped: list[Skipped] = []
     manifest = chosen(find(run), number, skipped)
@@ -174,7 +174,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from edl.cli.styled import console
+    from edl.reporting.rich_console import console
 
     columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console(sys.stderr), transient=True) as progress:

@@ -12,13 +12,13 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from edl.cli.copying import data_copy
-from edl.cli.styled import console
-from edl.core.errors import BadInputError
+from edl.cli import data_copy
+from edl.reporting.rich_console import console
+from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
-    from edl.data.layout import Layout
-    from edl.data.tables import DataSet
+    from edl.data.dataset_writer import Layout
+    from edl.data.record_tables import DataSet
 
 app = typer.Typer(
     help="Write example data sets to train on; copy files to and from volumes of a cluster.",
@@ -65,9 +65,9 @@ def mnist(
     """Handwritten digits, 28x28: MNIST or, without a network, the digits that ship with scikit-learn."""
 
     def load() -> DataSet:
-        from edl.data import sets
+        from edl.data import sample_datasets
 
-        return sets.mnist(source, held_back=validation, records=records, seed=seed)
+        return sample_datasets.mnist(source, held_back=validation, records=records, seed=seed)
 
     _make(load, out, file_format, compression, records_per_file, force)
 
@@ -85,9 +85,9 @@ def iris(
     """Iris flowers: 150 records of four lengths and a class."""
 
     def load() -> DataSet:
-        from edl.data import sets
+        from edl.data import sample_datasets
 
-        return sets.iris(held_back=validation, seed=seed)
+        return sample_datasets.iris(held_back=validation, seed=seed)
 
     _make(load, out, file_format, compression, records_per_file, force)
 
@@ -112,10 +112,10 @@ def clicks(
     """A click log: 13 numbers, 26 ids and a label, from a planted model whose AUC is the best that there is."""
 
     def load() -> DataSet:
-        from edl.data import sets
-        from edl.data.clicks import ClickLaw
+        from edl.data import sample_datasets
+        from edl.data.synthetic_clicks import ClickLaw
 
-        return sets.clicks(ClickLaw(vocabulary, exponent, seed), records=records, held_back=validation)
+        return sample_datasets.clicks(ClickLaw(vocabulary, exponent, seed), records=records, held_back=validation)
 
     _make(load, out, file_format, compression, records_per_file, force)
 
@@ -124,7 +124,7 @@ def _make(
     load: Callable[[], DataSet], out: Path, file_format: Format, compression: Compression, per_file: int, force: bool
 ) -> None:
     try:
-        from edl.data.layout import Layout, refuse_in_use
+        from edl.data.dataset_writer import Layout, refuse_in_use
 
         layout = Layout(file_format, compression, per_file)
         if not force:
@@ -139,7 +139,7 @@ def _make(
 
 
 def _write(data: DataSet, out: Path, layout: Layout) -> None:
-    from edl.data.layout import write_set
+    from edl.data.dataset_writer import write_set
 
     records = len(data.training) + len(data.validation)
     errors = console(sys.stderr)

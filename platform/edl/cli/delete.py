@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster.completion import complete_jobs
-from edl.cli.cluster.leftovers import remove
-from edl.cli.cluster.options import ContextOption, NamespaceOption, YesOption, agreed, api_of
-from edl.core.errors import BadInputError
+from edl.cli.completion import complete_jobs
+from edl.ops.removal_progress import remove
+from edl.cli.options import ContextOption, NamespaceOption, YesOption, agreed, api_of
+from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
-    from edl.kube.api import Api
-    from edl.kube.removal import Remains
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.job_deletion import Remains
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -42,7 +42,7 @@ def delete(
     Pods that a dead node holds are removed too. Exit codes: 0 gone, or no job in that phase; 1 something is left or you
     declined; 2 no such job.
     """
-    from edl.kube.removal import Removal, remains
+    from edl.ops.job_deletion import Removal, remains
 
     if bool(jobs) == bool(phases):
         raise BadInputError("Name the jobs to remove, or their phase", hint="Such as: edl delete --phase Done")
@@ -71,12 +71,12 @@ def delete(
 
 def _require(api: Api, chosen: list[str]) -> None:
     """Nothing is deleted where one of the names is wrong."""
-    from edl.kube.inspection import jobs
-    from edl.kube.removal import remains, token_is_left
+    from edl.ops import job_view
+    from edl.ops.job_deletion import remains, token_is_left
 
     for job in chosen:
         if not remains(api, job) and not token_is_left(api, job):
-            jobs.find(api, job)  # says which there are
+            job_view.find(api, job)  # says which there are
 
 
 def in_phases(api: Api, phases: list[str]) -> list[str]:
@@ -85,13 +85,13 @@ def in_phases(api: Api, phases: list[str]) -> list[str]:
     Raises:
         BadInputError: there is no such phase.
     """
-    from edl.kube.inspection import jobs
+    from edl.ops import job_view
 
-    known = {phase.lower(): phase for phase in jobs.PHASES}
+    known = {phase.lower(): phase for phase in job_view.PHASES}
     if unknown := [phase for phase in phases if phase.lower() not in known]:
-        raise BadInputError(f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(jobs.PHASES)}.")
+        raise BadInputError(f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(job_view.PHASES)}.")
     wanted = {known[phase.lower()] for phase in phases}
-    found = [job.name for job in jobs.listed(api) if job.phase in wanted]
+    found = [job.name for job in job_view.listed(api) if job.phase in wanted]
     if not found:
         typer.echo(f"No job in namespace {api.namespace} is {' or '.join(sorted(wanted))}.")
     return found
@@ -99,8 +99,8 @@ def in_phases(api: Api, phases: list[str]) -> list[str]:
 
 def outline(job: str, there: Remains) -> list[str]:
     """What there is of the job; nothing that can be seen: its token."""
-    from edl.kube.removal import counted
-    from edl.kube.submission.existing import existing, since
+    from edl.ops.job_deletion import counted
+    from edl.ops.existing_job import existing, since
 
     known = existing(there)
     if known is None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
+from edl.cli.options import ContextOption, NamespaceOption, api_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from edl.kube.api import Api
-    from edl.kube.doctor.checkup import Checkup
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.doctor_findings import Checkup
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -59,10 +59,10 @@ def doctor(
 
 
 def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Checkup]:
-    from edl.cli.cluster.ticker import Ticker
-    from edl.cli.copying.volume import IMAGE_VARIABLE, named_image
-    from edl.kube.doctor.checkup import Checkup, Classes, Level
-    from edl.kube.doctor.doctor import examine, pull
+    from edl.reporting.status_line import Ticker
+    from edl.ops.volume_session import IMAGE_VARIABLE, named_image
+    from edl.ops.doctor_findings import Checkup, Classes, Level
+    from edl.ops.doctor_checks import examine, pull
 
     classes = Classes(high, low)
     yield from examine(api, classes)
@@ -77,7 +77,7 @@ def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Chec
 
 
 def _before_uninstall(api: Api, release: str) -> Iterator[Checkup]:
-    from edl.kube.doctor.doctor import before_uninstall
+    from edl.ops.doctor_checks import before_uninstall
 
     yield from before_uninstall(api, release)
 

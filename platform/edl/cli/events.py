@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.local.runs_here import LocalOption
-from edl.spec.event import line
-from edl.spec.report import to_json
-from edl.spec.terminal import one_line
-from edl.spec.wording import sentence
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.local_runs import LocalOption
+from edl.jobfile.event_json import line
+from edl.jobfile.json_object import to_json
+from edl.reporting.terminal_text import one_line
+from edl.reporting.event_text import sentence
 
 if TYPE_CHECKING:
-    from edl.kube.api import Api
-    from edl.kube.inspection.happenings import Happening
-    from edl.kube.inspection.jobs import JobSeen
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.kubernetes_events import Happening
+    from edl.ops.job_view import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _FOLLOW_SECONDS = 2.0
@@ -64,8 +64,8 @@ def events(
     Of a run of this machine (JOB or JOB/RUN) all events are shown. A job of the cluster comes first; --local means
     runs of this machine, -n and --context a cluster.
     """
-    from edl.cli.cluster.polling import polled
-    from edl.cli.local.runs_here import look_of
+    from edl.ops.polling import polled
+    from edl.cli.local_runs import look_of
 
     look, shown = look_of(job, local=local, context=context, namespace=namespace), set[str]()
     for seen in polled(look, _FOLLOW_SECONDS):
@@ -107,6 +107,6 @@ def _of_cluster(each: Happening) -> Told:
 
 
 def _happened(api: Api, job: str) -> list[Happening]:
-    from edl.kube.inspection.happenings import happened
+    from edl.ops.kubernetes_events import happened
 
     return happened(api, job)

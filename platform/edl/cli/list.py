@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.cli.cluster.columns import age, aligned
-from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, NamespaceOption, api_of
-from edl.cli.local.runs_here import LocalOption
-from edl.core.errors import BadInputError
-from edl.spec.report import to_json
-from edl.spec.terminal import one_line
+from edl.reporting.text_table import age, aligned
+from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, NamespaceOption, api_of
+from edl.cli.local_runs import LocalOption
+from edl.api.errors import BadInputError
+from edl.jobfile.json_object import to_json
+from edl.reporting.terminal_text import one_line
 
 if TYPE_CHECKING:
-    from edl.kube.api import Api
-    from edl.kube.inspection.jobs import JobSeen
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.job_view import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _RIGHT = ("PROGRESS", "WORKERS", "SAMPLES/S", "AGE")
@@ -38,7 +38,7 @@ def list_jobs(
     Runs of this machine are those below ./.edl; with -n, -A or --context only jobs of the cluster are listed, with
     --local, or without a kubeconfig, only runs of this machine.
     """
-    from edl.cli.local.runs_here import has_cluster, runs_here
+    from edl.cli.local_runs import has_cluster, runs_here
 
     of_cluster = everywhere or context is not None or namespace is not None
     if local and of_cluster:
@@ -47,10 +47,10 @@ def list_jobs(
     if local or (here and not of_cluster and not has_cluster()):
         _print_here(here, now, as_json=as_json)
         return
-    from edl.kube.inspection import jobs
+    from edl.ops import job_view
 
     api = api_of(context, namespace)
-    found = jobs.listed(api, everywhere=everywhere)
+    found = job_view.listed(api, everywhere=everywhere)
     if not found and not everywhere:
         _require_namespace(api)
     if as_json:
@@ -75,8 +75,8 @@ def _print_here(here: Sequence[JobSeen], now: float, *, as_json: bool) -> None:
 
 def _require_namespace(api: Api) -> None:
     """The API server lists nothing for a namespace that is not there; who may read namespaces is told so."""
-    from edl.kube.errors import ForbiddenError, NotFoundError
-    from edl.kube.kinds import NAMESPACES
+    from edl.cluster.kubernetes.api_errors import ForbiddenError, NotFoundError
+    from edl.cluster.kubernetes.resource_kinds import NAMESPACES
 
     try:
         api.get(NAMESPACES, api.namespace)

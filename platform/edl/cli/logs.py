@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.local.runs_here import LocalOption
-from edl.core.errors import BadInputError, EdlError
+from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.local_runs import LocalOption
+from edl.api.errors import BadInputError, EdlError
 
 if TYPE_CHECKING:
-    from edl.kube.api import Api
-    from edl.kube.copying.copying import Place, Visit
-    from edl.kube.inspection.jobs import JobSeen
-    from edl.kube.inspection.printed import Chosen
-    from edl.kube.kinds import Manifest
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.helper_pod import Place, Visit
+    from edl.ops.job_view import JobSeen
+    from edl.ops.pod_logs import Chosen
+    from edl.cluster.kubernetes.resource_kinds import Manifest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -49,21 +49,21 @@ def logs(
     Of pods that are gone, the run keeps the logs on its volume: they are read through a short-lived pod. Those of a run
     of this machine (JOB or JOB/RUN) are files. A job of the cluster comes first; --local means runs of this machine.
     """
-    from edl.cli.local.runs_here import chosen_here
-    from edl.core.cluster import Role
-    from edl.kube.inspection import jobs
-    from edl.kube.inspection.printed import Chosen, chosen_pods
+    from edl.cli.local_runs import chosen_here
+    from edl.api.cluster_port import Role
+    from edl.ops import job_view
+    from edl.ops.pod_logs import Chosen, chosen_pods
 
     here = chosen_here(job, local=local, context=context, namespace=namespace)
     if here is not None:
-        from edl.cli.local.logs_here import lines_of_run
+        from edl.cli.local_run_logs import lines_of_run
 
         for name, line in lines_of_run(here, role, index, follow=follow, tail=tail):
             _print(line, name)
         return
     api = api_of(context, namespace, job)
-    seen, chosen = jobs.find(api, job), Chosen(Role(role), index)
-    pods = [] if stored else chosen_pods(jobs.pods_of(api, job, chosen.role), chosen)
+    seen, chosen = job_view.find(api, job), Chosen(Role(role), index)
+    pods = [] if stored else chosen_pods(job_view.pods_of(api, job, chosen.role), chosen)
     if pods:
         _print_pods(api, pods, follow=follow, tail=tail)
     else:
@@ -71,7 +71,7 @@ def logs(
 
 
 def _print_pods(api: Api, pods: Sequence[Manifest], *, follow: bool, tail: int | None) -> None:
-    from edl.kube.inspection.printed import lines_of
+    from edl.ops.pod_logs import lines_of
 
     if len(pods) == 1:
         for line in lines_of(api, pods[0], follow=follow, tail=tail):
@@ -87,8 +87,8 @@ def _print_pods(api: Api, pods: Sequence[Manifest], *, follow: bool, tail: int |
 
 def _one(api: Api, pod: Manifest, *, follow: bool, tail: int | None) -> Iterator[tuple[str, bytes]]:
     """A pod's lines; one that has not started, or is gone meanwhile, has one line that says so."""
-    from edl.kube.inspection.jobs import label_of
-    from edl.kube.inspection.printed import lines_of
+    from edl.ops.job_view import label_of
+    from edl.ops.pod_logs import lines_of
 
     name = label_of(pod)
     try:
@@ -126,10 +126,10 @@ def _print_stored(api: Api, seen: JobSeen, chosen: Chosen, tail: int | None, nam
     Raises:
         BadInputError: the run keeps no logs, or none of these pods.
     """
-    from edl.kube.inspection import jobs
+    from edl.ops import job_view
 
     place = _place(api, seen, chosen, name)
-    for name, lines in _from_volume(api, jobs.spec_of(api, seen.name), place, chosen, tail):
+    for name, lines in _from_volume(api, job_view.spec_of(api, seen.name), place, chosen, tail):
         for line in lines:
             _print(line, name if chosen.index is None and chosen.role.value != "master" else "")
 
@@ -138,8 +138,8 @@ def _from_volume(
     api: Api, spec: Mapping[str, Any], place: Place, chosen: Chosen, tail: int | None
 ) -> list[tuple[str, list[bytes]]]:
     """Read by a pod of the job's own image, which the nodes could pull; else of the one that is named."""
-    from edl.cli.copying.volume import named_image, volume
-    from edl.kube.copying.copying import ImageError
+    from edl.ops.volume_session import named_image, volume
+    from edl.ops.helper_pod import ImageError
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
         with volume(api, _visit(spec, place, image)) as reader:
@@ -155,13 +155,13 @@ def _from_volume(
 
 
 def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
-    from edl.cli.copying.volume import IMAGE_VARIABLE
-    from edl.core import priorities
-    from edl.kube.copying.copying import Visit
-    from edl.spec.placement import RunAs
+    from edl.ops.volume_session import IMAGE_VARIABLE
+    from edl.core import worker_priority
+    from edl.ops.helper_pod import Visit
+    from edl.jobfile.pod_spec import RunAs
 
     who, pod = spec["security"]["run_as"], spec.get("pod") or {}
-    workers = spec["workers"].get("priority") or priorities.PLAIN_CLASS
+    workers = spec["workers"].get("priority") or worker_priority.PLAIN_CLASS
     return Visit(
         place.claim,
         image,
@@ -172,20 +172,20 @@ def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
         remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
         pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
         # a class that the cluster has and the namespace allows, since the job's workers have it
-        priority=priorities.parse(workers).class_of(elevated=False),
+        priority=worker_priority.parse(workers).class_of(elevated=False),
     )
 
 
 def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
-    from edl.kube.inspection import jobs
-    from edl.kube.inspection.printed import stored
+    from edl.ops import job_view
+    from edl.ops.pod_logs import stored
 
     if seen.status is None:
         raise BadInputError(
             f"{chosen} has no pod, and the master has not said anything yet",
             hint=f"`edl why {name}` says what it waits for.",
         )
-    found = stored(jobs.spec_of(api, seen.name), seen.status.run_dir)
+    found = stored(job_view.spec_of(api, seen.name), seen.status.run_dir)
     if found is None:
         raise BadInputError(
             f"{chosen} has no pod, and the job keeps no logs: its runs are on no volume claim",
@@ -196,7 +196,7 @@ def _place(api: Api, seen: JobSeen, chosen: Chosen, name: str) -> Place:
 
 def _read(files: object, place: Place, chosen: Chosen, tail: int | None) -> Iterator[tuple[str, list[bytes]]]:
     """Each log of the volume that is wanted, with the name of its pod."""
-    from edl.cli.copying.transfer import Files
+    from edl.ops.file_transfer import Files
 
     assert isinstance(files, Files)
     wanted = f"{chosen.role.value}-" if chosen.index is None else f"{chosen}.log"

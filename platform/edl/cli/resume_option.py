@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 from typer.core import TyperCommand
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 
 FromCheckpointOption = Annotated[
     bool,

@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.local import resumption
-from edl.cli.local.checks import check
-from edl.cli.local.plan import Order, Plan
-from edl.cli.local.start import folder_of, in_this_terminal, require_storage, supervised
+from edl.ops import local_run_resumption
+from edl.ops.job_checks import check
+from edl.ops.local_run_plan import Order, Plan
+from edl.ops.local_run_start import folder_of, in_this_terminal, require_storage, supervised
 from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
-from edl.core.errors import BadInputError
-from edl.spec.job import JobSpec
-from edl.spec.load import Count, load
-from edl.spec.paths import resolve_local
-from edl.store.checkpoint_restart import CheckpointRestart, plan_restart
-from edl.store.replay import JournalDamagedError
-from edl.store.resumption import Change
-from edl.store.rundir import JobLock, RunDir, create
+from edl.api.errors import BadInputError
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import Count, load
+from edl.jobfile.path_resolution import resolve_local
+from edl.storage.checkpoint_restart import CheckpointRestart, plan_restart
+from edl.storage.journal_replay import JournalDamagedError
+from edl.storage.run_resumption import Change
+from edl.storage.run_directory import JobLock, RunDir, create
 
 NEWEST = ResumeMayStandAlone.newest
 
@@ -57,7 +57,7 @@ def run(
     folder = folder_of(spec)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     if resume is not None:
-        resumption.find(folder, _run_id(resume))  # before the lock, for which the folder is made
+        local_run_resumption.find(folder, _run_id(resume))  # before the lock, for which the folder is made
     require_storage(folder)
     order = Order(job, settings or (), workers, ps)
     with JobLock(folder) as lock, _way_out_named(folder, resume, order):
@@ -95,11 +95,11 @@ def _run_directory(
 ) -> tuple[RunDir, tuple[Change, ...], CheckpointRestart | None]:
     if resume is None:
         return create(folder), (), None
-    directory = resumption.find(folder, _run_id(resume))
-    changes = tuple(resumption.differences(directory, spec))
+    directory = local_run_resumption.find(folder, _run_id(resume))
+    changes = tuple(local_run_resumption.differences(directory, spec))
     if from_checkpoint and spec.strategy.name != "Local":  # which has no journal, and always goes on from a checkpoint
         return directory, changes, plan_restart(directory)
-    resumption.reopen(directory)
+    local_run_resumption.reopen(directory)
     return directory, changes, None
 
 
@@ -111,7 +111,7 @@ def _way_out_named(folder: Path, resume: str | None, order: Order) -> Iterator[N
     except JournalDamagedError as error:
         if resume is None:
             raise
-        back = order.goes_back(resumption.find(folder, _run_id(resume)).run_id)
+        back = order.goes_back(local_run_resumption.find(folder, _run_id(resume)).run_id)
         raise JournalDamagedError(error.message, where=error.where, hint=f"{error.hint}\n  {back}") from error
 
 

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.core.errors import BadInputError
+from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.api.errors import BadInputError
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -26,17 +26,18 @@ def scale(
     """Change how many workers a running job asks for; nothing restarts."""
     if low is None and high is None:
         raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
-    from edl.core.board import Desired
-    from edl.kube.inspection import jobs, wishes
+    from edl.cluster.status_port import Desired
+    from edl.ops import job_view
+    from edl.cluster.kubernetes import desired_state
 
     api = api_of(context, namespace, job)
-    seen = jobs.find(api, job)
+    seen = job_view.find(api, job)
     if seen.ended:
         raise BadInputError(
             f"{job} is {seen.phase} already", hint=f"Its end: edl status {called(job, context, namespace)}"
         )
-    bounds = jobs.worker_bounds(jobs.spec_of(api, job))
-    wanted = wishes.pin(api, job, Desired(low, high), bounds)
+    bounds = job_view.worker_bounds(job_view.spec_of(api, job))
+    wanted = desired_state.pin(api, job, Desired(low, high), bounds)
     least, most = (bounds[0] if wanted.min is None else wanted.min), (bounds[1] if wanted.max is None else wanted.max)
     if as_json:
         print(json.dumps({"job": job, "min": least, "max": most}))

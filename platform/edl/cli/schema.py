@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from edl.spec.schema import JOB_SCHEMA, published
+from edl.jobfile.json_schema import JOB_SCHEMA, published
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

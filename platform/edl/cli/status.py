@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption
+from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption
 from edl.cli.list import told
-from edl.cli.local.runs_here import LocalOption, Look
+from edl.cli.local_runs import LocalOption, Look
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -31,8 +31,8 @@ def status(
 
     A job of the cluster comes first; --local means runs of this machine, -n and --context a cluster.
     """
-    from edl.cli.cluster.status_view import next_step, view
-    from edl.cli.local.runs_here import look_of
+    from edl.cli.status_view import next_step, view
+    from edl.cli.local_runs import look_of
 
     look = look_of(job, local=local, context=context, namespace=namespace)
     if watch:
@@ -59,9 +59,9 @@ def _follow_live(look: Look, name: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from edl.cli.cluster.polling import polled
-    from edl.cli.cluster.status_view import next_step, view
-    from edl.cli.styled import console
+    from edl.ops.polling import polled
+    from edl.cli.status_view import next_step, view
+    from edl.reporting.rich_console import console
 
     on = console()
     with Live(console=on, auto_refresh=False, vertical_overflow="crop") as live:
@@ -74,8 +74,8 @@ def _follow_live(look: Look, name: str) -> None:
 
 
 def _follow_lines(look: Look, *, as_json: bool) -> None:
-    from edl.cli.cluster.polling import polled
-    from edl.spec.wording import clock, headline
+    from edl.ops.polling import polled
+    from edl.reporting.event_text import clock, headline
 
     before: object = None
     for seen in polled(look):

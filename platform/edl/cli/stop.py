@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.cluster.ticker import Ticker
+from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.reporting.status_line import Ticker
 from edl.cli.wait import Goal, await_goal, seconds_of
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.api.status import Status
-    from edl.kube.api import Api
-    from edl.kube.inspection.jobs import JobSeen
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.job_view import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 ENDED = Goal("stopped", lambda job: job.ended)
@@ -36,16 +36,17 @@ def stop(
 
     Exit codes: 0 it is asked to stop, or with --wait has ended; 1 it was deleted meanwhile, 124 the time is over.
     """
-    from edl.core.board import Desired
-    from edl.kube.inspection import jobs, wishes
+    from edl.cluster.status_port import Desired
+    from edl.ops import job_view
+    from edl.cluster.kubernetes import desired_state
 
     seconds = _patience(timeout, wait=wait)
     api = api_of(context, namespace, job)
-    seen = jobs.find(api, job)
+    seen = job_view.find(api, job)
     if seen.ended:
         print(f"{job} is {seen.phase} already.")
         return
-    wishes.pin(api, job, Desired(stop=True), wishes.ANY)
+    desired_state.pin(api, job, Desired(stop=True), desired_state.ANY)
     print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
     if seen.status is None:
         print(
@@ -68,12 +69,12 @@ def _patience(timeout: str | None, *, wait: bool) -> float | None:
 
 def _await_end(api: Api, job: str, seconds: float | None) -> None:
     """Stay until the job has ended; raises Exit if it does not, or is deleted."""
-    from edl.kube.inspection import jobs
+    from edl.ops import job_view
 
     with Ticker() as ticker:
 
         def look() -> JobSeen:
-            seen = jobs.find(api, job)
+            seen = job_view.find(api, job)
             if not seen.ended:
                 ticker.say(f"{job} is {seen.phase}, and stops")
             return seen
@@ -86,7 +87,7 @@ def _await_end(api: Api, job: str, seconds: float | None) -> None:
 
 def _kept(api: Api, job: str, status: Status, *, ended: bool) -> str:
     """What is there to go on with."""
-    from edl.kube.inspection.jobs import spec_of
+    from edl.ops.job_view import spec_of
 
     spec = spec_of(api, job)
     if not (spec["volumes"] or spec["storage"]["claim"]):

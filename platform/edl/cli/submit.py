@@ -9,16 +9,16 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.cluster.options import ContextOption, NamespaceOption, YesOption
-from edl.cli.cluster.submission import Options, client_plan, submitted
-from edl.cli.cluster.voice import Voice, voice
+from edl.cli.options import ContextOption, NamespaceOption, YesOption
+from edl.cli.submission_workflow import Options, client_plan, submitted
+from edl.cli.submission_reporter import Voice, voice
 from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
-from edl.core.errors import BadInputError, EdlError
-from edl.kube.manifests.render import problems
-from edl.kube.names import LATEST
-from edl.spec.job import JobSpec
-from edl.spec.load import load
-from edl.spec.paths import is_shared
+from edl.api.errors import BadInputError, EdlError
+from edl.cluster.kubernetes.job_manifests import problems
+from edl.cluster.kubernetes.names import LATEST
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.jobfile.path_resolution import is_shared
 
 _JOB_FILES = (".yaml", ".yml", ".json")
 

@@ -1,4 +1,4 @@
-"""``python -m edl.cli.submitter SPEC``: what the pod of a submitter runs; see ``edl.kube.release``.
+"""``python -m edl.cli.submitter SPEC``: what the pod of a submitter runs; see ``edl.ops.release``.
 
 Without a release (``EDL_RELEASE``) it is ``edl submit SPEC --yes --watch``.
 """
@@ -13,15 +13,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from edl.cli.cluster.options import api_of
-from edl.core.errors import EdlError, RetryableError
-from edl.kube.errors import ApiError
-from edl.kube.manifests.render import problems
-from edl.kube.release.identity import Identity, identity_of
-from edl.kube.removal import StillThereError
-from edl.spec.job import JobSpec
-from edl.spec.load import load
-from edl.spec.terminal import guarded
+from edl.cli.options import api_of
+from edl.api.errors import EdlError, RetryableError
+from edl.cluster.kubernetes.api_errors import ApiError
+from edl.cluster.kubernetes.job_manifests import problems
+from edl.ops.release.submitter_identity import Identity, identity_of
+from edl.ops.job_deletion import StillThereError
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.reporting.terminal_text import guarded
 
 REFUSED, TRY_AGAIN, TERMINATED = 2, 75, 143
 _PASSES = (RetryableError, StillThereError)
@@ -56,7 +56,7 @@ def _run(source: Path, variables: Mapping[str, str]) -> int:
 
         app.main(["submit", str(source), "--yes", "--watch"])
         raise AssertionError("unreachable")
-    from edl.cli.cluster.releasing import Releasing
+    from edl.cli.submitter_loop import Releasing
 
     return Releasing(api_of(None, None), me, _spec(source, me), source).run()
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster.columns import aligned
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.reporting.text_table import aligned
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
 
 if TYPE_CHECKING:
-    from edl.kube.inspection.usage import Use
-    from edl.kube.quantity import Resources
+    from edl.ops.pod_usage import Use
+    from edl.ops.resource_quantities import Resources
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -26,11 +26,11 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the CPU and memory that each pod of a job uses, beside what it asked for."""
-    from edl.kube.inspection import jobs
-    from edl.kube.inspection.usage import uses
+    from edl.ops import job_view
+    from edl.ops.pod_usage import uses
 
     api = api_of(context, namespace, job)
-    jobs.find(api, job)  # its error names the jobs that there are
+    job_view.find(api, job)  # its error names the jobs that there are
     found = uses(api, job)
     if as_json:
         print(json.dumps([_told(use) for use in found]))
@@ -51,7 +51,7 @@ def _row(use: Use) -> list[str]:
 
 
 def _amount(amounts: Resources | None, name: str) -> str:
-    from edl.kube.quantity import said
+    from edl.ops.resource_quantities import said
 
     return "-" if amounts is None or name not in amounts else said(name, amounts[name]).removesuffix(" CPU")
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.core.errors import BadInputError
+from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
-    from edl.kube.inspection.jobs import JobSeen
+    from edl.ops.job_view import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 TIMED_OUT = 124
@@ -63,10 +63,10 @@ def wait(
     Exit codes: 0 it is, 1 it ended otherwise or was deleted, 124 the time is over.
     """
     aim, seconds = goal(what), None if timeout is None else seconds_of(timeout)
-    from edl.kube.inspection import jobs
+    from edl.ops import job_view
 
     api = api_of(context, namespace, job)
-    code, said = await_goal(lambda: jobs.find(api, job), aim, seconds)
+    code, said = await_goal(lambda: job_view.find(api, job), aim, seconds)
     more = f"\n  `edl why {called(job, context, namespace)}` says more." if code else ""
     print(said + more, file=sys.stderr if code else sys.stdout)
     raise typer.Exit(code)
@@ -81,8 +81,8 @@ def await_goal(
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, str]:
     """Exit code and what is said, once it is known; raises UnknownJobError if there is no such job to begin with."""
-    from edl.cli.cluster.polling import polled
-    from edl.kube.inspection.jobs import UnknownJobError
+    from edl.ops.polling import polled
+    from edl.ops.job_view import UnknownJobError
 
     began, seen = clock(), None
     try:
@@ -115,7 +115,7 @@ def _starting(job: JobSeen) -> str:
 
 def seconds_of(text: str) -> float:
     """The seconds that ``--timeout`` says; raises BadInputError for what is no time."""
-    from edl.spec.quantity import duration
+    from edl.jobfile.quantities import duration
 
     try:
         return float(text) if text.replace(".", "", 1).isdigit() else duration(text)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.cluster.next_step import called
-from edl.cli.cluster.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.ops.followup_command import called
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
 
 if TYPE_CHECKING:
-    from edl.kube.api import Api
-    from edl.kube.inspection.complaint import Complaint
-    from edl.kube.inspection.diagnosis import Evidence
-    from edl.kube.inspection.jobs import JobSeen
-    from edl.kube.kinds import Manifest
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.job_findings import Complaint
+    from edl.ops.diagnosis import Evidence
+    from edl.ops.job_view import JobSeen
+    from edl.cluster.kubernetes.resource_kinds import Manifest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _DETAIL_LINES = 30
@@ -33,7 +33,7 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say why a job waits, is slower than it could be, or has failed; and what can be done."""
-    from edl.kube.inspection.diagnosis import diagnose
+    from edl.ops.diagnosis import diagnose
 
     evidence = gather(api_of(context, namespace, job), job, called(job, context, namespace))
     found = diagnose(evidence)
@@ -47,11 +47,11 @@ def why(
 
 def gather(api: Api, job: str, called: str) -> Evidence:
     """All that a diagnosis needs; raises UnknownJobError."""
-    from edl.kube.inspection import jobs
-    from edl.kube.inspection.diagnosis import Evidence
-    from edl.kube.inspection.happenings import happened
+    from edl.ops import job_view
+    from edl.ops.diagnosis import Evidence
+    from edl.ops.kubernetes_events import happened
 
-    return Evidence(jobs.find(api, job), jobs.pods_of(api, job), happened(api, job), _nodes(api), called)
+    return Evidence(job_view.find(api, job), job_view.pods_of(api, job), happened(api, job), _nodes(api), called)
 
 
 def lines(seen: JobSeen, found: Sequence[Complaint]) -> Iterator[str]:
@@ -76,8 +76,8 @@ def _since(seen: JobSeen) -> str:
 
 
 def _nodes(api: Api) -> list[Manifest] | None:
-    from edl.kube.errors import ForbiddenError
-    from edl.kube.kinds import NODES
+    from edl.cluster.kubernetes.api_errors import ForbiddenError
+    from edl.cluster.kubernetes.resource_kinds import NODES
 
     with suppress(ForbiddenError):  # many users may not; then what can never fit is not told apart
         return list(api.list(NODES).items)

@@ -21,7 +21,7 @@ def init(
 ) -> None:
     """Write a model zoo to start from: a sample model, its job file, a Dockerfile and a README."""
     from edl.cli.zoo_template import unpack
-    from edl.engine.recipe import default_base
+    from edl.ops.image_dockerfile import default_base
 
     written = unpack(directory, base=default_base())
     typer.echo("\n".join(f"wrote {path}" for path in written))
@@ -42,12 +42,12 @@ def build(
     The zoo is copied to /model_zoo. Its own Dockerfile is used if it has one, and else one is made that also installs
     what its requirements.txt lists.
     """
-    from edl.engine.build import build as built
-    from edl.engine.build import require_name
-    from edl.engine.connection import connected
-    from edl.engine.context import pack
-    from edl.engine.recipe import recipe
-    from edl.engine.verdict import inspect, require_runnable
+    from edl.ops.image_build import build as built
+    from edl.ops.image_build import require_name
+    from edl.ops.docker_engine import connected
+    from edl.ops.image_context import pack
+    from edl.ops.image_dockerfile import recipe
+    from edl.ops.image_check import inspect, require_runnable
 
     name = require_name(image)
     dockerfile, arguments = recipe(path, base, file)
@@ -65,11 +65,11 @@ def build(
 @app.command()
 def push(image: ImageName) -> None:
     """Push an image to its registry, with the credentials of ``docker login``."""
-    from edl.cli.styled import console
-    from edl.cli.zoo_progress import follow
-    from edl.engine.build import require_name
-    from edl.engine.connection import connected
-    from edl.engine.push import push as pushed
+    from edl.reporting.rich_console import console
+    from edl.cli.image_push_progress import follow
+    from edl.ops.image_build import require_name
+    from edl.ops.docker_engine import connected
+    from edl.ops.image_push import push as pushed
 
     name = require_name(image)
     with connected() as engine:

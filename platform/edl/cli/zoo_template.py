@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from edl.core.errors import BadInputError, StorageError
-from edl.spec.zoo import names
+from edl.api.errors import BadInputError, StorageError
+from edl.jobfile.zoo_lookup import names
 
 TEMPLATE = files("edl.cli").joinpath("templates", "zoo")
 FILES = {

@@ -8,7 +8,7 @@ reason. Saving is tried again meanwhile (``snapshots``); when it works training 
 
 from __future__ import annotations
 
-from edl.core.checkpoint import CheckpointFailure
+from edl.core.saved_checkpoint import CheckpointFailure
 from edl.core.state import State
 
 

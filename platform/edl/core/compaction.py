@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edl.api.journal_entries import DatasetEntered, EvaluationBegun
-from edl.core.callbacks import Callbacks
-from edl.core.checkpoint import Checkpoint
-from edl.core.counters import Counters
-from edl.core.kinds import EVALUATION, PREDICTION, TRAINING, unit
-from edl.core.memory import Memory
-from edl.core.revocations import Revocation
+from edl.core.callback_decisions import Callbacks
+from edl.core.saved_checkpoint import Checkpoint
+from edl.core.job_counters import Counters
+from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING, unit
+from edl.core.oom_policy import Memory
+from edl.core.revocation_settlement import Revocation
 from edl.core.shards import Source
 
 if TYPE_CHECKING:

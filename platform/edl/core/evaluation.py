@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.core.tasks import Ledger
-from edl.core.untrusted import MAX_INTEGER
+from edl.core.ledger import Ledger
+from edl.core.strict_json import MAX_INTEGER
 
 States = dict[str, Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from edl.api.events import CallbackDecided, Warned
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
-from edl.core.callbacks import BestCheckpoint, Callback, Callbacks, Evaluation, ReduceLROnPlateau, to_json
+from edl.core.callback_decisions import BestCheckpoint, Callback, Callbacks, Evaluation, ReduceLROnPlateau, to_json
 from edl.core.cuts import Stage
 from edl.core.evaluation import Round
 from edl.core.events import CheckpointCopied, CopyCheckpoint
-from edl.core.kinds import BEST, unit
+from edl.core.task_kinds import BEST, unit
 from edl.core.state import State
 
 

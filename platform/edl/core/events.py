@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 from edl.api.events import Event as PublishedEvent
 from edl.api.events import Stalled
 from edl.api.journal_entries import JournalEntry
-from edl.core.callbacks import Callback
-from edl.core.checkpoint import Checkpoint
-from edl.core.cluster import PLAIN, PodSeen, Role, Wish
+from edl.core.callback_decisions import Callback
+from edl.core.saved_checkpoint import Checkpoint
+from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
 from edl.core.shuffle import Blocks
-from edl.core.tasks import Work
+from edl.core.ledger import Work
 
 # ------------------------------------------------------------------------------------------------ events
 

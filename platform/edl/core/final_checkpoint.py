@@ -14,7 +14,7 @@ from edl.api.journal_entries import LeaseProgressed
 from edl.core import snapshots
 from edl.core.cuts import Stage
 from edl.core.events import StopWanted
-from edl.core.kinds import TRAINING
+from edl.core.task_kinds import TRAINING
 from edl.core.state import State, Stopping
 
 

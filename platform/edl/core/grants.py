@@ -8,10 +8,10 @@ from typing import Any
 
 from edl.api.events import EvaluationEnded, Exported, RecordsLeased
 from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
-from edl.core import evaluation_callbacks, reclaim
+from edl.core import evaluation_callbacks, revocation
 from edl.core.checkpoint_failures import steps_before_pause
-from edl.core.cluster import Role
-from edl.core.errors import BadInputError
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
 from edl.core.events import (
     Acknowledged,
     Command,
@@ -24,14 +24,14 @@ from edl.core.events import (
     WaitForWork,
 )
 from edl.core.final_checkpoint import ledger_stands
-from edl.core.hearing import heard
-from edl.core.kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
-from edl.core.pods import STEPS_PER_CRASH
-from edl.core.results import refusal
+from edl.core.heartbeats import heard
+from edl.core.task_kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
+from edl.core.pod_lifecycle import STEPS_PER_CRASH
+from edl.core.task_results import refusal
 from edl.core.shards import minibatch_too_large
 from edl.core.shuffle import SHUFFLED_NAME, Blocks, Order, choose_window
 from edl.core.state import State
-from edl.core.tasks import Lease, Work
+from edl.core.ledger import Lease, Work
 
 # What holds others up comes first.
 _ORDER = (DESCRIBE, METRICS, BEST, EXPORT, EVALUATION, PREDICTION, TRAINING)
@@ -262,7 +262,7 @@ def reported(state: State, event: TaskReported, now: float) -> None:
     else:
         _result(state, kind, event)
     _limit_corrupt(state)
-    reclaim.closed(state, event.worker, event.lease, now)
+    revocation.closed(state, event.worker, event.lease, now)
     state.do(Acknowledged())
 
 

@@ -21,16 +21,16 @@ from edl.core import (
     events,
     final_checkpoint,
     grants,
-    handover,
-    parameters,
-    phases,
-    reclaim,
-    recovery,
+    job_phases,
+    parameter_servers,
+    pod_events,
+    ps_handover,
+    revocation,
+    scaling,
     snapshots,
-    staffing,
 )
 from edl.core.events import Command, Event
-from edl.core.kinds import METRICS, unit
+from edl.core.task_kinds import METRICS, unit
 from edl.core.state import State
 
 _LOOK = 1.0
@@ -56,10 +56,10 @@ class JobState(State):
         if self.ended and type(event) in _AFTERWARDS:
             return [_AFTERWARDS[type(event)](self, event)]
         _HANDLERS[type(event)](self, event, now)
-        reclaim.settle_revocations(self, now)
-        if phases.metrics_due(self):
+        revocation.settle_revocations(self, now)
+        if job_phases.metrics_due(self):
             self.ledgers.setdefault(METRICS, unit(METRICS))
-        phases.advance(self, now)
+        job_phases.advance(self, now)
         commands, self.out = self.out, []
         return commands
 
@@ -72,7 +72,7 @@ class JobState(State):
         refused = (backoff.until for backoff in self.fleet.backoff.values())
         times += [at for at in (*self.fleet.not_before.values(), *refused, self.held_cuts) if at > now]
         if self.more_missing and not self.ended:
-            times.append(now + staffing.SOON)
+            times.append(now + scaling.SOON)
         if self.cut is not None and self.cut.holds:
             times.append(self.cut.deadline)
         if self.stopping is not None:
@@ -102,33 +102,33 @@ def _dataset(state: State, event: events.DatasetDescribed, now: float) -> None:
 
 
 _HANDLERS: Mapping[type, Callable[[State, Any, float], None]] = {
-    events.PodChanged: lambda state, event, now: recovery.pod_changed(state, event.pod, now),
-    events.PodsSynced: lambda state, event, now: recovery.synced(state, now),
-    events.StartRefused: recovery.start_refused,
-    events.PsRegistered: lambda state, event, now: parameters.registered(state, event.uid, now),
-    events.PsHeard: parameters.heard,
-    events.PsLeaving: handover.leaving,
-    events.PsAttached: parameters.attached,
-    events.PsSilent: parameters.silent,
-    events.PsRefused: parameters.refused,
-    events.CheckpointRefused: parameters.unreadable,
+    events.PodChanged: lambda state, event, now: pod_events.pod_changed(state, event.pod, now),
+    events.PodsSynced: lambda state, event, now: pod_events.synced(state, now),
+    events.StartRefused: pod_events.start_refused,
+    events.PsRegistered: lambda state, event, now: parameter_servers.registered(state, event.uid, now),
+    events.PsHeard: parameter_servers.heard,
+    events.PsLeaving: ps_handover.leaving,
+    events.PsAttached: parameter_servers.attached,
+    events.PsSilent: parameter_servers.silent,
+    events.PsRefused: parameter_servers.refused,
+    events.CheckpointRefused: parameter_servers.unreadable,
     events.DatasetDescribed: _dataset,
-    events.ModelDeclared: parameters.declared,
+    events.ModelDeclared: parameter_servers.declared,
     events.LeaseWanted: grants.wanted,
     events.Progressed: grants.progressed,
     events.TaskReported: grants.reported,
-    events.WorkerLeft: recovery.left,
-    events.WorkerFailed: recovery.failed,
-    events.Revoked: reclaim.revoked,
+    events.WorkerLeft: pod_events.left,
+    events.WorkerFailed: pod_events.failed,
+    events.Revoked: revocation.revoked,
     events.CutPrepared: snapshots.prepared,
     events.UpdatesHeld: snapshots.held,
     events.SnapshotTaken: snapshots.taken,
-    events.CheckpointSaved: handover.saved,
+    events.CheckpointSaved: ps_handover.saved,
     events.CheckpointCopied: evaluation_callbacks.copied,
-    events.ScaleWanted: lambda state, event, now: staffing.scale(state, event),
+    events.ScaleWanted: lambda state, event, now: scaling.scale(state, event),
     events.WishUnreadable: lambda state, event, now: state.emit(Warned(event.message)),
     events.StopWanted: final_checkpoint.stop,
-    events.Tick: lambda state, event, now: reclaim.passed(state, event, now),
+    events.Tick: lambda state, event, now: revocation.passed(state, event, now),
 }
 
 _AFTERWARDS: Mapping[type, Callable[[State, Any], Command]] = {

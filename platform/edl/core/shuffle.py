@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, repeat
 from typing import Any, TypeAlias
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.core.partition import mix
 from edl.core.shards import Source, permuted
 

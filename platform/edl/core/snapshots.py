@@ -15,8 +15,8 @@ from edl.api.journal_entries import (
     EvaluationBegun,
     FinalCutPinned,
 )
-from edl.core import balance, checkpoint_failures, cuts
-from edl.core.cluster import Role
+from edl.core import checkpoint_failures, cuts, update_accounting
+from edl.api.cluster_port import Role
 from edl.core.compaction import dataset_entry
 from edl.core.cuts import Cut, Stage
 from edl.core.events import (
@@ -31,7 +31,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.state import State
-from edl.core.tasks import Ledger
+from edl.core.ledger import Ledger
 
 RETRY_SECONDS = 1.0
 RETRY_HELD_SECONDS = 10.0
@@ -170,9 +170,9 @@ def _complete(state: State, cut: Cut) -> None:
         state.cut = None
 
 
-def _weigh(state: State, cut: Cut, step: int) -> balance.Balance:
+def _weigh(state: State, cut: Cut, step: int) -> update_accounting.Balance:
     """Compare what is done with what was applied; tell what was not known when a PS was lost, and what differs."""
-    found = balance.at_cut(state, cut, step)
+    found = update_accounting.at_cut(state, cut, step)
     back = state.checkpoint.cut if state.checkpoint is not None else None
     for index, updates in found.lacking.items():
         more = updates - state.counters.updates_of.get(index, 0)

@@ -14,23 +14,23 @@ from typing import Any
 
 from edl.api.events import Event
 from edl.api.journal_entries import JobPhaseChanged, JournalEntry
-from edl.core import compaction, entries
-from edl.core.callbacks import Callback, Callbacks
-from edl.core.checkpoint import Checkpoint, CheckpointFailure
-from edl.core.cluster import MOST_WORKERS
-from edl.core.counters import Counters
+from edl.core import compaction, entry_handlers
+from edl.core.callback_decisions import Callback, Callbacks
+from edl.core.saved_checkpoint import Checkpoint, CheckpointFailure
+from edl.api.cluster_port import MOST_WORKERS
+from edl.core.job_counters import Counters
 from edl.core.cuts import Cut, Stage
 from edl.core.evaluation import Round
 from edl.core.events import Command, EmitEvent, EndJob, PhaseEntered, Record, TrainingStalled
-from edl.core.fleet import Fleet
-from edl.core.kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
-from edl.core.leases import Holder, Patience
-from edl.core.revocations import Revocation
-from edl.core.settings import Settings
+from edl.core.job_pods import Fleet
+from edl.core.task_kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
+from edl.core.lease_timeouts import Holder, Patience
+from edl.core.revocation_settlement import Revocation
+from edl.core.job_settings import Settings
 from edl.core.shards import Source
 from edl.core.shuffle import Order
-from edl.core.suspicion import Suspicion
-from edl.core.tasks import Lease, Ledger, Work
+from edl.core.crashing_ranges import Suspicion
+from edl.core.ledger import Lease, Ledger, Work
 
 __all__ = [
     "DESCRIBE",
@@ -280,7 +280,7 @@ class State:
 
     def apply(self, entry: JournalEntry) -> None:
         """Make a journaled decision true. Never decides, never fails on an entry that ``handle`` produced."""
-        entries.APPLY[type(entry)](self, entry)
+        entry_handlers.APPLY[type(entry)](self, entry)
 
     def replay(self, snapshot: Mapping[str, Any] | None, journaled: Sequence[Mapping[str, Any]]) -> None:
         """Become what the journal says: a snapshot, if there is one, and the entries after it, as they are on disk."""

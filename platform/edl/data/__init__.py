@@ -5,7 +5,7 @@ What a user's own code needs stands here, typed: :class:`Writer` and :func:`seri
 ``custom_data_reader`` returns. ``docs/bring-your-own-data.md`` shows them at work; the rest of this package is EDL's
 own.
 
-Built-in readers count and read records without TensorFlow; each name is imported on use. May import: edl.spec,
+Built-in readers count and read records without TensorFlow; each name is imported on use. May import: edl.jobfile,
 edl.core.
 """
 
@@ -15,8 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edl.data.example import serialize_example
-    from edl.data.opening import open_reader
+    from edl.data.tf_example import serialize_example
+    from edl.data.reader_factory import open_reader
     from edl.data.reader import (
         BlockReader,
         BlockSizes,

@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.data.conversion_hints import hint_for_encoding
-from edl.data.files import unreadable
+from edl.data.data_files import unreadable
 from edl.data.reader import NOT_UTF8, BlockSizes
 
 _INDEX_EVERY = 256

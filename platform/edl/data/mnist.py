@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edl.core.errors import RetryableError
+from edl.api.errors import RetryableError
 from edl.data.digits import Digits
 
 _URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, overload
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.data.conversion_hints import hint_for_encoding
 
 NOT_UTF8 = "not UTF-8"

@@ -4,5 +4,5 @@
 values; ``connection``, ``build`` and ``push`` talk to the engine through its API, with the ``docker`` package, which
 only this package imports.
 
-May import: edl.spec, edl.core. Never: printing, prompting, exiting (edl.cli does).
+May import: edl.jobfile, edl.core. Never: printing, prompting, exiting (edl.cli does).
 """

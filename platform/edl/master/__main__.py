@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from edl.master.process import main
+from edl.master.master_process import main
 
 if __name__ == "__main__":
     sys.exit(main())

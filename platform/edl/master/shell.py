@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from edl.core.errors import EdlError, RefusedError, RetryableError
+from edl.api.errors import EdlError, RefusedError, RetryableError
 from edl.core.events import (
     Acknowledged,
     Answer,
@@ -44,12 +44,12 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.core.fence import Fence
+from edl.core.leader_election import Fence
 from edl.core.job import JobState
-from edl.master import threads
-from edl.master.core_time import CoreTime
+from edl.master import guarded_threads
+from edl.master.fenced_clock import CoreTime
 from edl.master.outbox import Outbox
-from edl.store.journal import Journal
+from edl.storage.journal import Journal
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Shell:
         self._speaking: Counter[str] = Counter()
         self._lsn = 0
         self._outbox = Outbox(journal.wait, self._do)
-        threads.start("outbox", self._outbox.run, self.fail)
+        guarded_threads.start("outbox", self._outbox.run, self.fail)
 
     # ------------------------------------------------------------------ events
 

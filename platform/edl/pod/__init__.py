@@ -4,5 +4,5 @@
 role ends. ``preparation`` runs in that child before it becomes the role: it finds or makes the run directory
 (``run_directory``, ``runs``) and says who the role is. Process 1 itself stays small: it imports neither of them.
 
-May import: edl.store, edl.spec, edl.core. Never: gRPC, NumPy, TensorFlow, the Kubernetes client.
+May import: edl.storage, edl.jobfile, edl.core. Never: gRPC, NumPy, TensorFlow, the Kubernetes client.
 """

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from edl.pod.init import Init, Say
+from edl.pod.init_process import Init, Say
 
 ROLES = ("master", "ps", "worker")
 USAGE = """usage: edl-role master|ps|worker|submit SPEC
@@ -53,8 +53,8 @@ def _submit(spec: str) -> NoReturn:
 
 def _become(role: str, spec: str, say: Say) -> None:
     """In the child: prepare, and become the role."""
-    from edl.core.errors import EdlError
-    from edl.pod.preparation import heading, log_file, prepare
+    from edl.api.errors import EdlError
+    from edl.pod.role_preparation import heading, log_file, prepare
 
     try:
         variables = {**os.environ, **prepare(role, spec, os.environ)}

@@ -1,6 +1,6 @@
 """The parameter server: dense parameters, embedding rows and their slot variables, applied and versioned.
 
-Handles arrays, not models: never imports TensorFlow, never runs user code. May import: edl.rpc, edl.store, edl.spec,
+Handles arrays, not models: never imports TensorFlow, never runs user code. May import: edl.transport, edl.storage, edl.jobfile,
 edl.core. docs/design/0002-record-accounting.md is the protocol.
 
 Decided in ``leases`` (which pushes enter), ``cuts`` (which wait, what is pinned) and ``declaration`` (what workers must

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
-from edl.core.errors import EdlError
-from edl.ps.process import run, stop_on_signals
-from edl.rpc.identity import Identity
-from edl.spec.load import load
+from edl.api.errors import EdlError
+from edl.ps.server_process import run, stop_on_signals
+from edl.transport.process_identity import Identity
+from edl.jobfile.loader import load
 
 
 def main() -> int:

@@ -14,24 +14,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edl.api.job import Strategy
-from edl.ps import checkpoints
-from edl.ps.account import Account
-from edl.ps.arrays import Floats, Ids
-from edl.ps.checkpoints import Cut
-from edl.ps.contents import Contents
-from edl.ps.conversation import Attachment, Origin, PushResult, State, Taken
-from edl.ps.cuts import Cuts
-from edl.ps.declaration import Declaration
-from edl.ps.entrance import Entrance
-from edl.ps.exhaustion import no_memory
-from edl.ps.leases import Leases
-from edl.ps.rounds import Share
+from edl.ps import shard_restore
+from edl.ps.ps_statistics import Account
+from edl.numerics.array_types import Floats, Ids
+from edl.ps.shard_restore import Cut
+from edl.ps.model_state import Contents
+from edl.ps.messages import Attachment, Origin, PushResult, State, Taken
+from edl.ps.cut_state import Cuts
+from edl.numerics.model_declaration import Declaration
+from edl.ps.push_admission import Entrance
+from edl.numerics.memory_errors import no_memory
+from edl.ps.applied_steps import Leases
+from edl.ps.sync_rounds import Share
 from edl.ps.shard_writer import Saved, ShardWriter
-from edl.ps.snapshot import StoredRows
-from edl.ps.store import Gradients
-from edl.ps.stores import Stores
-from edl.ps.updates import Offered
-from edl.rpc.refusal import Refused
+from edl.numerics.parameter_snapshot import StoredRows
+from edl.numerics.parameter_store import Gradients
+from edl.ps.store_factory import Stores
+from edl.ps.push_updates import Offered
+from edl.transport.peer_errors import Refused
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class ParameterServer:
     def revoke(
         self, incarnation: int, leases: Sequence[int], floor: int
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Close leases; returns ``through`` of each, and what :meth:`edl.ps.leases.Leases.first` says of them."""
+        """Close leases; returns ``through`` of each, and what :meth:`edl.ps.applied_steps.Leases.first` says of them."""
         with self._changed:
             self._leases.check(incarnation)
             first = self._leases.first(leases)
@@ -340,7 +340,7 @@ class ParameterServer:
         if attachment.restore is None or attachment.same_restore(self._last_restore):
             return None
         try:
-            return checkpoints.load(attachment.restore, self._index, attachment.slots)
+            return shard_restore.load(attachment.restore, self._index, attachment.slots)
         except MemoryError as error:
             raise no_memory(f"its part of the checkpoint {attachment.restore}") from error
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.core.errors import RetryableError, StorageError
-from edl.ps.checkpoints import Cut
-from edl.ps.shard import to_shard
-from edl.rpc.refusal import Refused
+from edl.api.errors import RetryableError, StorageError
+from edl.ps.shard_restore import Cut
+from edl.ps.shard_content import to_shard
+from edl.transport.peer_errors import Refused
 
 _REMEMBERED = 8
 """Results of how many cuts are kept for a question that is asked again."""
@@ -81,9 +81,9 @@ class ShardWriter:
 
 def write_cut(directory: Path, index: int, cut: Cut) -> Saved:
     """Write the shard of PS ``index``, a piece at a time; raises StorageError if the disk does not take it."""
-    from edl.store import checkpoint  # loads safetensors, which an idle PS does not need
+    from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
 
     content = to_shard(cut)
-    arrays = [checkpoint.ArrayShape(*array) for array in content.arrays]
-    shard = checkpoint.write_shard_parts(directory, index, arrays, content.parts, content.meta)
+    arrays = [checkpoint_shards.ArrayShape(*array) for array in content.arrays]
+    shard = checkpoint_shards.write_shard_parts(directory, index, arrays, content.parts, content.meta)
     return Saved(shard.file, shard.size, f"{shard.crc32:08x}")

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from edl.core.cluster import PLAIN, Cause, Phase, PodSeen, Role, Synced, Wish
-from edl.core.errors import BadInputError, EdlError, RetryableError
-from edl.local.ending import Ending
+from edl.api.cluster_port import Cause, PLAIN, Phase, PodSeen, Role, Synced, Wish
+from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.cluster.local.exit_status import Ending
 from edl.testing.clock import VirtualClock
 
 KILLED = -9
@@ -89,7 +89,7 @@ class FakeCluster:
             self._subscribers.remove(call)
 
     def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
-        """Accept a pod; see ``edl.core.cluster.Cluster.start``."""
+        """Accept a pod; see ``edl.api.cluster_port.Cluster.start``."""
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal

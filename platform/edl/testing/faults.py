@@ -26,10 +26,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from edl.core.errors import BadInputError, EdlError, StorageError
-from edl.spec.load import load
-from edl.spec.paths import resolve_local
-from edl.store.rundir import RunDir, job_dir, latest, read_json, tail
+from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.jobfile.loader import load
+from edl.jobfile.path_resolution import resolve_local
+from edl.storage.run_directory import RunDir, job_dir, latest, read_json, tail
 from edl.testing.roster import Roster
 
 POLL_SECONDS = 0.02

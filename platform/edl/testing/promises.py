@@ -10,11 +10,11 @@ from typing import Any
 
 from edl.api.journal_entries import LeaseReturned
 from edl.core import events as ev
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.job import JobState
-from edl.core.kinds import BEST, DESCRIBE, EXPORT, METRICS, TRAINING
-from edl.core.staffing import work_waits
-from edl.core.tasks import Ledger
+from edl.core.task_kinds import BEST, DESCRIBE, EXPORT, METRICS, TRAINING
+from edl.core.scaling import work_waits
+from edl.core.ledger import Ledger
 from edl.testing.counted_steps import Steps
 from edl.testing.simulated_ps import Copy, Minibatch
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edl.core import events as ev
-from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
 from edl.core.job import JobState
 from edl.core.state import Settings
 

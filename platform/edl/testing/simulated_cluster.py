@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
 
 if TYPE_CHECKING:
     from edl.testing.clock import VirtualClock

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edl.core.tasks import Lease
-from edl.ps.cuts import Cuts
-from edl.ps.leases import Admission, Leases
+from edl.core.ledger import Lease
+from edl.ps.cut_state import Cuts
+from edl.ps.applied_steps import Admission, Leases
 
 Minibatch = tuple[int, str, int]
 """Epoch, source and first record: minibatches of a range keep their borders however often it is leased."""

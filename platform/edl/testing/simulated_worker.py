@@ -21,8 +21,8 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
-from edl.core.suspicion import FED_AHEAD
-from edl.core.tasks import Lease
+from edl.core.crashing_ranges import FED_AHEAD
+from edl.core.ledger import Lease
 from edl.testing.simulated_ps import Answer, SimulatedPs, minibatch_of
 
 if TYPE_CHECKING:

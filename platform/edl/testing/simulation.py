@@ -15,11 +15,11 @@ from typing import Any
 from edl.api.events import Event
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.core import events as ev
-from edl.core.cluster import Cause, PodSeen, Role, Wish
+from edl.api.cluster_port import Cause, PodSeen, Role, Wish
 from edl.core.job import JobState
 from edl.core.shuffle import Blocks
 from edl.core.state import TRAINING, Settings
-from edl.ps.cuts import CutError
+from edl.ps.cut_state import CutError
 from edl.testing import promises
 from edl.testing.clock import VirtualClock
 from edl.testing.ledger import Recount

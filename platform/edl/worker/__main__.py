@@ -10,8 +10,8 @@ import logging
 import os
 import sys
 
-from edl.core.errors import EdlError
-from edl.worker.signals import end_process
+from edl.api.errors import EdlError
+from edl.worker.process_signals import end_process
 
 _INTERRUPTED = 130
 
@@ -30,21 +30,21 @@ def main() -> int:
 
 
 def _train_alone() -> int:
-    from edl.worker.local import main as local_main
+    from edl.worker.local_strategy.local_main import main as local_main
 
     return local_main(os.environ)
 
 
 def _serve() -> int:
-    from edl.worker.departure import Departure
-    from edl.worker.gate import Gate
-    from edl.worker.signals import on_sigterm
+    from edl.worker.graceful_shutdown import Departure
+    from edl.worker.shutdown_gate import Gate
+    from edl.worker.process_signals import on_sigterm
 
     departure = Departure(Gate(), end_process)
     on_sigterm(departure.go)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    from edl.rpc.identity import Identity
-    from edl.worker.process import run
+    from edl.transport.process_identity import Identity
+    from edl.worker.worker_process import run
 
     return run(Identity.from_environment(), departure)
 

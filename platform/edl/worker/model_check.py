@@ -20,21 +20,21 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.core.partition import owner_of_name, placement
 from edl.core.shards import minibatch_too_large
-from edl.data.blocks import window_of
-from edl.spec.job import JobSpec
-from edl.spec.load import load
-from edl.worker import failures
-from edl.worker.tensorflow_import import import_tensorflow
+from edl.data.record_blocks import window_of
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.worker import failure_report
+from edl.keras.tensorflow_import import import_tensorflow
 
 if TYPE_CHECKING:
     from edl.data.reader import Reader
-    from edl.worker.leases import Leased
-    from edl.worker.local_model import LocalModel
-    from edl.worker.network import Network
-    from edl.worker.pipeline import Minibatch
+    from edl.worker.lease_client import Leased
+    from edl.worker.local_strategy.local_model import LocalModel
+    from edl.keras.network import Network
+    from edl.worker.feed_pipeline import Minibatch
 
 Found = tuple["Leased", "Minibatch"]
 
@@ -50,7 +50,7 @@ def main(spec_file: Path, result_file: Path) -> int:
         for line in _Check(load(spec_file)).lines():
             result["lines"].append(line)
     except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
-        failure = failures.describe(error)
+        failure = failure_report.describe(error)
         result |= {"failure": failure.message, "detail": failure.detail, "exit_code": failure.exit_code}
     finally:
         log.removeHandler(warnings)
@@ -82,14 +82,14 @@ class _Check:
     """
 
     def __init__(self, spec: JobSpec) -> None:
-        from edl.worker import contract
-        from edl.worker.corruption import CorruptRecords
-        from edl.worker.pipeline import Feeder
-        from edl.worker.readers import SETS, open_set
+        from edl.keras import model_contract
+        from edl.worker.corrupt_records import CorruptRecords
+        from edl.worker.feed_pipeline import Feeder
+        from edl.worker.data_readers import SETS, open_set
 
         self._spec = spec
         self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
-        self.module = contract.load(spec.model, evaluates=bool(spec.data.training and spec.data.validation))
+        self.module = model_contract.load(spec.model, evaluates=bool(spec.data.training and spec.data.validation))
 
         @cache
         def feeder(kind: str) -> tuple[Any, Feeder]:
@@ -131,21 +131,21 @@ class _Check:
         window_of(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
 
     def _first(self, kind: str) -> Found | None:
-        from edl.worker.sample import first_minibatch
+        from edl.worker.first_minibatch import first_minibatch
 
         reader, feeder = self._feeder(kind)
         return first_minibatch(reader, feeder, self._corrupt, size=self._spec.train.minibatch_size)
 
     def _callback_params(self) -> Mapping[str, Any]:
-        from edl.worker.callback_hooks import params_of
+        from edl.keras.callback_params import params_of
 
         return params_of(self._spec.train, self._feeder("training")[0])
 
     # ------------------------------------------------------------------ with parameter servers
 
     def _network(self, sample: Any) -> Network:
-        from edl.worker.network import Network
-        from edl.worker.serving import layout_of, local_steps
+        from edl.keras.network import Network
+        from edl.worker.training_setup import layout_of, local_steps
 
         spec = self._spec
         slots = placement(spec.ps.count)
@@ -161,15 +161,15 @@ class _Check:
         return network
 
     def _training(self, network: Network, found: Found | None) -> Iterator[str]:
-        from edl.worker import callbacks
-        from edl.worker.monitors import check_monitors
-        from edl.worker.not_finite import culprit, is_finite, report_not_finite
-        from edl.worker.records import of_records
+        from edl.keras import user_callbacks
+        from edl.keras.monitor_callbacks import check_monitors
+        from edl.worker.finite_check import culprit, is_finite, report_not_finite
+        from edl.worker.record_errors import of_records
 
         module = self.module
         check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
         params = self._callback_params
-        callbacks.watcher(
+        user_callbacks.watcher(
             module.callbacks, network.model, network.keras_optimizer, module.zoo, check=check, params=params
         )
         if found is None:
@@ -188,7 +188,7 @@ class _Check:
 
     def _evaluation(self, network: Network) -> Iterator[str]:
         from edl.core import evaluation
-        from edl.worker.records import of_records
+        from edl.worker.record_errors import of_records
 
         found = self._first("evaluation") if self._spec.data.validation else None
         if found is None:
@@ -201,7 +201,7 @@ class _Check:
         yield f"evaluation of {_records(task)}, untrained: {_values(network.metric_values(evaluation.add({}, states)))}"
 
     def _prediction(self, network: Network, task: Leased, given: Minibatch) -> Iterator[str]:
-        from edl.worker.records import of_records
+        from edl.worker.record_errors import of_records
 
         with of_records(task, 0):
             network.predict(network.initial(), self._rows(network, given), given.features)
@@ -209,8 +209,8 @@ class _Check:
 
     def _rows(self, network: Network, given: Minibatch) -> Any:
         """The rows that a minibatch looks up, as parameter servers hold them at the start."""
-        from edl.spec.initializer import initial_rows
-        from edl.worker.slab import Rows
+        from edl.numerics.initializers import initial_rows
+        from edl.keras.flat_buffer import Rows
 
         ids = network.ids(given.features)
         return {
@@ -219,7 +219,7 @@ class _Check:
         }
 
     def _check_same(self, network: Network, sample: Any) -> None:
-        from edl.worker.same_model import check_same_model
+        from edl.keras.model_consistency import check_same_model
 
         again = self._network(sample)
         first, second = (
@@ -231,17 +231,17 @@ class _Check:
     # ------------------------------------------------------------------ strategy Local
 
     def _local(self, found: Found | None, sample: Any) -> Iterator[str]:
-        from edl.worker import callbacks
-        from edl.worker.local_model import LocalModel
-        from edl.worker.monitors import check_monitors
-        from edl.worker.not_finite import report_not_finite
-        from edl.worker.records import of_records
+        from edl.keras import user_callbacks
+        from edl.worker.local_strategy.local_model import LocalModel
+        from edl.keras.monitor_callbacks import check_monitors
+        from edl.worker.finite_check import report_not_finite
+        from edl.worker.record_errors import of_records
 
         module = self.module
         model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
         check = partial(check_monitors, directions=model.metric_directions, spec=self._spec)
         params = self._callback_params
-        callbacks.watcher(
+        user_callbacks.watcher(
             module.callbacks, model.model, model.optimizer, module.zoo, local=True, check=check, params=params
         )
         yield f"model: {type(model.model).__name__}, {_counted(model.variables.specs)}"

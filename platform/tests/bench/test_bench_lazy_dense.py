@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from edl.spec.hyperparameters import RULES
+from edl.numerics.hyperparameters import RULES
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/reference/optimizers.md"

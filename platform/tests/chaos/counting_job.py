@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.data.example import serialize_example
+from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
 
 DENSE = ("dense_a", "dense_b", "dense_c", "dense_d")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edl.cli import app
-from edl.cli.local import start
+from edl.ops import local_run_start
 
 SUPERVISOR = Path(__file__).with_name("scripted_supervisor.py")
 JOB = """\
@@ -73,7 +73,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
     (tmp_path / "train.csv").write_text("x,y\n" + "1,2\n" * 10)
     (tmp_path / "test.csv").write_text("x,y\n" + "1,2\n" * 5)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start, "SUPERVISOR", (str(SUPERVISOR),))
+    monkeypatch.setattr(local_run_start, "SUPERVISOR", (str(SUPERVISOR),))
     stage = Stage(tmp_path, monkeypatch)
     stage.script(*DONE)
     return stage
@@ -81,6 +81,6 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def command(*args: str) -> list[str]:
     """A command line of ``edl`` with the scripted supervisor, as a process of its own."""
-    imports = "from edl.cli import app; from edl.cli.local import start"
+    imports = "from edl.cli import app; from edl.ops import local_run_start as start"
     code = f"{imports}; start.SUPERVISOR = ({str(SUPERVISOR)!r},); app.main()"
     return [sys.executable, "-c", code, *args]

@@ -10,7 +10,7 @@ from typing import Self
 
 import pytest
 
-from edl.kube.errors import AwayError
+from edl.cluster.kubernetes.api_errors import AwayError
 
 
 class LocalExecution:
@@ -63,6 +63,6 @@ def serve(root: Path, monkeypatch: pytest.MonkeyPatch, *breaks_after: int) -> li
         pods.append(pod)
         return LocalExecution(root, breaking.pop(0) if breaking else None)
 
-    monkeypatch.setattr("edl.kube.copying.copying.run", run)
+    monkeypatch.setattr("edl.ops.helper_pod.run", run)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return pods

@@ -1,9 +1,9 @@
-"""``python -m edl.local`` with a scripted master: the same program with another command."""
+"""``python -m edl.cluster.local`` with a scripted master: the same program with another command."""
 
 import sys
 from pathlib import Path
 
-from edl.local.__main__ import main
+from edl.cluster.local.__main__ import main
 
 MASTER = Path(__file__).with_name("scripted_master.py")
 

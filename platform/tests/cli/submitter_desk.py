@@ -15,10 +15,10 @@ from small_cluster import SmallCluster, when
 from edl.api.events import JobEnded, RoleStarted
 from edl.api.status import Status, Summary
 from edl.cli import submitter
-from edl.cli.cluster import releasing
-from edl.kube import names
-from edl.kube.kinds import JOBS, Manifest
-from edl.spec.publication import Failure, Publication
+from edl.cli import submitter_loop
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
+from edl.jobfile.published_status import Failure, Publication
 
 RELEASE = "train"
 T = 1_800_000_000.0
@@ -146,8 +146,8 @@ def submitter_desk_at(
         return answer
 
     monkeypatch.setattr(cluster, "ask", ask)
-    monkeypatch.setattr("edl.kube.connection.connected", lambda context, namespace, **_: cluster)
-    monkeypatch.setattr(releasing, "Time", lambda: time)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connected", lambda context, namespace, **_: cluster)
+    monkeypatch.setattr(submitter_loop, "Time", lambda: time)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "80")
     return desk

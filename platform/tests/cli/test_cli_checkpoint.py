@@ -14,8 +14,8 @@ import pytest
 from wording import unsaid
 
 from edl.cli import app
-from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard
-from edl.store.rundir import RunDir, create, job_dir, write_json
+from edl.storage.checkpoint_shards import Manifest, commit, cut_directory, write_shard
+from edl.storage.run_directory import RunDir, create, job_dir, write_json
 
 DECLARED = {
     "dense": [["dense/kernel", [2, 2], False], ["norm/moving_mean", [2], True]],

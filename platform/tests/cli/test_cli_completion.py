@@ -12,8 +12,8 @@ import pytest
 from published_job import put_job
 from small_cluster import SmallCluster
 
-from edl.cli.cluster import completion as names_completion
-from edl.cli.cluster.completion import complete_jobs
+from edl.cli import completion as names_completion
+from edl.cli.completion import complete_jobs
 
 
 class Line:
@@ -28,8 +28,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> SmallCluster:
     cluster = SmallCluster()
     for name in ("mnist", "mnist-2", "iris"):
         put_job(cluster, name)
-    monkeypatch.setattr("edl.kube.connection.connect", lambda context, namespace: None)
-    monkeypatch.setattr("edl.kube.api.Api", lambda connection: cluster)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connect", lambda context, namespace: None)
+    monkeypatch.setattr("edl.cluster.kubernetes.api_client.Api", lambda connection: cluster)
     return cluster
 
 

@@ -8,16 +8,17 @@ from small_cluster import Manifest
 from wording import unsaid
 
 from edl.api.status import Status
-from edl.cli.cluster import options as cluster_options
-from edl.core.cluster import Role
-from edl.kube import names, removal
-from edl.kube.kinds import JOBS, SECRETS
-from edl.spec.publication import Publication
+from edl.cli import options as cluster_options
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.ops import job_deletion
+from edl.cluster.kubernetes.resource_kinds import JOBS, SECRETS
+from edl.jobfile.published_status import Publication
 
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    monkeypatch.setattr(removal, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(job_deletion, "POLL_SECONDS", 0.0)
     desk = desk_at(tmp_path, monkeypatch, capsys)
     assert desk.submit("--yes") == 0
     return desk

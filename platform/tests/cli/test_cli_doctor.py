@@ -10,8 +10,8 @@ from cli.cluster_desk import Desk
 from cli.jobs_desk import jobs_desk
 from wording import unsaid
 
-from edl.kube.api import Api
-from edl.kube.doctor.checkup import Checkup, Classes, Level
+from edl.cluster.kubernetes.api_client import Api
+from edl.ops.doctor_findings import Checkup, Classes, Level
 
 FINE = Checkup(Level.OK, "server", "Kubernetes v1.34.1")
 ODD = Checkup(Level.WARN, "claims", "there is none", "Create one.")
@@ -21,7 +21,7 @@ BAD = Checkup(Level.FAIL, "accounts", "there is no ServiceAccount edl-none", "Ap
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
     monkeypatch.setattr(
-        "edl.kube.doctor.doctor.pull",
+        "edl.ops.doctor_checks.pull",
         lambda api, image, classes, tell: Checkup(Level.OK, "images", f"{image} pulled as {classes.low}"),
     )
     return jobs_desk(monkeypatch, capsys)
@@ -31,7 +31,7 @@ def found(monkeypatch: pytest.MonkeyPatch, *checkups: Checkup) -> None:
     def examine(api: Api, classes: Classes) -> Iterator[Checkup]:
         yield from checkups
 
-    monkeypatch.setattr("edl.kube.doctor.doctor.examine", examine)
+    monkeypatch.setattr("edl.ops.doctor_checks.examine", examine)
 
 
 def test_what_is_missing_comes_with_its_remedy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +82,6 @@ def test_before_an_uninstall_only_other_teams_are_looked_for(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, checkup: Checkup, code: int
 ) -> None:
     found(monkeypatch, ODD)
-    monkeypatch.setattr("edl.kube.doctor.doctor.before_uninstall", lambda api, release: iter((checkup,)))
+    monkeypatch.setattr("edl.ops.doctor_checks.before_uninstall", lambda api, release: iter((checkup,)))
     assert desk.edl("doctor", "--before-uninstall", "edl") == code
     assert [line[:4].strip() for line in desk.out.splitlines()[1:] if line[0] != " "] == [checkup.level.value]

@@ -24,13 +24,13 @@ from published_job import TOLD, put_job, put_pod
 from edl.api.events import EvaluationEnded, Warned
 from edl.api.status import Status
 from edl.cli import app
-from edl.cli.cluster.notice import Notice
-from edl.cli.cluster.ticker import Ticker
-from edl.cli.styled import console
-from edl.core.cluster import Role
-from edl.spec.terminal import guarded, one_line, printable, unguarded
-from edl.store.rundir import RunDir
-from edl.worker.local_report import LocalReport
+from edl.reporting.slow_response import Notice
+from edl.reporting.status_line import Ticker
+from edl.reporting.rich_console import console
+from edl.api.cluster_port import Role
+from edl.reporting.terminal_text import guarded, one_line, printable, unguarded
+from edl.storage.run_directory import RunDir
+from edl.worker.local_strategy.local_report import LocalReport
 
 CLI = Path(app.__file__).parent
 HOSTILE = "evil\x1b]0;title\x07\x1b[2J\x1b[1;31mred\x9b1A\x1bPq\x1b\\\u202etxt\x7f\x08\rback"
@@ -108,7 +108,7 @@ def test_nothing_writes_past_the_border() -> None:
             assert name in below, name
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id != "Console", f"{name}:{node.lineno}: use edl.cli.styled.console"
+                assert node.func.id != "Console", f"{name}:{node.lineno}: use edl.reporting.rich_console.console"
             if isinstance(node, ast.Attribute):
                 assert node.attr not in ("__stdout__", "__stderr__"), f"{name}:{node.lineno}"
                 if node.attr == "buffer" and isinstance(node.value, ast.Attribute):

@@ -11,8 +11,8 @@ from published_job import conditions, put_job, with_status
 from small_cluster import NOW, SmallCluster
 from wording import unsaid
 
-from edl.kube.kinds import NAMESPACES
-from edl.spec.publication import Publication
+from edl.cluster.kubernetes.resource_kinds import NAMESPACES
+from edl.jobfile.published_status import Publication
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from published_job import SPEC, TOLD, container, put_job, put_pod
 from small_cluster import SmallCluster
 from wording import unsaid
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.copying.copying import Place
-from edl.kube.errors import translate
-from edl.kube.inspection.printed import Chosen, chosen_pods, stored
-from edl.kube.kinds import PODS, Manifest
-from edl.spec.publication import Publication
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.ops.helper_pod import Place
+from edl.cluster.kubernetes.api_errors import translate
+from edl.ops.pod_logs import Chosen, chosen_pods, stored
+from edl.cluster.kubernetes.resource_kinds import Manifest, PODS
+from edl.jobfile.published_status import Publication
 
 MASTER = "edl-mnist-master-abcde"
 

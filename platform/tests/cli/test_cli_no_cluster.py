@@ -9,7 +9,7 @@ import pytest
 from wording import unsaid
 
 from edl.cli import app
-from edl.store.rundir import create, job_dir
+from edl.storage.run_directory import create, job_dir
 
 JOB = """\
 name: mnist

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.cli.cluster.notice import Notice
+from edl.reporting.slow_response import Notice
 
 HOST = "https://cluster.test"
 

@@ -11,12 +11,12 @@ from cli.conftest import DONE, SUMMARY, Stage
 from wording import unsaid
 
 from edl.api.status import Status
-from edl.cli.local.trained import Weights, weights_of
-from edl.core.errors import BadInputError
-from edl.spec.load import load
-from edl.spec.report import to_json
-from edl.store.manifest import MANIFEST, Manifest, ShardInfo, cut_directory
-from edl.store.rundir import RunDir, create, write_json
+from edl.ops.weights_lookup import Weights, weights_of
+from edl.api.errors import BadInputError
+from edl.jobfile.loader import load
+from edl.jobfile.json_object import to_json
+from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory
+from edl.storage.run_directory import RunDir, create, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "a worker crashed again and again", "summary": SUMMARY}
 

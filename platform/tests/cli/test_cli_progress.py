@@ -27,13 +27,13 @@ from edl.api.events import (
 )
 from edl.api.job import Strategy
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
-from edl.cli.faces import jsonlines, lines
-from edl.cli.faces.outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
-from edl.cli.faces.progress import RECENT_EVENTS, Progress
-from edl.cli.local.plan import steps_of
-from edl.spec.closing import duration
-from edl.spec.job import Data, JobSpec, Model, Train
-from edl.spec.wording import headline, sentence
+from edl.reporting import json_lines, plain_text
+from edl.reporting.run_outcome import Failure, INTERRUPTED, TERMINATED, decide, unexplained
+from edl.reporting.run_progress import Progress, RECENT_EVENTS
+from edl.ops.local_run_plan import steps_of
+from edl.reporting.summary_text import duration
+from edl.jobfile.job_spec import Data, JobSpec, Model, Train
+from edl.reporting.event_text import headline, sentence
 
 SUMMARY = Summary(records_total=10, records_done=4)
 
@@ -153,20 +153,20 @@ def test_every_end_without_a_word_of_the_master_has_a_phase_and_a_reason(code: i
 
 def test_plain_lines_speak_seldom() -> None:
     first = status(10.0, 100)
-    assert lines.is_due(None, first)
-    assert not lines.is_due(first, status(10.5, 400))
-    assert lines.is_due(first, status(11.0, 200))
-    assert not lines.is_due(first, status(14.0, 110))
-    assert lines.is_due(first, status(15.0, 110))
-    assert lines.is_due(first, status(10.1, 100, phase="Evaluating"))
+    assert plain_text.is_due(None, first)
+    assert not plain_text.is_due(first, status(10.5, 400))
+    assert plain_text.is_due(first, status(11.0, 200))
+    assert not plain_text.is_due(first, status(14.0, 110))
+    assert plain_text.is_due(first, status(15.0, 110))
+    assert plain_text.is_due(first, status(10.1, 100, phase="Evaluating"))
 
 
 def test_json_tells_every_change_of_phase_or_roles_at_once() -> None:
     first = status(10.0, 100, step=1)
-    assert not jsonlines.is_due(first, status(10.2, 200, step=2))
-    assert jsonlines.is_due(first, status(10.5, 200, step=2))
-    assert not jsonlines.is_due(first, status(99.0, 100, step=1))
-    assert jsonlines.is_due(first, status(10.1, 100, step=1, workers=(RoleStatus(0, 5, "training"),)))
+    assert not json_lines.is_due(first, status(10.2, 200, step=2))
+    assert json_lines.is_due(first, status(10.5, 200, step=2))
+    assert not json_lines.is_due(first, status(99.0, 100, step=1))
+    assert json_lines.is_due(first, status(10.1, 100, step=1, workers=(RoleStatus(0, 5, "training"),)))
 
 
 def test_steps_count_the_short_minibatch_of_each_source_and_epoch() -> None:
@@ -225,7 +225,7 @@ def test_durations(seconds: float, text: str) -> None:
 def test_tables_that_are_served_are_told_once() -> None:
     told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4), TableStatus("items", 0, 0)), tables_total=2)
     out = io.StringIO()
-    face = lines.Lines(out, io.StringIO())
+    face = plain_text.Lines(out, io.StringIO())
     for at, parameters in ((1.0, ParametersStatus(Strategy())), (20.0, told), (40.0, told)):
         face.refresh(Progress(0.0).at(status(at, 5, parameters=parameters)), at)
     said = [line for line in out.getvalue().splitlines() if "served" in line]

@@ -14,16 +14,16 @@ from cli.conftest import DONE, SUMMARY, Stage
 from wording import unsaid
 
 from edl.api.journal_entries import JournalEntry
-from edl.cli.local import plan, resumption
-from edl.core.checkpoint import Checkpoint
-from edl.core.errors import BadInputError
+from edl.ops import local_run_plan, local_run_resumption
+from edl.core.saved_checkpoint import Checkpoint
+from edl.api.errors import BadInputError
 from edl.core.job import JobState
-from edl.core.settings import Settings
-from edl.spec.load import dump, load
-from edl.store.journal import Journal
-from edl.store.manifest import MANIFEST, Manifest, ShardInfo, cut_directory
-from edl.store.replay import replay
-from edl.store.rundir import RunDir, create, write_json
+from edl.core.job_settings import Settings
+from edl.jobfile.loader import dump, load
+from edl.storage.journal import Journal
+from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory
+from edl.storage.journal_replay import replay
+from edl.storage.run_directory import RunDir, create, write_json
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
 FAILED_STATUS = {"job": "digits", "phase": "Failed", "records_total": 30, "records_done": 12}
@@ -60,7 +60,7 @@ def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(stag
     fail(stage)
     status = stage.run_dir() / "status.json"
     write_json(status, stage.status() | {"phase": "Training"})
-    resumption.reopen(RunDir(stage.run_dir()))
+    local_run_resumption.reopen(RunDir(stage.run_dir()))
     assert not list((stage.run_dir() / "journal").iterdir())
     assert not (stage.run_dir() / "failure.txt").exists()
 
@@ -163,21 +163,21 @@ def test_a_journal_that_was_compacted_says_it_too(tmp_path: Path) -> None:
     journal, _ = Journal.open(run.journal, holder="test")
     journal.compact(state.snapshot())
     journal.close()
-    assert resumption.goes_on_from(run) == Checkpoint(5, 5000, 0, {"done_steps": 5000})
+    assert local_run_resumption.goes_on_from(run) == Checkpoint(5, 5000, 0, {"done_steps": 5000})
 
 
 def test_strategy_local_has_no_journal_and_goes_on_from_the_newest_that_is_intact(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert resumption.goes_on_from(run) is None
+    assert local_run_resumption.goes_on_from(run) is None
     for cut in 1, 2:
         folder = cut_directory(run.checkpoints, cut)
         folder.mkdir(parents=True)
         (folder / "ps-0.safetensors").write_bytes(b"values")
         shard = ShardInfo("ps-0.safetensors", 6, zlib.crc32(b"values"))
         write_json(folder / MANIFEST, Manifest(cut, 9, "", (shard,), {"done_steps": cut}).to_json())
-    assert resumption.goes_on_from(run) == Checkpoint(2, 2, 9, {"done_steps": 2})
+    assert local_run_resumption.goes_on_from(run) == Checkpoint(2, 2, 9, {"done_steps": 2})
     (folder / "ps-0.safetensors").write_bytes(b"Values")
-    assert resumption.goes_on_from(run) == Checkpoint(1, 1, 9, {"done_steps": 1})
+    assert local_run_resumption.goes_on_from(run) == Checkpoint(1, 1, 9, {"done_steps": 1})
 
 
 def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,7 +267,7 @@ def test_what_the_ledger_is_built_on_may_not_change(
 
 def test_fixed_fields_exist(stage: Stage) -> None:
     names = dump(load("job.yaml"))
-    for field in resumption.FIXED:
+    for field in local_run_resumption.FIXED:
         section, name = field.split(".")
         inner = names[section]
         assert isinstance(inner, dict)
@@ -276,19 +276,19 @@ def test_fixed_fields_exist(stage: Stage) -> None:
 
 def test_the_newest_run_that_trains_goes_on(tmp_path: Path) -> None:
     training, predicting = create(tmp_path), create(tmp_path)
-    write_json(predicting.path / resumption.PREDICT_FILE, {})
-    assert resumption.find(tmp_path, None) == training
+    write_json(predicting.path / local_run_resumption.PREDICT_FILE, {})
+    assert local_run_resumption.find(tmp_path, None) == training
     with pytest.raises(BadInputError, match="predicts"):
-        resumption.find(tmp_path, "r2")
+        local_run_resumption.find(tmp_path, "r2")
 
 
 def test_a_change_of_the_storage_is_no_change_of_the_work(stage: Stage) -> None:
     run = create(stage.folder / "runs")
     spec = load("job.yaml")
     write_json(run.spec, dump(spec))
-    assert resumption.differences(run, spec) == []
+    assert local_run_resumption.differences(run, spec) == []
     more = replace(spec, workers=replace(spec.workers, max=9))
-    assert resumption.differences(run, more) == [("workers.max", 2, 9)]
+    assert local_run_resumption.differences(run, more) == [("workers.max", 2, 9)]
 
 
 UNBEGUN = ["event", FAILED | {"summary": SUMMARY | {"records_done": 0}}]
@@ -308,7 +308,7 @@ def test_a_table_that_was_full_from_the_start_is_no_reason_to_begin_anew(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The reason says to go on with --resume, and there is a checkpoint: nothing that may not change has to."""
-    stage.monkeypatch.setattr(plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
+    stage.monkeypatch.setattr(local_run_plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
     stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "refused"})]])
     assert stage.edl("run", "job.yaml", "--set", "ps.max_rows=5") == 1
     from_where, change, command = capsys.readouterr().out.splitlines()[-3:]
@@ -319,7 +319,7 @@ def test_a_table_that_was_full_from_the_start_is_no_reason_to_begin_anew(
 
 def test_a_fault_of_the_model_is_a_reason_to_begin_anew(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     """What has to change then, a run that goes on may not."""
-    stage.monkeypatch.setattr(plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
+    stage.monkeypatch.setattr(local_run_plan, "goes_on_from", lambda run: Checkpoint(0, 0, 0, {}))
     stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "input"})]])
     assert stage.edl("run", "job.yaml", "--set", "model.params.vocab=10") == 2
     change, command = capsys.readouterr().out.splitlines()[-2:]

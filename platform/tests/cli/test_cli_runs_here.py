@@ -16,7 +16,7 @@ from cli.jobs_desk import jobs_desk
 from small_cluster import NOW
 from wording import unsaid
 
-from edl.kube.errors import NoKubeconfigError
+from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
 WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
 STATUS = {
@@ -62,7 +62,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     def none(*_: object, **__: object) -> object:
         raise NoKubeconfigError("There is no kubeconfig", hint="Set KUBECONFIG.")
 
-    monkeypatch.setattr("edl.kube.connection.connected", none)
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.connected", none)
     return desk
 
 

@@ -14,9 +14,9 @@ from rich.console import Console
 from edl.api.events import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
-from edl.cli.faces.live import LiveView
-from edl.cli.faces.progress import Progress
-from edl.cli.faces.screen import screen
+from edl.reporting.live_view import LiveView
+from edl.reporting.run_progress import Progress
+from edl.reporting.live_screen import screen
 
 BEGAN = 1_700_000_000.0
 STATUS = Status(
@@ -53,7 +53,7 @@ def drawn(progress: Progress, width: int = 80, height: int = 24, notice: str = "
 
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
-    monkeypatch.setattr("edl.cli.faces.screen.clock", lambda moment: "TIME")
+    monkeypatch.setattr("edl.reporting.live_screen.clock", lambda moment: "TIME")
     known = Progress(began=BEGAN).at(STATUS)
     for event in (
         RoleStarted("master", 0, 4102, time=BEGAN),

@@ -16,10 +16,10 @@ from wording import unsaid
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
-from edl.cli.cluster.plot import averages, plot
-from edl.cli.cluster.status_view import view
-from edl.spec.publication import Moment, Publication
-from edl.spec.report import to_json
+from edl.reporting.worker_plot import averages, plot
+from edl.cli.status_view import view
+from edl.jobfile.published_status import Moment, Publication
+from edl.jobfile.json_object import to_json
 
 PICTURE = """\
 mnist  Training  namespace team, submitted 3m ago
@@ -92,7 +92,7 @@ def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypa
 
     monkeypatch.setattr("time.sleep", sleep)
     defaults = {"answered": False, "clock": lambda: 0.0, "sleep": sleep}
-    monkeypatch.setattr("edl.cli.cluster.polling.polled.__kwdefaults__", defaults)
+    monkeypatch.setattr("edl.ops.polling.polled.__kwdefaults__", defaults)
     assert desk.edl("status", "mnist", "--watch") == 0
     first, last = desk.out.splitlines()
     assert not unsaid(first, "training", "25,800 of 60,000 records")

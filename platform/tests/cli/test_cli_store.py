@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli.local import checks
-from edl.core.errors import BadInputError
-from edl.spec.job import JobSpec
-from edl.spec.load import load
+from edl.ops import job_checks
+from edl.api.errors import BadInputError
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
 
 JOB = "name: mnist\nmodel: {definition: mnist.model.custom_model}\ndata: {training: train}\nps: {store: native}\n"
 
@@ -22,13 +22,13 @@ def spec(tmp_path: Path) -> JobSpec:
 
 
 def about_the_store(spec: JobSpec) -> list[BadInputError]:
-    return [problem for field, problem in checks.missing(spec) if field == "ps.store"]
+    return [problem for field, problem in job_checks.missing(spec) if field == "ps.store"]
 
 
 def test_it_is_refused_by_run_and_a_warning_of_validate(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(job_checks, "find_spec", lambda name: None)
     with pytest.raises(BadInputError, match="without its native extension") as refused:
-        checks.check(spec, predict=False)
+        job_checks.check(spec, predict=False)
     assert refused.value.where == "ps.store"
     assert "NumPy" in (refused.value.hint or "")
     assert [str(problem) for problem in about_the_store(spec)] == [str(refused.value)]
@@ -36,15 +36,15 @@ def test_it_is_refused_by_run_and_a_warning_of_validate(spec: JobSpec, monkeypat
 
 @pytest.mark.parametrize("wanted", ["auto", "numpy"])
 def test_other_stores_need_nothing(spec: JobSpec, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(job_checks, "find_spec", lambda name: None)
     assert not about_the_store(replace(spec, ps=replace(spec.ps, store=wanted)))
 
 
 def test_neither_does_a_job_without_parameter_servers(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(job_checks, "find_spec", lambda name: None)
     assert not about_the_store(replace(spec, strategy=replace(spec.strategy, name="Local")))
 
 
 def test_where_it_is_built_nothing_is_said(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "find_spec", lambda name: object())
+    monkeypatch.setattr(job_checks, "find_spec", lambda name: object())
     assert not about_the_store(spec)

@@ -17,11 +17,12 @@ from wording import unsaid
 
 from edl.api.events import RunStarted
 from edl.api.status import Status
-from edl.cli.cluster import options as cluster_options
-from edl.kube import names, removal
-from edl.kube.errors import AwayError, translate
-from edl.kube.kinds import JOBS, NODES, PODS, SECRETS
-from edl.spec.publication import Publication
+from edl.cli import options as cluster_options
+from edl.cluster.kubernetes import names
+from edl.ops import job_deletion
+from edl.cluster.kubernetes.api_errors import AwayError, translate
+from edl.cluster.kubernetes.resource_kinds import JOBS, NODES, PODS, SECRETS
+from edl.jobfile.published_status import Publication
 
 PRIORITIES = {"high": 1000, "low": 100}
 NO_PROGRAM = (
@@ -35,7 +36,7 @@ RUN = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    monkeypatch.setattr(removal, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(job_deletion, "POLL_SECONDS", 0.0)
     desk = desk_at(tmp_path, monkeypatch, capsys)
 
     def prioritized(thing: Manifest) -> None:
@@ -263,7 +264,7 @@ def test_a_job_that_can_neither_start_nor_go_says_both(desk: Desk) -> None:
 def test_a_pending_master_ends_with_the_reason_and_edl_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: full."}
     desk.cluster.master = {"phase": "Pending", "conditions": [condition]}
-    monkeypatch.setattr("edl.kube.submission.starting.START_SECONDS", 0.0)
+    monkeypatch.setattr("edl.ops.master_start.START_SECONDS", 0.0)
     assert desk.submit("--yes") == 0
     assert not unsaid(desk.out, "0 s", "edl-mnist-master-abcde", "Unschedulable: 0/2 nodes: full.", "edl why mnist")
     assert len(desk.cluster.of(JOBS)) == 1
@@ -465,7 +466,7 @@ def test_a_server_in_trouble_once_the_master_was_asked_for_ends_with_code_1(
     def refused(*_: object) -> None:
         raise translate(503, b'{"message": "in trouble"}', where="GET")
 
-    monkeypatch.setattr("edl.cli.cluster.submission.tell_resumed", refused)
+    monkeypatch.setattr("edl.cli.submission_workflow.tell_resumed", refused)
     assert desk.submit("--yes", "--resume") == 1
     assert not unsaid(desk.err, "in trouble", "goes on", "edl status mnist")
     assert len(desk.cluster.of(JOBS)) == 1
@@ -475,7 +476,7 @@ def test_ctrl_c_before_the_master_started_leaves_the_job(desk: Desk, monkeypatch
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edl.kube.submission.starting.Lookout.look", interrupted)
+    monkeypatch.setattr("edl.ops.master_start.Lookout.look", interrupted)
     assert desk.submit("--yes") == 130
     assert not unsaid(desk.out, "goes on", "edl delete mnist")
     assert len(desk.cluster.of(JOBS)) == 1

@@ -21,12 +21,12 @@ from wording import unsaid
 
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status
-from edl.cli.cluster import following, polling
-from edl.cli.cluster.releasing import FINISH_SECONDS
-from edl.kube import names
-from edl.kube.errors import AwayError, BusyError, QuotaError, translate
-from edl.kube.kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
-from edl.spec.publication import Publication
+from edl.ops import job_following, polling
+from edl.cli.submitter_loop import FINISH_SECONDS
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import AwayError, BusyError, QuotaError, translate
+from edl.cluster.kubernetes.resource_kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
+from edl.jobfile.published_status import Publication
 
 INSTANCE = "app.kubernetes.io/instance"
 REQUESTS = 60
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
         next(page for page in desk.cluster.of(CONFIGMAPS) if "status.json" in page["data"])["data"] = pages
 
     desk.time.at(5, end)
-    monkeypatch.setattr(following, "polled", partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep))
+    monkeypatch.setattr(job_following, "polled", partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep))
     desk.install()
     assert desk.pod(EDL_RESUME="latest") == 0
     assert desk.time.now >= 5, "it did not wait for the end"
@@ -416,7 +416,7 @@ def failing(reason: str, code: int | None = None, message: str = "it says why") 
 def starting(desk: SubmitterDesk, monkeypatch: pytest.MonkeyPatch) -> SubmitterDesk:
     """A release whose master has not published anything yet, in virtual time."""
     patient = partial(polling.polled, clock=desk.time.clock, sleep=desk.time.sleep)
-    monkeypatch.setattr(following, "polled", patient)
+    monkeypatch.setattr(job_following, "polled", patient)
     desk.install()
     desk.cluster.published, desk.cluster.conditions = {}, []
     return desk
@@ -505,7 +505,7 @@ def test_without_a_release_it_is_edl_submit(tmp_path: Path) -> None:
 
 def test_the_submitter_is_light() -> None:
     code = (
-        "import sys, edl.cli.submitter, edl.cli.cluster.releasing, edl.kube.connection\n"
+        "import sys, edl.cli.submitter, edl.cli.submitter_loop, edl.cluster.kubernetes.kubeconfig\n"
         "print([name for name in ('grpc', 'numpy', 'tensorflow', 'keras') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,10 +12,10 @@ from published_job import put_pod
 from small_cluster import SmallCluster
 from wording import unsaid
 
-from edl.core.cluster import Role
-from edl.kube.api import Listing
-from edl.kube.errors import translate
-from edl.kube.kinds import POD_METRICS, Kind
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.api_client import Listing
+from edl.cluster.kubernetes.api_errors import translate
+from edl.cluster.kubernetes.resource_kinds import Kind, POD_METRICS
 
 MEASURED = {"metadata": {"name": "edl-mnist-worker-1"}, "containers": [{"usage": {"cpu": "1500m", "memory": "512Mi"}}]}
 

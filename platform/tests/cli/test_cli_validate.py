@@ -12,9 +12,9 @@ import pytest
 from wording import unsaid
 
 from edl.cli import app
-from edl.cli.local.start import check_storage
-from edl.spec.job import Train
-from edl.spec.schema import JOB_SCHEMA, published
+from edl.ops.local_run_start import check_storage
+from edl.jobfile.job_spec import Train
+from edl.jobfile.json_schema import JOB_SCHEMA, published
 
 JOB = """\
 name: mnist
@@ -184,9 +184,9 @@ def test_help_imports_next_to_nothing() -> None:
         "edl.cli",
         "edl.cli.app",
         "edl.core",
-        "edl.core.errors",
-        "edl.spec",
-        "edl.spec.terminal",  # stands between each print, of the help too, and the terminal; imports nothing of EDL
+        "edl.api.errors",
+        "edl.jobfile",
+        "edl.reporting.terminal_text",  # stands between each print, of the help too, and the terminal; imports nothing of EDL
     }
 
 

@@ -11,10 +11,10 @@ from published_job import conditions, put_job, seen, with_status
 from wording import unsaid
 
 from edl.cli.wait import TIMED_OUT, await_goal, goal
-from edl.core.errors import BadInputError
-from edl.kube.errors import AwayError
-from edl.kube.inspection.jobs import JobSeen, UnknownJobError
-from edl.spec.publication import Publication
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes.api_errors import AwayError
+from edl.ops.job_view import JobSeen, UnknownJobError
+from edl.jobfile.published_status import Publication
 
 DONE = seen(with_status(phase="Done"), status=conditions(Complete=""))
 FAILED = seen(with_status(phase="Failed"), status=conditions(Failed=""))

@@ -12,9 +12,9 @@ from published_job import STATUS, conditions, put_job, put_pod, unscheduled, wit
 from small_cluster import NOW, when
 from wording import unsaid
 
-from edl.core.cluster import Role
-from edl.kube.kinds import NODES
-from edl.spec.publication import Publication
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.resource_kinds import NODES
+from edl.jobfile.published_status import Publication
 
 SAID = "0/2 nodes are available: 2 Insufficient cpu."
 

@@ -15,11 +15,11 @@ from wording import unsaid
 
 from edl.cli import app
 from edl.cli.zoo_template import FILES, definitions
-from edl.core.errors import BadInputError
-from edl.engine.context import DOCKERFILE, IGNORE, pack
-from edl.engine.recipe import default_base, recipe
-from edl.spec.load import load
-from edl.spec.zoo import locate
+from edl.api.errors import BadInputError
+from edl.ops.image_context import DOCKERFILE, IGNORE, pack
+from edl.ops.image_dockerfile import default_base, recipe
+from edl.jobfile.loader import load
+from edl.jobfile.zoo_lookup import locate
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.engine.verdict import ENTRY_POINT, KIND
+from edl.ops.image_check import ENTRY_POINT, KIND
 
 ROOT = Path(__file__).parents[3]
 IMAGES = ROOT / "images"

@@ -11,7 +11,7 @@ from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.callbacks import (
+from edl.core.callback_decisions import (
     BestCheckpoint,
     Callbacks,
     EarlyStopping,
@@ -20,7 +20,7 @@ from edl.core.callbacks import (
     from_json,
     to_json,
 )
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.events import (
     CheckpointCopied,
     CheckpointSaved,

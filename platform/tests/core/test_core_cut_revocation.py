@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from core.masters import Masters, alive, killed
 
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.cuts import COPY_SECONDS
 from edl.core.events import (
     CutPrepared,

@@ -8,8 +8,8 @@ from core.masters import Masters, alive, killed
 
 from edl.api.events import Warned
 from edl.api.journal_entries import CheckpointWritten
-from edl.core.checkpoint import Checkpoint
-from edl.core.cluster import Role
+from edl.core.saved_checkpoint import Checkpoint
+from edl.api.cluster_port import Role
 from edl.core.events import AttachPs, CheckpointRefused, Progressed, PsAttached, PsRegistered, Steps
 
 BAD = "ps-0.safetensors is damaged"

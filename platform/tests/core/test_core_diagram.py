@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edl.core.pods import Seen, State
+from edl.core.pod_lifecycle import Seen, State
 from edl.testing.diagram import mermaid, renewed
 
 DOCUMENT = Path(__file__).parents[3] / "docs/design/0004-pods.md"

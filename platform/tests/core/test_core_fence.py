@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.fence import DECIDE_SECONDS, LEASE_SECONDS, LeaseSeen, decide
+from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS, LeaseSeen, decide
 
 ANOTHER = LeaseSeen("another", renewed=1000.0, duration=100.0)
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
-from edl.core.fleet import ASK_PATIENCE, Fleet
-from edl.core.pods import MOST_CRASHES, STEPS_PER_CRASH
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
+from edl.core.job_pods import ASK_PATIENCE, Fleet
+from edl.core.pod_lifecycle import MOST_CRASHES, STEPS_PER_CRASH
 
 
 def test_new_workers_get_consecutive_indices_though_each_wish_is_entered_as_it_is_read() -> None:

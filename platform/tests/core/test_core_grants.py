@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edl.core.cluster import Phase, PodSeen, Role
+from edl.api.cluster_port import Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
     CutPrepared,

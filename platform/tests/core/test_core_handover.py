@@ -11,7 +11,7 @@ from core.masters import Masters, alive, killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.events import (
     CheckpointSaved,
     CutPrepared,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from edl.core.shards import Plan, Source
-from edl.core.tasks import Lease, Ledger, Work
+from edl.core.ledger import Lease, Ledger, Work
 
 Record = tuple[int, str, int]
 

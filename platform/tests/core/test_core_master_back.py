@@ -11,7 +11,7 @@ from core.masters import Masters, alive, killed
 
 from edl.api.events import LeaseRevoked, RoleEnded, RolledBack
 from edl.api.journal_entries import JobResumed
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.events import (
     AttachPs,
     DatasetDescribed,

@@ -4,8 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster import Cause, Phase, PodSeen, Role
-from edl.core.pods import MOST_CRASHES, TERMINAL, TRANSITIONS, Blame, Seen, State, blame, relaunch, seen, transition
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role
+from edl.core.pod_lifecycle import (
+    Blame,
+    MOST_CRASHES,
+    Seen,
+    State,
+    TERMINAL,
+    TRANSITIONS,
+    blame,
+    relaunch,
+    seen,
+    transition,
+)
 
 
 def test_the_table_has_an_answer_to_everything() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.priorities import Rule, elevated, next_is_elevated, parse
+from edl.core.worker_priority import Rule, elevated, next_is_elevated, parse
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.events import (
     LeaseWanted,
     PodsSynced,
@@ -22,8 +22,8 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.job import JobState
-from edl.core.revocations import Revocation, settle
-from edl.core.tasks import Lease, Work
+from edl.core.revocation_settlement import Revocation, settle
+from edl.core.ledger import Lease, Work
 
 LEASE = (1 << 32) + 1
 OTHER = LEASE + 1

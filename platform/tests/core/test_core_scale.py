@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 from edl.core import events as ev
-from edl.core.cluster import Phase, PodSeen, Role
+from edl.api.cluster_port import Phase, PodSeen, Role
 from edl.core.job import JobState
 from edl.core.state import Settings
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.core.shards import Source
 from edl.core.shuffle import MOST_BLOCKS, MOST_WINDOW, Blocks, Order, Place, choose_window, named
 

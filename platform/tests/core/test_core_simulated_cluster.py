@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edl.api.events import RoleLeaving, RoleStarted, RolledBack
 from edl.core import events as ev
-from edl.core.cluster import Cause, Role
+from edl.api.cluster_port import Cause, Role
 from edl.core.state import Settings
 from edl.testing.simulation import Network, World
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.events import Warned
-from edl.core.board import Desired
-from edl.core.cluster import Cause, Phase, PodSeen, Role, Wish
+from edl.cluster.status_port import Desired
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
 from edl.core.events import DeletePod, EmitEvent, Event, PodChanged, PodsSynced, ScaleWanted, StartPod, Tick
-from edl.core.fleet import ASK_PATIENCE
+from edl.core.job_pods import ASK_PATIENCE
 from edl.core.job import JobState
-from edl.core.staffing import REMIND_SECONDS, starved
+from edl.core.scaling import REMIND_SECONDS, starved
 from edl.core.state import Settings
-from edl.master.wishes import events_of
+from edl.master.desired_state_events import events_of
 
 SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, workers_min=2)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.untrusted import MAX_DEPTH, decode_json, writable_text
+from edl.core.strict_json import MAX_DEPTH, decode_json, writable_text
 
 
 @pytest.mark.parametrize(

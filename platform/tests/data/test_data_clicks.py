@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from edl.cli.data import app
-from edl.core.errors import BadInputError
-from edl.data import clicks, sets
-from edl.data.clicks import IDS, NUMBERS, ClickLaw, Clicks, ClickTable, auc
-from edl.data.opening import open_reader
+from edl.api.errors import BadInputError
+from edl.data import sample_datasets, synthetic_clicks
+from edl.data.synthetic_clicks import ClickLaw, ClickTable, Clicks, IDS, NUMBERS, auc
+from edl.data.reader_factory import open_reader
 
 LAW = ClickLaw(2600)
 
@@ -142,8 +142,8 @@ def test_rows_are_the_same_records(tmp_path: Path) -> None:
 
 def test_a_log_is_drawn_batch_by_batch() -> None:
     """A part that is longer has the records of a shorter one first: nothing depends on how many there are."""
-    short, long = drawn(records=clicks.BATCH + 10), drawn(records=2 * clicks.BATCH)
-    assert np.array_equal(short.ids[: clicks.BATCH], long.ids[: clicks.BATCH])
+    short, long = drawn(records=synthetic_clicks.BATCH + 10), drawn(records=2 * synthetic_clicks.BATCH)
+    assert np.array_equal(short.ids[: synthetic_clicks.BATCH], long.ids[: synthetic_clicks.BATCH])
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def test_impossible_logs_are_bad_input(tmp_path: Path, options: tuple[object, ..
 def test_a_set_that_says_nothing_of_itself_has_no_about(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["iris", str(tmp_path)]).exit_code == 0
     assert not (tmp_path / "about.json").exists()
-    assert not sets.iris(held_back=0.2, seed=0).about
+    assert not sample_datasets.iris(held_back=0.2, seed=0).about

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.data import Reader, open_reader, serialize_example
-from edl.data.files import detect_format
+from edl.data.data_files import detect_format
 
 
 def refused(path: Path) -> BadInputError:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.errors import BadInputError
-from edl.data.opening import open_reader
+from edl.api.errors import BadInputError
+from edl.data.reader_factory import open_reader
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata
 
 cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.errors import BadInputError
-from edl.data.example import Value, serialize_example
+from edl.api.errors import BadInputError
+from edl.data.tf_example import Value, serialize_example
 
 FEATURES: dict[str, Value] = {
     "image": [0.0, 0.5, 255.0, -1.25],
@@ -66,7 +66,7 @@ def test_what_an_example_cannot_hold_is_refused(value: Value) -> None:
 
 
 def test_does_not_load_tensorflow() -> None:
-    script = "import sys, edl.data.example as e; e.serialize_example({'a': 1}); print('tensorflow' in sys.modules)"
+    script = "import sys, edl.data.tf_example as e; e.serialize_example({'a': 1}); print('tensorflow' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout == "False\n"
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from wording import unsaid
 
-from edl.core.errors import BadInputError, EdlError, RetryableError
-from edl.data.opening import open_reader
+from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.data.reader_factory import open_reader
 from edl.data.reader import Metadata
 from edl.data.recordio.writer import Writer
 
@@ -171,7 +171,7 @@ def test_counting_and_reading_load_neither_numpy_nor_tensorflow(tmp_path: Path) 
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "b.csv").write_text("a\n1\n")
     script = (
-        "import sys; from edl.data.opening import open_reader\n"
+        "import sys; from edl.data.reader_factory import open_reader\n"
         "for path in sys.argv[1:]:\n"
         "    reader = open_reader(path)\n"
         "    [reader.read(s.name, 0, s.records) for s in reader.sources()]\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.errors import BadInputError
-from edl.data.opening import open_reader
+from edl.api.errors import BadInputError
+from edl.data.reader_factory import open_reader
 from edl.data.reader import CorruptRecordError
 from edl.data.recordio.chunk import Header
 from edl.data.recordio.index import NotRecordIOError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.data.opening import open_reader
+from edl.data.reader_factory import open_reader
 from edl.data.recordio.index import Index, load_index
 from edl.data.recordio.writer import Writer
 

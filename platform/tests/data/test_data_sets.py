@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from edl.cli.data import app
-from edl.core.errors import BadInputError, EdlError, StorageError
-from edl.data import layout, mnist, sets
+from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.data import dataset_writer, mnist, sample_datasets
 from edl.data.digits import Digits, enlarge, load_digits, resize, split
 from edl.data.mnist import MnistUnavailableError
-from edl.data.opening import open_reader
-from edl.data.tables import DigitTable, IrisTable
+from edl.data.reader_factory import open_reader
+from edl.data.record_tables import DigitTable, IrisTable
 
 
 def run(*arguments: object) -> str:
@@ -93,7 +93,7 @@ def test_records_are_what_the_mnist_zoo_expects(tmp_path: Path) -> None:
     import tensorflow as tf
 
     run("mnist", tmp_path, "--source", "digits", "--records", 50)
-    data = sets.mnist("digits", held_back=0.2, records=50, seed=0).training
+    data = sample_datasets.mnist("digits", held_back=0.2, records=50, seed=0).training
     assert isinstance(data, DigitTable)
     shape = {"image": tf.io.FixedLenFeature([28, 28], tf.float32), "label": tf.io.FixedLenFeature([1], tf.int64)}
     parsed = tf.io.parse_example(records(tmp_path / "train"), shape)
@@ -144,7 +144,7 @@ def test_a_directory_in_use_is_refused_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    monkeypatch.setattr(sets, "mnist", None)
+    monkeypatch.setattr(sample_datasets, "mnist", None)
     with pytest.raises(BadInputError, match="not an empty directory"):
         run("mnist", tmp_path)
     with pytest.raises(BadInputError, match="not an empty directory"):
@@ -164,9 +164,9 @@ def test_a_failure_leaves_no_half_directory(tmp_path: Path) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    data = sets.iris(held_back=0.2, seed=0)
+    data = sample_datasets.iris(held_back=0.2, seed=0)
     with pytest.raises(StorageError, match="No space left"):
-        layout.write_set(data, tmp_path / "out", layout.Layout(), full)
+        dataset_writer.write_set(data, tmp_path / "out", dataset_writer.Layout(), full)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -182,8 +182,8 @@ def test_impossible_wishes_are_bad_input(tmp_path: Path, arguments: tuple[str, .
 
 def test_mnist_is_taken_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     some = Digits(np.zeros((6, 28, 28), np.uint8), np.arange(6))
-    monkeypatch.setattr(sets, "load_mnist", lambda: (some, some.take(np.arange(2))))
-    data = sets.mnist("auto", held_back=0.2, records=None, seed=0)
+    monkeypatch.setattr(sample_datasets, "load_mnist", lambda: (some, some.take(np.arange(2))))
+    data = sample_datasets.mnist("auto", held_back=0.2, records=None, seed=0)
     assert data.origin == "MNIST, through keras.datasets"
     assert (len(data.training), len(data.validation)) == (6, 2)
 
@@ -191,11 +191,11 @@ def test_mnist_is_taken_where_it_can_be_had(monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_a_network_auto_falls_back_and_keras_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setattr(mnist, "_URL", "http://127.0.0.1:1/mnist.npz")
-    data = sets.mnist("auto", held_back=0.2, records=None, seed=0)
+    data = sample_datasets.mnist("auto", held_back=0.2, records=None, seed=0)
     assert "MNIST is not available: the network failed" in data.origin
     assert isinstance(data.training, DigitTable)
     with pytest.raises(MnistUnavailableError, match="--source digits"):
-        sets.mnist("keras", held_back=0.2, records=None, seed=0)
+        sample_datasets.mnist("keras", held_back=0.2, records=None, seed=0)
 
 
 def test_a_keras_that_fails_is_reported_with_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ numpy.savez(sys.argv[1], x=x, y=y, vx=x[:2], vy=y[:2])
 
 
 def test_iris_classes_fit_their_flowers() -> None:
-    training = sets.iris(held_back=0.2, seed=3).training
+    training = sample_datasets.iris(held_back=0.2, seed=3).training
     assert isinstance(training, IrisTable)
     petals = {
         kind: [row[2] for row, k in zip(training.lengths, training.classes, strict=True) if k == kind]

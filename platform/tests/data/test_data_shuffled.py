@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.core.shards import permuted
 from edl.core.shuffle import Blocks, Order
-from edl.data.blocks import blocks_of, order_of
-from edl.data.csv_rows import CsvReader
-from edl.data.opening import open_reader
+from edl.data.record_blocks import blocks_of, order_of
+from edl.data.csv_reader import CsvReader
+from edl.data.reader_factory import open_reader
 from edl.data.reader import (
     BlockSizes,
     CorruptRange,
@@ -29,7 +29,7 @@ from edl.data.reader import (
 )
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
-from edl.data.shuffled import ShuffledReader, permuted_all
+from edl.data.shuffled_reader import ShuffledReader, permuted_all
 
 sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=4)
 

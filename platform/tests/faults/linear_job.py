@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from edl.data.example import serialize_example
+from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
 from edl.testing.counted_steps import CountedStep
 from edl.testing.jobs import JobProcess

@@ -14,8 +14,8 @@ import pytest
 from faults.linear_job import LinearJob
 from rpc import half_open
 
-from edl.rpc.methods import Master, PsControl
-from edl.rpc.proof import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
+from edl.transport.control_methods import Master, PsControl
+from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 from edl.testing.jobs import JobProcess
 
 Make = Callable[..., LinearJob]

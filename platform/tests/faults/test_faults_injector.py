@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.testing.faults import Fault, runs_of
 from edl.testing.noise import Noise
 from edl.testing.roster import Roster

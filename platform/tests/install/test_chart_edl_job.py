@@ -18,12 +18,12 @@ from install.chart_tools import JOB_CHART, ROOT, Manifest, attempt, rendered
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from edl.kube import names
-from edl.kube.manifests.security import of_container, of_pod
-from edl.spec.job import JobSpec
-from edl.spec.load import dump, load, loads
-from edl.spec.placement import RunAs
-from edl.spec.schema import job_schema
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.security_context import of_container, of_pod
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import dump, load, loads
+from edl.jobfile.pod_spec import RunAs
+from edl.jobfile.json_schema import job_schema
 
 JOB_FILES = sorted((ROOT / "model_zoo").glob("*/job*.yaml"))
 MINIMAL = JOB_CHART / "ci" / "minimal-values.yaml"

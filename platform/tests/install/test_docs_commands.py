@@ -14,8 +14,8 @@ from handbook import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, copies, 
 from install.chart_tools import attempt, output
 
 from edl.cli.app import app
-from edl.core.errors import EdlError
-from edl.spec.load import load
+from edl.api.errors import EdlError
+from edl.jobfile.loader import load
 
 pytestmark = pytest.mark.install
 

@@ -13,9 +13,9 @@ from handbook import DOCS
 from install.chart_tools import JOB_CHART, ROOT, Manifest, manifests, rendered
 from jsonschema import Draft202012Validator
 
-from edl.kube.manifests.render import problems
-from edl.spec.job import JobSpec
-from edl.spec.load import load
+from edl.cluster.kubernetes.job_manifests import problems
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
 
 pytestmark = pytest.mark.install
 

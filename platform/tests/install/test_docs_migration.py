@@ -13,9 +13,9 @@ import typer.main
 from install.elasticdl_flags import FLAGS
 
 from edl.cli.app import COMMANDS
-from edl.kube.manifests.render import problems
-from edl.spec.load import load
-from edl.spec.schema import job_schema
+from edl.cluster.kubernetes.job_manifests import problems
+from edl.jobfile.loader import load
+from edl.jobfile.json_schema import job_schema
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/migrating-from-elasticdl.md"
 CODE = re.compile(r"`([^`]+)`")

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from edl.cli.app import COMMANDS
-from edl.spec.job import JobSpec
-from edl.spec.load import load
-from edl.spec.schema import job_schema
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.jobfile.json_schema import job_schema
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 STALE = "docs/reference/{} is stale: make reference"

@@ -7,7 +7,7 @@ import re
 from handbook import DOCS
 from ruamel.yaml import YAML
 
-from edl.kube.inspection.waiting import unscheduled
+from edl.ops.pod_problems import unscheduled
 
 SAMPLE = re.compile(
     r"^worker-\d+, worker-\d+: (?P<text>.+)\n  -> (?P<remedy>.+)\n     (?P<said>0/(?P<nodes>\d+) .+)$", re.M

@@ -12,11 +12,11 @@ from install.chart_tools import CHART, KUSTOMIZE, ROOT, built, rendered
 from install.flow_table import Flow, Table, read
 from kube.cluster_jobs import MNIST
 
-from edl.core.cluster import Role
-from edl.kube.copying.copying import Visit, pod
-from edl.kube.manifests.render import render_pod
-from edl.kube.submission.placing import matches
-from edl.spec.placement import RunAs
+from edl.api.cluster_port import Role
+from edl.ops.helper_pod import Visit, pod
+from edl.cluster.kubernetes.job_manifests import render_pod
+from edl.ops.node_matching import matches
+from edl.jobfile.pod_spec import RunAs
 
 pytestmark = pytest.mark.install
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.data.example import serialize_example
+from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
-from edl.store.manifest import cut_directory, cuts_in
+from edl.storage.checkpoint_manifest import cut_directory, cuts_in
 from edl.testing.jobs import JobProcess
 
 MODEL_ZOO = Path(__file__).parents[3] / "model_zoo"

@@ -12,7 +12,7 @@ import pytest
 from jobs.places import Place, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays
 
-from edl.store.manifest import cuts_in
+from edl.storage.checkpoint_manifest import cuts_in
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 

@@ -9,7 +9,7 @@ import pytest
 from jobs.places import MODEL_ZOO, Place, newest_cut
 from jobs.plain_keras import QUIET, checkpoint_arrays
 
-from edl.spec.load import load
+from edl.jobfile.loader import load
 from edl.testing.jobs import edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]

@@ -13,7 +13,7 @@ import pytest
 from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays, keras_metrics, without_edl
 
-from edl.store.manifest import cut_directory
+from edl.storage.checkpoint_manifest import cut_directory
 from edl.testing.jobs import Line
 from edl.testing.journal_bytes import read_entries
 

@@ -16,7 +16,7 @@ import pytest
 from jobs.places import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_examples, write_module
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
 
-from edl.data.opening import open_reader
+from edl.data.reader_factory import open_reader
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 

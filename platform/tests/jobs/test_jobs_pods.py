@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from jobs.places import MODEL_ZOO, Digits, Place
 
-from edl.core.cluster import PLAIN, Phase, PodSeen, Role, Synced, Wish
-from edl.master.process import serve_job
-from edl.master.surroundings import OneMachine
-from edl.pod.preparation import prepare
-from edl.rpc.identity import Identity
-from edl.spec.load import load
-from edl.store.rundir import read_json
+from edl.api.cluster_port import PLAIN, Phase, PodSeen, Role, Synced, Wish
+from edl.master.master_process import serve_job
+from edl.master.backend import OneMachine
+from edl.pod.role_preparation import prepare
+from edl.transport.process_identity import Identity
+from edl.jobfile.loader import load
+from edl.storage.run_directory import read_json
 
 pytestmark = [
     pytest.mark.jobs,

@@ -10,7 +10,7 @@ import pytest
 from jobs.places import Place, write_module
 from numpy.typing import NDArray
 
-from edl.store.rundir import read_json
+from edl.storage.run_directory import read_json
 from edl.testing.ledger import problems, recount
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]

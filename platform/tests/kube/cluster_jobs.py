@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from edl.spec.job import Data, Export, JobSpec, Master, Model, ParameterServers, Workers
-from edl.spec.placement import Pod, Resources, RunAs, Security, Storage, Volume, WorkerResources
+from edl.jobfile.job_spec import Data, Export, JobSpec, Master, Model, ParameterServers, Workers
+from edl.jobfile.pod_spec import Pod, Resources, RunAs, Security, Storage, Volume, WorkerResources
 
 MNIST = JobSpec(
     name="mnist",

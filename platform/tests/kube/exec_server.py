@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import urllib3
 
-from edl.kube.api import Connection
+from edl.cluster.kubernetes.api_client import Connection
 
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import urllib3
 from kube.api_server import SIGKILL, SIGTERM, ApiServer
 
-from edl.core.cluster import Role, Wish
-from edl.kube import names
-from edl.kube.api import Api, Connection, Pacing
-from edl.kube.kinds import Manifest
-from edl.kube.pace import Backoff
-from edl.kube.pods.cluster import KubeCluster
-from edl.kube.pods.watching import Manners
+from edl.api.cluster_port import Role, Wish
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api, Connection, Pacing
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.kube_cluster import KubeCluster
+from edl.cluster.kubernetes.pod_watch import Manners
 
 JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
 BRISK = Manners(seconds=30, silence=1.0, backoff=Backoff(first=0.01, longest=0.05), chance=lambda: 0.5)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from edl.kube.api import JSON_PATCH, MERGE, STRATEGIC, Answer
-from edl.kube.errors import AwayError, ConflictError, InvalidError, NotFoundError
-from edl.kube.kinds import Kind, kind_of
+from edl.cluster.kubernetes.api_client import Answer, JSON_PATCH, MERGE, STRATEGIC
+from edl.cluster.kubernetes.api_errors import AwayError, ConflictError, InvalidError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import Kind, kind_of
 
 
 class LeaseServer:
-    """What of ``edl.kube.api.Api`` a fence, a board and the ownership of a job's objects use.
+    """What of ``edl.cluster.kubernetes.api_client.Api`` a fence, a board and the ownership of a job's objects use.
 
     Attributes:
         now: the server's clock and that of every process, in seconds.

@@ -18,10 +18,10 @@ from kube.alive import assert_keeps_alive
 from kube.byte_server import STAY, ByteServer, chunked, reply
 from wording import unsaid
 
-from edl.core.errors import BadInputError, RefusedError, RetryableError
-from edl.kube import connection
-from edl.kube.api import Api, Connection
-from edl.kube.errors import (
+from edl.api.errors import BadInputError, RefusedError, RetryableError
+from edl.cluster.kubernetes import kubeconfig as connection
+from edl.cluster.kubernetes.api_client import Api, Connection
+from edl.cluster.kubernetes.api_errors import (
     ApiError,
     AwayError,
     BusyError,
@@ -39,7 +39,7 @@ from edl.kube.errors import (
     UnreachableError,
     translate,
 )
-from edl.kube.kinds import PODS
+from edl.cluster.kubernetes.resource_kinds import PODS
 
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "w"}}
 QUICK = connection.RETRIES.new(backoff_factor=0, backoff_jitter=0)
@@ -245,7 +245,7 @@ def test_command_line_asks_again(place: Place, trouble: bytes) -> None:
 
 
 def test_silent_server_is_asked_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.kube.api.TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("edl.cluster.kubernetes.api_client.TIMEOUT_SECONDS", 0.1)
     with pytest.raises(AwayError, match="does not answer"):
         place.serve(*[STAY] * 9, retries=QUICK).get(PODS, "w")
     assert place.asked == 2

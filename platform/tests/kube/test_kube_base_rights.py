@@ -11,10 +11,10 @@ import pytest
 import rights_page
 from ruamel.yaml import YAML
 
-from edl.kube import names
-from edl.kube.copying.copying import ROLE as COPY_ROLE
-from edl.kube.doctor.rights import MASTERS, NEEDED
-from edl.kube.errors import PolicyError, translate
+from edl.cluster.kubernetes import names
+from edl.ops.helper_pod import ROLE as COPY_ROLE
+from edl.ops.access_reviews import MASTERS, NEEDED
+from edl.cluster.kubernetes.api_errors import PolicyError, translate
 
 BASE = Path(__file__).parents[3] / "kustomize" / "base"
 
@@ -70,7 +70,7 @@ def test_every_policy_of_the_page_is_there_and_in_force() -> None:
 
 
 def test_every_refusal_is_one_sentence_that_the_errors_take_for_what_it_is() -> None:
-    """403, and not in the words of RBAC or of quotas (``edl.kube.errors``)."""
+    """403, and not in the words of RBAC or of quotas (``edl.cluster.kubernetes.api_errors``)."""
     for name, policy in of("ValidatingAdmissionPolicy").items():
         for validation in policy["spec"]["validations"]:
             message = validation["message"]

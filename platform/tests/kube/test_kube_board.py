@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from kube.lease_server import LeaseServer
 
-from edl.core.board import Desired
-from edl.kube import names
-from edl.kube.api import Listing
-from edl.kube.errors import AwayError, NoRightError, NotFoundError
-from edl.kube.kinds import CONFIGMAPS, JOBS
-from edl.kube.pace import Backoff
-from edl.kube.platform import board
-from edl.kube.platform.board import KubeBoard
+from edl.cluster.status_port import Desired
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Listing
+from edl.cluster.kubernetes.api_errors import AwayError, NoRightError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS
+from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes import status_publisher
+from edl.cluster.kubernetes.status_publisher import KubeBoard
 
 JOB = "digits"
 STATUS = names.status(JOB)
@@ -79,8 +79,8 @@ def server() -> Server:
 
 @pytest.fixture
 def kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeBoard]:
-    monkeypatch.setattr(board, "PERIOD_SECONDS", 0.0)
-    monkeypatch.setattr(board, "_BACKOFF", Backoff(first=0.0, longest=0.0))
+    monkeypatch.setattr(status_publisher, "PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(status_publisher, "_BACKOFF", Backoff(first=0.0, longest=0.0))
     found = KubeBoard(server, JOB)  # type: ignore[arg-type]
     yield found
     found.close()

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import unsaid
 
-from edl.core.cluster import Role
-from edl.kube.kinds import Manifest
-from edl.kube.submission.capacity import Room, requests_of
-from edl.kube.submission.forecast import Crowd, forecast
-from edl.kube.submission.quotas import Quotas
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.ops.cluster_capacity import Room, requests_of
+from edl.ops.job_forecast import Crowd, forecast
+from edl.ops.namespace_quotas import Quotas
 
 HIGH, LOW = 1000, 100
 

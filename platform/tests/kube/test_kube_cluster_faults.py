@@ -7,17 +7,17 @@ from cluster_contract import Watching
 from kube.api_server import LONGEST_WAIT, Refusal
 from kube.kube_stand import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
 
-from edl.core.cluster import PLAIN, Cause, Phase, PodSeen, Role
-from edl.core.errors import BadInputError, RetryableError
-from edl.kube import names
-from edl.kube.api import Pacing, Unpaced
-from edl.kube.errors import ForbiddenError
-from edl.kube.pace import Backoff, Pace
-from edl.kube.platform.lease import LeaseFence
-from edl.kube.platform.platform import Place, Platform
-from edl.kube.pods.undertaker import KEPT
-from edl.kube.pods.watching import Manners
-from edl.spec.job import JobSpec, Model
+from edl.api.cluster_port import Cause, PLAIN, Phase, PodSeen, Role
+from edl.api.errors import BadInputError, RetryableError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Pacing, Unpaced
+from edl.cluster.kubernetes.api_errors import ForbiddenError
+from edl.cluster.kubernetes.rate_limiter import Backoff, Pace
+from edl.cluster.kubernetes.lease_fence import LeaseFence
+from edl.cluster.kubernetes.master_backend import Place, Platform
+from edl.cluster.kubernetes.pod_garbage_collector import KEPT
+from edl.cluster.kubernetes.pod_watch import Manners
+from edl.jobfile.job_spec import JobSpec, Model
 
 
 def running(stand: KubeStand, index: int = 0, role: Role = Role.WORKER) -> str:

@@ -10,14 +10,14 @@ from kube.restricted import violations
 from small_cluster import SmallCluster
 from wording import unsaid
 
-from edl.core.cluster import Role
-from edl.core.errors import BadInputError
-from edl.kube import names
-from edl.kube.copying import copying
-from edl.kube.copying.copying import Place, Visit, place, visited
-from edl.kube.errors import PodSecurityError, translate
-from edl.kube.kinds import Manifest
-from edl.spec.placement import RunAs
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes import names
+from edl.ops import helper_pod
+from edl.ops.helper_pod import Place, Visit, place, visited
+from edl.cluster.kubernetes.api_errors import PodSecurityError, translate
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.jobfile.pod_spec import RunAs
 
 VISIT = Visit("files", "edl/submitter:1", RunAs(4711, 4712), read_only=True, seconds=600)
 RUNNING = {"phase": "Running"}
@@ -48,7 +48,7 @@ def test_places_on_claims_and_paths_of_this_machine(text: str, where: Place | No
 
 
 def test_the_pod_passes_restricted_and_ends_by_itself() -> None:
-    pod = copying.pod(VISIT, "edl-data-1")
+    pod = helper_pod.pod(VISIT, "edl-data-1")
     assert violations(pod["spec"]) == []
     spec = pod["spec"]
     assert (spec["activeDeadlineSeconds"], spec["automountServiceAccountToken"]) == (600, False)
@@ -58,8 +58,8 @@ def test_the_pod_passes_restricted_and_ends_by_itself() -> None:
 
 
 def test_the_pod_names_a_priority_class_so_that_quotas_count_it() -> None:
-    assert copying.pod(VISIT, "edl-data-1")["spec"]["priorityClassName"] == "low"
-    assert copying.pod(replace(VISIT, priority="batch"), "edl-data-1")["spec"]["priorityClassName"] == "batch"
+    assert helper_pod.pod(VISIT, "edl-data-1")["spec"]["priorityClassName"] == "low"
+    assert helper_pod.pod(replace(VISIT, priority="batch"), "edl-data-1")["spec"]["priorityClassName"] == "batch"
 
 
 def test_a_class_that_the_cluster_lacks_is_named_with_how_to_name_another(cluster: SmallCluster) -> None:
@@ -70,13 +70,13 @@ def test_a_class_that_the_cluster_lacks_is_named_with_how_to_name_another(cluste
 
 
 def test_the_pod_bounds_what_it_writes_on_its_node() -> None:
-    (container,) = copying.pod(VISIT, "edl-data-1")["spec"]["containers"]
+    (container,) = helper_pod.pod(VISIT, "edl-data-1")["spec"]["containers"]
     assert container["resources"]["limits"].keys() == {"memory", "ephemeral-storage"}
 
 
 def test_the_policies_know_the_pod_by_its_name_and_no_pod_of_a_job() -> None:
     policy = re.compile(r"edl-data-[0-9a-f]{8}")  # in helm/edl/templates/admission-data-scientist.yaml
-    assert policy.fullmatch(copying.pod_name())
+    assert policy.fullmatch(helper_pod.pod_name())
     for job in ("data", "data-0123", "data-01234567"):
         of_job = [names.master(job) + "-x7k2p", names.pod(job, Role.WORKER, 12345678), names.pod(job, Role.PS, 0)]
         assert not any(map(policy.fullmatch, of_job))
@@ -104,9 +104,9 @@ def test_a_pod_that_cannot_start_is_deleted_and_says_why(cluster: SmallCluster) 
 
 def test_a_pod_that_is_waited_for_in_vain_is_deleted(cluster: SmallCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(copying, "READY_SECONDS", 0.0)
+    monkeypatch.setattr(helper_pod, "READY_SECONDS", 0.0)
     cluster.admissions[:] = []
-    with pytest.raises(copying.AwayError, match="has not started"), visited(cluster, VISIT, said.append):
+    with pytest.raises(helper_pod.AwayError, match="has not started"), visited(cluster, VISIT, said.append):
         pass
     assert pods(cluster) == []
 
@@ -130,9 +130,9 @@ def test_who_may_not_exec_hears_of_the_role(cluster: SmallCluster, monkeypatch: 
     def refused(*_: object, **__: object) -> None:
         raise translate(403, b'{"message": "User \\"ann\\" cannot get resource \\"pods/exec\\""}', where="exec")
 
-    monkeypatch.setattr(copying, "Execution", refused)
-    with pytest.raises(copying.NoRightError) as refusal:
-        copying.run(cluster, "edl-data-1")
+    monkeypatch.setattr(helper_pod, "Execution", refused)
+    with pytest.raises(helper_pod.NoRightError) as refusal:
+        helper_pod.run(cluster, "edl-data-1")
     assert "ClusterRole edl-data-copy" in (refusal.value.hint or "")
     assert refusal.value.exit_code == 2
 

@@ -10,9 +10,9 @@ import pytest
 import urllib3
 from kube.exec_server import Channel, ExecServer
 
-from edl.kube.api import Connection
-from edl.kube.copying.execution import Execution
-from edl.kube.errors import AwayError, NoRightError
+from edl.cluster.kubernetes.api_client import Connection
+from edl.cluster.kubernetes.pod_exec import Execution
+from edl.cluster.kubernetes.api_errors import AwayError, NoRightError
 
 INPUT, OUTPUT, ERRORS, END = range(4)
 SUCCESS = b'{"status": "Success"}'
@@ -129,7 +129,7 @@ def test_pings_are_no_words_of_the_program(monkeypatch: pytest.MonkeyPatch) -> N
         channel.hear()
 
     with executed(talk) as (execution, _):
-        monkeypatch.setattr("edl.kube.copying.execution.SILENCE_SECONDS", 0.0)
+        monkeypatch.setattr("edl.cluster.kubernetes.pod_exec.SILENCE_SECONDS", 0.0)
         with pytest.raises(AwayError, match="nothing was said"):
             execution.read(1)
         execution.write(b"bye")

@@ -11,9 +11,9 @@ import pytest
 import urllib3
 from kube.alive import assert_keeps_alive
 
-from edl.core.errors import BadInputError
-from edl.kube.errors import AwayError
-from edl.kube.in_pod import TOKEN_SECONDS, connect_in_pod
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes.api_errors import AwayError
+from edl.cluster.kubernetes.service_account import TOKEN_SECONDS, connect_in_pod
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "6443"}
 
@@ -79,6 +79,6 @@ def test_a_pod_without_an_account_is_told_which_it_needs(tmp_path: Path) -> None
 
 
 def test_a_master_in_a_pod_never_imports_the_client() -> None:
-    imports = "import sys, edl.master.process, edl.kube.platform.platform, edl.kube.in_pod"
+    imports = "import sys, edl.master.master_process, edl.cluster.kubernetes.master_backend, edl.cluster.kubernetes.service_account"
     code = f"{imports}; sys.exit('kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

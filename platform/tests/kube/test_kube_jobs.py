@@ -7,11 +7,11 @@ from published_job import conditions, put_job, put_pod, with_status
 from small_cluster import SmallCluster
 from wording import unsaid
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.inspection.jobs import UnknownJobError, find, label_of, listed, pods_of
-from edl.kube.kinds import CONFIGMAPS, Manifest
-from edl.spec.publication import Publication
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.ops.job_view import UnknownJobError, find, label_of, listed, pods_of
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, Manifest
+from edl.jobfile.published_status import Publication
 
 
 @pytest.mark.parametrize(

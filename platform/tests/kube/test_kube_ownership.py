@@ -8,11 +8,11 @@ import pytest
 from kube.lease_server import LeaseServer
 from wording import unsaid
 
-from edl.kube import names
-from edl.kube.errors import ApiError, AwayError, NoRightError
-from edl.kube.kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Kind
-from edl.kube.manifests.render import owner
-from edl.kube.platform.ownership import adopt, dependants, take_token_along
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import ApiError, AwayError, NoRightError
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, SECRETS, SERVICES
+from edl.cluster.kubernetes.job_manifests import owner
+from edl.cluster.kubernetes.owner_references import adopt, dependants, take_token_along
 
 JOB, UID = "digits", "job-uid"
 TOKEN = names.token(JOB)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.kube.pace import Backoff, Bucket, Pace
+from edl.cluster.kubernetes.rate_limiter import Backoff, Bucket, Pace
 
 
 @given(

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from kube.lease_server import LeaseServer
 
-from edl.core.cluster import Role, Wish
-from edl.core.errors import BadInputError
-from edl.kube import names
-from edl.kube.api import Listing
-from edl.kube.errors import AwayError, ForbiddenError, InvalidError
-from edl.kube.kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, Kind
-from edl.kube.platform import platform
-from edl.kube.platform.platform import Place, Platform
-from edl.spec.job import JobSpec, Model
-from edl.spec.placement import Storage
+from edl.api.cluster_port import Role, Wish
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Listing
+from edl.cluster.kubernetes.api_errors import AwayError, ForbiddenError, InvalidError
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, LEASES, PODS, SECRETS
+from edl.cluster.kubernetes import master_backend
+from edl.cluster.kubernetes.master_backend import Place, Platform
+from edl.jobfile.job_spec import JobSpec, Model
+from edl.jobfile.pod_spec import Storage
 
 SPEC = JobSpec(name="digits", model=Model("m.custom_model"), image="edl:1")
 ON_A_VOLUME = replace(SPEC, storage=Storage(claim="runs"))
@@ -158,7 +158,7 @@ def test_pods_start_also_where_their_controller_is_gone_which_is_asked_once(serv
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(master_backend.time, "sleep", lambda seconds: None)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -230,7 +230,7 @@ def test_a_job_that_is_over_leaves_no_token(server: Server, rendered: Platform, 
 def test_the_token_is_there_for_the_master_that_tells_the_job_of_its_failure(
     server: Server, rendered: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(platform, "CONCLUDE_SECONDS", 0.0)
+    monkeypatch.setattr(master_backend, "CONCLUDE_SECONDS", 0.0)
     server.answers = [AwayError("away")]
     rendered.conclude(failed=True)
     assert server.has(SECRETS, TOKEN)
@@ -269,5 +269,5 @@ def test_a_pod_that_lacks_a_variable_is_told_which(name: str) -> None:
 
 
 def test_a_master_on_one_machine_never_imports_the_client() -> None:
-    code = "import sys, edl.master.process; sys.exit('kubernetes' in sys.modules or 'urllib3' in sys.modules)"
+    code = "import sys, edl.master.master_process; sys.exit('kubernetes' in sys.modules or 'urllib3' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

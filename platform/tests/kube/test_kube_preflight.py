@@ -8,26 +8,26 @@ from kube.test_kube_submit import SPEC
 from small_cluster import Admission, SmallCluster
 from wording import unsaid
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.errors import AwayError, BusyError
-from edl.kube.kinds import (
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import AwayError, BusyError
+from edl.cluster.kubernetes.resource_kinds import (
     CLAIMS,
     JOBS,
+    Manifest,
     NODES,
     PODS,
     PRIORITY_CLASSES,
     QUOTAS,
     SECRETS,
-    SERVICE_ACCOUNTS,
     SERVICES,
-    Manifest,
+    SERVICE_ACCOUNTS,
 )
-from edl.kube.submission.preflight import PreflightError, Survey, survey
-from edl.kube.submission.request import Request, request_of
-from edl.kube.submission.submit import create
-from edl.spec.job import JobSpec, Workers
-from edl.spec.placement import Pod
+from edl.ops.preflight import PreflightError, Survey, survey
+from edl.ops.submission_request import Request, request_of
+from edl.ops.job_submission import create
+from edl.jobfile.job_spec import JobSpec, Workers
+from edl.jobfile.pod_spec import Pod
 
 PULLED = replace(SPEC, pod=Pod(image_pull_secrets=("puller",)))
 
@@ -235,7 +235,7 @@ def test_a_namespace_that_is_not_there_is_said_once() -> None:
     real = cluster.create
 
     def missing(*_: object, **__: object) -> Manifest:
-        from edl.kube.errors import translate
+        from edl.cluster.kubernetes.api_errors import translate
 
         raise translate(404, b'{"message": "namespaces \\"team\\" not found"}', where="")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.kube.quantity import all_said, lacks, largest, less, quantity, resources, said, total
+from edl.ops.resource_quantities import all_said, lacks, largest, less, quantity, resources, said, total
 
 AMOUNTS = st.dictionaries(st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), st.fractions(0, 1000))
 NOT_NEGATIVE = st.integers(0, 10**9)

@@ -6,13 +6,13 @@ import pytest
 from kube.test_kube_submit import manifests
 from small_cluster import NOW, SmallCluster, when
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.errors import NoRightError
-from edl.kube.kinds import JOBS, LEASES, NODES, PODS, SECRETS, Manifest
-from edl.kube.manifests.render import owner
-from edl.kube.removal import Remains, Removal, StillThereError, deletions, is_stuck, remains
-from edl.kube.submission.submit import create
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import NoRightError
+from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, Manifest, NODES, PODS, SECRETS
+from edl.cluster.kubernetes.job_manifests import owner
+from edl.ops.job_deletion import Remains, Removal, StillThereError, deletions, is_stuck, remains
+from edl.ops.job_submission import create
 
 
 class Time:

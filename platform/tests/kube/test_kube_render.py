@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from kube.cluster_jobs import MNIST, fit_jobs
 from kube.restricted import violations
 
-from edl.core.cluster import Role, Wish
-from edl.kube import names
-from edl.kube.kinds import Manifest, kind_of
-from edl.kube.manifests.render import master_pod, notes, problems, render_job, render_pod
-from edl.spec.job import JobSpec, Workers
-from edl.spec.load import load
-from edl.spec.paths import pod_storage
-from edl.spec.placement import Pod, SecretKey, Storage, Volume, WorkerResources
-from edl.spec.problem import SpecError
+from edl.api.cluster_port import Role, Wish
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.resource_kinds import Manifest, kind_of
+from edl.cluster.kubernetes.job_manifests import master_pod, notes, problems, render_job, render_pod
+from edl.jobfile.job_spec import JobSpec, Workers
+from edl.jobfile.loader import load
+from edl.jobfile.path_resolution import pod_storage
+from edl.jobfile.pod_spec import Pod, SecretKey, Storage, Volume, WorkerResources
+from edl.jobfile.problems import SpecError
 
 _PATIENT = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 
@@ -387,7 +387,7 @@ def test_overrides_come_last_and_leave_what_is_ours() -> None:
 
 
 def test_rendering_does_not_need_the_kubernetes_client() -> None:
-    code = "import sys, edl.kube.manifests.render, edl.cli.render; print('kubernetes' in sys.modules)"
+    code = "import sys, edl.cluster.kubernetes.job_manifests, edl.cli.render; print('kubernetes' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

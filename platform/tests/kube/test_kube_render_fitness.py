@@ -13,13 +13,13 @@ from kube.cluster_jobs import MNIST
 from wording import unsaid
 
 from edl.api.job import Strategy
-from edl.core.cluster import Role
-from edl.kube.manifests.fitness import notes, problems
-from edl.kube.manifests.render import render_job, render_pod
-from edl.spec.job import Data, Export, JobSpec
-from edl.spec.load import load
-from edl.spec.placement import Pod, RunAs, SecretKey, Security, Storage, Volume
-from edl.spec.problem import SpecError
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.spec_validation import notes, problems
+from edl.cluster.kubernetes.job_manifests import render_job, render_pod
+from edl.jobfile.job_spec import Data, Export, JobSpec
+from edl.jobfile.loader import load
+from edl.jobfile.pod_spec import Pod, RunAs, SecretKey, Security, Storage, Volume
+from edl.jobfile.problems import SpecError
 
 CLAIM = Volume(mount="/data", claim="datasets")
 

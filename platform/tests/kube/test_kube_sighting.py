@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from edl.core.cluster import Cause, Phase, Role
-from edl.kube.pods import sighting
+from edl.api.cluster_port import Cause, Phase, Role
+from edl.cluster.kubernetes import pod_status
 
 REAL: dict[str, Any] = json.loads(Path(__file__).with_name("real_pods.json").read_text())
 PENDING, RUNNING, GONE, FAILED, SUCCEEDED = Phase.PENDING, Phase.RUNNING, Phase.GONE, Phase.FAILED, Phase.SUCCEEDED
@@ -65,7 +65,7 @@ def test_every_recorded_pod_has_its_line() -> None:
 @pytest.mark.parametrize("label", EXPECTED)
 def test_recorded_pod(label: str) -> None:
     phase, exit_code, reason, leaving, cause, message = EXPECTED[label]
-    seen = sighting.read(REAL[label])
+    seen = pod_status.read(REAL[label])
     assert (seen.phase, seen.exit_code, seen.reason) == (phase, exit_code, reason)
     assert (seen.leaving, seen.cause) == (leaving, cause)
     assert seen.message.startswith(message)
@@ -77,7 +77,7 @@ def test_recorded_pod(label: str) -> None:
 @pytest.mark.parametrize("label", EXPECTED)
 def test_only_pods_of_lost_nodes_are_unreachable(label: str) -> None:
     lost = "node does not answer" in label or "for its node's taint" in label
-    assert bool(sighting.read(REAL[label]).unreachable) == lost
+    assert bool(pod_status.read(REAL[label]).unreachable) == lost
 
 
 def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
@@ -89,14 +89,14 @@ def test_a_pod_that_its_kubelet_says_is_not_ready_is_not_unreachable() -> None:
         (false, "False"),
     ):
         conditions = [{"type": "Ready", **ready}, {"type": "ContainersReady", "status": containers}]
-        assert sighting.read(running(conditions=conditions)).unreachable == 0
+        assert pod_status.read(running(conditions=conditions)).unreachable == 0
     lost = [{"type": "Ready", **false}, {"type": "ContainersReady", "status": "True"}]
-    assert sighting.read(running(conditions=lost)).unreachable == 1769860800
+    assert pod_status.read(running(conditions=lost)).unreachable == 1769860800
 
 
 @pytest.mark.parametrize("label", [label for label in EXPECTED if "deletionTimestamp" in REAL[label]["metadata"]])
 def test_deletion_that_the_master_asked_for_has_no_cause(label: str) -> None:
-    assert sighting.read(REAL[label], asked=True).cause == Cause.NONE
+    assert pod_status.read(REAL[label], asked=True).cause == Cause.NONE
 
 
 def running(**status: Any) -> dict[str, Any]:
@@ -133,13 +133,13 @@ To enable the following instructions: AVX2 FMA, in other operations, rebuild Ten
     ],
 )
 def test_of_a_containers_last_words_the_line_that_says_why(said: str, line: str) -> None:
-    assert sighting.read(running(containerStatuses=terminated(1, message=said))).message == line
+    assert pod_status.read(running(containerStatuses=terminated(1, message=said))).message == line
 
 
 @pytest.mark.parametrize(("code", "reason"), [(137, "OOMKilled"), (137, "Error"), (143, "Error"), (1, "OOMKilled")])
 def test_what_was_killed_did_not_know_why(code: int, reason: str) -> None:
     words = f"{NOISE}step 3 done\n"
-    assert sighting.read(running(containerStatuses=terminated(code, reason, words))).message == ""
+    assert pod_status.read(running(containerStatuses=terminated(code, reason, words))).message == ""
 
 
 @pytest.mark.parametrize(
@@ -154,46 +154,46 @@ def test_what_was_killed_did_not_know_why(code: int, reason: str) -> None:
 def test_disruption_names_the_cause(reason: str, cause: Cause) -> None:
     pod = running(conditions=disrupted(reason))
     pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30}
-    assert (sighting.read(pod).leaving, sighting.read(pod).cause) == (True, cause)
+    assert (pod_status.read(pod).leaving, pod_status.read(pod).cause) == (True, cause)
 
 
 def test_disruption_that_was_taken_back_is_none() -> None:
     pod = running(conditions=disrupted("PreemptionByScheduler", "False"), containerStatuses=terminated(1))
-    assert sighting.read(pod).cause == Cause.NONE
+    assert pod_status.read(pod).cause == Cause.NONE
 
 
 def test_kubelet_that_ends_a_pod_without_deletion_makes_it_leave() -> None:
     """Under pressure and at a node's shutdown the condition comes first, the end later, a deletion never."""
     pod = running(conditions=disrupted("TerminationByKubelet"))
-    assert (sighting.read(pod).leaving, sighting.read(pod).cause) == (True, Cause.EVICTED)
+    assert (pod_status.read(pod).leaving, pod_status.read(pod).cause) == (True, Cause.EVICTED)
     pod["status"] |= {"phase": "Failed", "reason": "Terminated", "containerStatuses": terminated(143)}
-    seen = sighting.read(pod)
+    seen = pod_status.read(pod)
     assert (seen.phase, seen.exit_code, seen.reason, seen.cause) == (FAILED, 143, "Terminated", Cause.EVICTED)
 
 
 def test_end_of_the_role_counts_though_a_sidecar_goes_on() -> None:
     sidecar = {"name": "mesh", "state": {"running": {}}}
-    assert sighting.read(running(containerStatuses=[sidecar, *terminated(0, "Completed")])).phase == SUCCEEDED
-    assert sighting.read(running(containerStatuses=[*terminated(3), sidecar])).phase == FAILED
-    assert sighting.read(
+    assert pod_status.read(running(containerStatuses=[sidecar, *terminated(0, "Completed")])).phase == SUCCEEDED
+    assert pod_status.read(running(containerStatuses=[*terminated(3), sidecar])).phase == FAILED
+    assert pod_status.read(
         running(containerStatuses=[{"name": "mesh", "state": {"terminated": {"exitCode": 1}}}])
     ).phase == (RUNNING)
 
 
 def test_exit_code_of_a_lost_container_is_not_known() -> None:
-    seen = sighting.read(running(phase="Failed", containerStatuses=terminated(137, "ContainerStatusUnknown")))
+    seen = pod_status.read(running(phase="Failed", containerStatuses=terminated(137, "ContainerStatusUnknown")))
     assert (seen.phase, seen.exit_code) == (FAILED, None)
 
 
 def test_memory_shortage_that_the_role_survived_is_none() -> None:
-    seen = sighting.read(running(phase="Succeeded", containerStatuses=terminated(0, "OOMKilled")))
+    seen = pod_status.read(running(phase="Succeeded", containerStatuses=terminated(0, "OOMKilled")))
     assert (seen.phase, seen.cause) == (SUCCEEDED, Cause.NONE)
 
 
 def test_pod_without_status_is_pending() -> None:
     pod = copy.deepcopy(REAL["created"])
     del pod["status"]
-    assert sighting.read(pod).phase == PENDING
+    assert pod_status.read(pod).phase == PENDING
 
 
 @pytest.mark.parametrize("labels", [{}, {"edl.dev/role": "worker"}, {"edl.dev/role": "x", "edl.dev/index": "0"}, None])
@@ -201,14 +201,14 @@ def test_pod_without_place_in_the_job_is_refused(labels: dict[str, str] | None) 
     pod = copy.deepcopy(REAL["running"])
     pod["metadata"]["labels"] = labels
     with pytest.raises(ValueError):
-        sighting.read(pod)
+        pod_status.read(pod)
 
 
 def test_object_that_is_gone() -> None:
-    alive = sighting.read(REAL["running"])
-    assert (sighting.gone(alive).phase, sighting.gone(alive).cause) == (GONE, Cause.DELETED)
-    assert sighting.gone(alive, asked=True).cause == Cause.NONE
-    leaving = sighting.read(REAL["preempted, still running"])
-    assert (sighting.gone(leaving).cause, sighting.gone(leaving).leaving) == (Cause.PREEMPTED, False)
-    ended = sighting.read(REAL["exit code 3"])
-    assert sighting.gone(ended) == ended
+    alive = pod_status.read(REAL["running"])
+    assert (pod_status.gone(alive).phase, pod_status.gone(alive).cause) == (GONE, Cause.DELETED)
+    assert pod_status.gone(alive, asked=True).cause == Cause.NONE
+    leaving = pod_status.read(REAL["preempted, still running"])
+    assert (pod_status.gone(leaving).cause, pod_status.gone(leaving).leaving) == (Cause.PREEMPTED, False)
+    ended = pod_status.read(REAL["exit code 3"])
+    assert pod_status.gone(ended) == ended

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from small_cluster import RUNNING, SmallCluster
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.errors import AwayError
-from edl.kube.kinds import EVENTS, PODS, Manifest
-from edl.kube.submission.starting import START_SECONDS, Lookout, Sight, Stage, await_start, classify
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import AwayError
+from edl.cluster.kubernetes.resource_kinds import EVENTS, Manifest, PODS
+from edl.ops.master_start import Lookout, START_SECONDS, Sight, Stage, await_start, classify
 
 
 def pod(status: Manifest, *, node: str = "n1") -> Manifest:

@@ -6,14 +6,14 @@ import pytest
 from small_cluster import SmallCluster
 from wording import unsaid
 
-from edl.core.errors import EdlError
-from edl.kube import names
-from edl.kube.errors import AwayError, ConflictError, InvalidError
-from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
-from edl.kube.manifests.render import render_job
-from edl.kube.submission.submit import begin, create, furnish, is_begun, reserve, withdraw
-from edl.spec.job import Data, JobSpec, Model
-from edl.spec.placement import Volume
+from edl.api.errors import EdlError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import AwayError, ConflictError, InvalidError
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, Manifest, PODS, SECRETS, SERVICES, kind_of
+from edl.cluster.kubernetes.job_manifests import render_job
+from edl.ops.job_submission import begin, create, furnish, is_begun, reserve, withdraw
+from edl.jobfile.job_spec import Data, JobSpec, Model
+from edl.jobfile.pod_spec import Volume
 
 SPEC = JobSpec(
     "j",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster import Cause, Phase, PodSeen, Role
-from edl.core.errors import RetryableError
-from edl.kube.pods.register import Body, Register
-from edl.kube.pods.undertaker import KEPT, Undertaker, overdue, surplus
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role
+from edl.api.errors import RetryableError
+from edl.cluster.kubernetes.pod_cache import Body, Register
+from edl.cluster.kubernetes.pod_garbage_collector import KEPT, Undertaker, overdue, surplus
 
 
 def body(

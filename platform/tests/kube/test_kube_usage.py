@@ -8,12 +8,12 @@ import pytest
 from published_job import put_job, put_pod
 from small_cluster import SmallCluster
 
-from edl.core.cluster import Role
-from edl.kube.api import Listing
-from edl.kube.errors import translate
-from edl.kube.inspection.usage import NoMetricsError, combine, uses
-from edl.kube.kinds import POD_METRICS, Kind, Manifest
-from edl.kube.quantity import all_said
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.api_client import Listing
+from edl.cluster.kubernetes.api_errors import translate
+from edl.ops.pod_usage import NoMetricsError, combine, uses
+from edl.cluster.kubernetes.resource_kinds import Kind, Manifest, POD_METRICS
+from edl.ops.resource_quantities import all_said
 
 MEASURED = {
     "metadata": {"name": "edl-mnist-worker-1"},

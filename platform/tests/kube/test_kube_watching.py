@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kube.kube_stand import JOB_UID, render
 
-from edl.core.cluster import PLAIN, PodSeen, Role
-from edl.core.errors import EdlError
-from edl.kube.api import Api, Listing
-from edl.kube.errors import AwayError, BusyError, GoneError, LoginError
-from edl.kube.pace import Backoff
-from edl.kube.pods.register import Register
-from edl.kube.pods.watching import Manners, Watching
+from edl.api.cluster_port import PLAIN, PodSeen, Role
+from edl.api.errors import EdlError
+from edl.cluster.kubernetes.api_client import Api, Listing
+from edl.cluster.kubernetes.api_errors import AwayError, BusyError, GoneError, LoginError
+from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.pod_cache import Register
+from edl.cluster.kubernetes.pod_watch import Manners, Watching
 
 PODS = 4
 FAULTS: dict[str, type[EdlError] | None] = {

@@ -9,13 +9,13 @@ from published_job import put_job
 from small_cluster import SmallCluster
 from wording import unsaid
 
-from edl.core.board import Desired
-from edl.core.errors import BadInputError
-from edl.kube import names
-from edl.kube.errors import translate
-from edl.kube.inspection import wishes
-from edl.kube.inspection.jobs import find
-from edl.kube.kinds import JOBS
+from edl.cluster.status_port import Desired
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import translate
+from edl.cluster.kubernetes import desired_state
+from edl.ops.job_view import find
+from edl.cluster.kubernetes.resource_kinds import JOBS
 
 COUNTS = st.none() | st.integers(0, 100)
 DESIRED = st.builds(Desired, COUNTS, st.none() | st.integers(1, 100), st.booleans())
@@ -23,7 +23,7 @@ DESIRED = st.builds(Desired, COUNTS, st.none() | st.integers(1, 100), st.boolean
 
 @given(DESIRED)
 def test_a_wish_survives_the_way(desired: Desired) -> None:
-    assert wishes.read(wishes.write(desired)) == desired
+    assert desired_state.read(desired_state.write(desired)) == desired
 
 
 @pytest.mark.parametrize(
@@ -41,34 +41,34 @@ def test_a_wish_survives_the_way(desired: Desired) -> None:
     ],
 )
 def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: tuple[str, ...]) -> None:
-    found = wishes.read(text)
+    found = desired_state.read(text)
     assert (found.min, found.max, found.stop) == (None, None, False)
     assert not unsaid(found.unreadable, names.DESIRED, "ignored", *why)
 
 
 def test_no_wish_is_nothing_wrong() -> None:
-    assert wishes.read("") == Desired()
+    assert desired_state.read("") == Desired()
 
 
 def test_who_wants_it_to_stop_is_heard_whatever_else_is_wrong() -> None:
-    assert wishes.read('{"max": "4", "stop": true}').stop
+    assert desired_state.read('{"max": "4", "stop": true}').stop
 
 
 def test_a_wish_stands_in_for_one_that_could_not_be_read() -> None:
-    assert wishes.merged(wishes.read("{"), Desired(max=3), (1, 4)) == Desired(max=3)
+    assert desired_state.merged(desired_state.read("{"), Desired(max=3), (1, 4)) == Desired(max=3)
 
 
 @pytest.mark.parametrize("wanted", [Desired(max=10_001), Desired(min=10_001, max=10_000)])
 def test_more_workers_than_a_job_may_have_are_refused(wanted: Desired) -> None:
     with pytest.raises(BadInputError, match=r"10001: .*10000 workers"):
-        wishes.merged(Desired(), wanted, (1, 4))
+        desired_state.merged(Desired(), wanted, (1, 4))
 
 
 @given(DESIRED, DESIRED, st.integers(0, 10), st.integers(1, 10))
 def test_wishes_never_contradict_themselves(known: Desired, wanted: Desired, low: int, more: int) -> None:
     spec = (low, low + more)
     try:
-        found = wishes.merged(known, wanted, spec)
+        found = desired_state.merged(known, wanted, spec)
     except BadInputError:
         return
     assert (spec[0] if found.min is None else found.min) <= (spec[1] if found.max is None else found.max)
@@ -86,14 +86,14 @@ def test_wishes_never_contradict_themselves(known: Desired, wanted: Desired, low
 )
 def test_more_than_max_is_refused_with_what_is_missing(known: Desired, wanted: Desired, hint: str) -> None:
     with pytest.raises(BadInputError, match="more than max") as refused:
-        wishes.merged(known, wanted, (1, 4))
+        desired_state.merged(known, wanted, (1, 4))
     assert hint in (refused.value.hint or "")
 
 
 def test_a_wish_is_added_to_those_before() -> None:
     cluster = SmallCluster()
     put_job(cluster, annotations={names.DESIRED: '{"min": 2}', "other": "stays"})
-    assert wishes.pin(cluster, "mnist", Desired(max=6), (1, 4)) == Desired(2, 6)
+    assert desired_state.pin(cluster, "mnist", Desired(max=6), (1, 4)) == Desired(2, 6)
     found = find(cluster, "mnist")
     assert found.desired == Desired(2, 6)
     assert found.job["metadata"]["annotations"]["other"] == "stays"
@@ -109,5 +109,5 @@ def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPa
 
     put_job(cluster)
     monkeypatch.setattr(SmallCluster, "patch", once)
-    assert wishes.pin(cluster, "mnist", Desired(stop=True), wishes.ANY).stop
+    assert desired_state.pin(cluster, "mnist", Desired(stop=True), desired_state.ANY).stop
     assert find(cluster, "mnist").desired.stop

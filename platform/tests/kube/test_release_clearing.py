@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_cluster import SmallCluster, when
 
-from edl.core.cluster import Role
-from edl.kube import names
-from edl.kube.kinds import CONFIGMAPS, JOBS, PODS, Manifest
-from edl.kube.release.clearing import Clearing, departing
-from edl.kube.release.decision import Master
-from edl.kube.removal import Remains
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest, PODS
+from edl.ops.release.release_cleanup import Clearing, departing
+from edl.ops.release.submitter_decision import Master
+from edl.ops.job_deletion import Remains
 
 OLD = Master("mnist", "old", "submitter-a")
 

@@ -1,4 +1,4 @@
-"""The table of `edl.kube.release.decision`, row by row and by property."""
+"""The table of `edl.ops.release.submitter_decision`, row by row and by property."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.kube.release.decision import Master, Step, Submitter, View, decide
+from edl.ops.release.submitter_decision import Master, Step, Submitter, View, decide
 
 MINE = Submitter("train-submit-b", "mine", created=200.0, revision=2)
 OLDER = Submitter("train-submit-a", "older", created=100.0, revision=1)

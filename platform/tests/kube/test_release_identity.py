@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.errors import BadInputError
-from edl.kube.names import LATEST
-from edl.kube.release.identity import Identity, identity_of
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes.names import LATEST
+from edl.ops.release.submitter_identity import Identity, identity_of
 
 ENV = {"EDL_RELEASE": "train", "EDL_SUBMITTER_JOB": "train-submit-1a2b3c4d", "EDL_SUBMITTER_UID": "u-1"}
 SCHEDULED = ENV | {"EDL_SCHEDULED": "true", "EDL_SUBMITTER_JOB": "train-submit-29371680"}

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.errors import EdlError
-from edl.kube.errors import AwayError, BusyError, NoRightError
-from edl.kube.release.patience import (
+from edl.api.errors import EdlError
+from edl.cluster.kubernetes.api_errors import AwayError, BusyError, NoRightError
+from edl.ops.release.submitter_timeouts import (
     AWAY_SECONDS,
     CLEAR_SECONDS,
-    REFUSED_SECONDS,
-    START_SECONDS,
     ClearPatience,
     Patience,
+    REFUSED_SECONDS,
+    START_SECONDS,
     StartPatience,
 )
-from edl.kube.submission.starting import SETTLE_SECONDS, Sight, Stage
+from edl.ops.master_start import SETTLE_SECONDS, Sight, Stage
 
 
 @pytest.mark.parametrize(

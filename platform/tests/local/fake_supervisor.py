@@ -1,4 +1,4 @@
-"""``python -m edl.local`` with fake roles: the same program with another command.
+"""``python -m edl.cluster.local`` with fake roles: the same program with another command.
 
 ``EDL_TEST_NO_TIES`` makes it behave as on a system whose kernel does not kill the children of the dead.
 """
@@ -7,11 +7,11 @@ import os
 import sys
 from pathlib import Path
 
-from edl.local import lineage
-from edl.local.__main__ import main
+from edl.cluster.local import parent_death
+from edl.cluster.local.__main__ import main
 
 ROLE = Path(__file__).with_name("fake_role.py")
 
 if __name__ == "__main__":
-    lineage.KERNEL_TIES = lineage.KERNEL_TIES and "EDL_TEST_NO_TIES" not in os.environ
+    parent_death.KERNEL_TIES = parent_death.KERNEL_TIES and "EDL_TEST_NO_TIES" not in os.environ
     sys.exit(main(sys.argv[1:], command=lambda role, index: [sys.executable, "-I", "-S", str(ROLE)]))

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edl.local.client import LocalCluster
-from edl.local.launch import start_supervisor
-from edl.rpc.identity import Identity
+from edl.cluster.local.local_cluster import LocalCluster
+from edl.cluster.local.supervisor_launch import start_supervisor
+from edl.transport.process_identity import Identity
 
 PATIENCE = 20.0
 """Seconds; a bound for a loaded machine, never an expectation."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.cluster import Phase, PodSeen, Role, Synced
-from edl.core.errors import RefusedError, RetryableError
-from edl.local import wire
-from edl.local.client import LocalCluster
+from edl.api.cluster_port import Phase, PodSeen, Role, Synced
+from edl.api.errors import RefusedError, RetryableError
+from edl.cluster.local import supervisor_protocol
+from edl.cluster.local.local_cluster import LocalCluster
 
 Script = Callable[["Peer"], None]
 
@@ -25,19 +25,19 @@ class Peer:
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(20)
         self._connection = connection
-        self._lines = wire.Lines()
+        self._lines = supervisor_protocol.Lines()
 
-    def hear(self) -> wire.Message:
+    def hear(self) -> supervisor_protocol.Message:
         (message,) = self._lines.feed(self._connection.recv(65536))
         return message
 
-    def say(self, *messages: wire.Message) -> None:
-        self._connection.sendall(b"".join(wire.encode(message) for message in messages))
+    def say(self, *messages: supervisor_protocol.Message) -> None:
+        self._connection.sendall(b"".join(supervisor_protocol.encode(message) for message in messages))
 
-    def welcome(self) -> wire.Message:
+    def welcome(self) -> supervisor_protocol.Message:
         """Accept the hello and return the request that follows."""
-        assert self.hear() == wire.hello("secret")
-        self.say({"edl": wire.VERSION})
+        assert self.hear() == supervisor_protocol.hello("secret")
+        self.say({"edl": supervisor_protocol.VERSION})
         return self.hear()
 
 
@@ -73,7 +73,7 @@ def pod(index: int, phase: Phase = Phase.RUNNING, exit_code: int | None = None, 
     return PodSeen(f"worker-{index}-u", Role.WORKER, index, phase, exit_code, reason)
 
 
-def listing(*messages: wire.Message) -> Script:
+def listing(*messages: supervisor_protocol.Message) -> Script:
     def script(peer: Peer) -> None:
         assert peer.welcome() == {"op": "watch"}
         peer.say(*messages)
@@ -84,11 +84,11 @@ def listing(*messages: wire.Message) -> Script:
 def test_watch_that_was_cut_off_lists_again_and_derives_what_it_missed(play: Callable[..., LocalCluster]) -> None:
     synced = {"synced": True}
     ended = pod(1, Phase.FAILED, 137, "Killed (SIGKILL)")
-    pods = [wire.pod_message(pod(index)) for index in range(3)]
+    pods = [supervisor_protocol.pod_message(pod(index)) for index in range(3)]
     cluster = play(
         listing(*pods, synced),
-        listing(wire.pod_message(ended), pods[2]),  # cut off before it is synced: says nothing
-        listing(wire.pod_message(ended), pods[2], wire.pod_message(pod(3)), synced, wire.pod_message(pod(4))),
+        listing(supervisor_protocol.pod_message(ended), pods[2]),  # cut off before it is synced: says nothing
+        listing(supervisor_protocol.pod_message(ended), pods[2], supervisor_protocol.pod_message(pod(3)), synced, supervisor_protocol.pod_message(pod(4))),
     )
     seen: list[PodSeen | Synced] = []
     with pytest.raises(RetryableError, match="away"):
@@ -128,7 +128,7 @@ def test_supervisor_that_is_gone_is_given_up_on(play: Callable[..., LocalCluster
 def test_errors_come_back_as_what_they_are(play: Callable[..., LocalCluster]) -> None:
     def busy(peer: Peer) -> None:
         peer.welcome()
-        peer.say(wire.error_message(RetryableError("no process left")))
+        peer.say(supervisor_protocol.error_message(RetryableError("no process left")))
 
     with pytest.raises(RetryableError, match="no process left"):
         play(busy).start(Role.WORKER, 1)
@@ -137,7 +137,7 @@ def test_errors_come_back_as_what_they_are(play: Callable[..., LocalCluster]) ->
 def test_other_version_is_refused(play: Callable[..., LocalCluster]) -> None:
     def newer(peer: Peer) -> None:
         peer.hear()
-        peer.say(wire.error_message(RefusedError("The supervisor speaks version 2, the client 1")))
+        peer.say(supervisor_protocol.error_message(RefusedError("The supervisor speaks version 2, the client 1")))
 
     with pytest.raises(RefusedError, match="version 2"):
         play(newer).start(Role.WORKER, 1)

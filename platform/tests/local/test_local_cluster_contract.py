@@ -8,7 +8,7 @@ import pytest
 from cluster_contract import ClusterContract
 from local.stage import Stage
 
-from edl.core.cluster import Cluster
+from edl.api.cluster_port import Cluster
 
 
 class LocalStand:

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.errors import BadInputError, RefusedError
-from edl.core.sightings import Sightings
-from edl.local import guard, restart, wire
-from edl.local.client import LocalCluster
-from edl.local.ending import Ending
-from edl.local.pods import ENDED_REMEMBERED, PodTable
-from edl.local.restart import RestartPolicy
-from edl.local.roles import RoleEnvironment
-from edl.rpc.identity import Identity
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.errors import BadInputError, RefusedError
+from edl.cluster.watch_cache import Sightings
+from edl.cluster.local import orphan_reaper, restart_policy, supervisor_protocol
+from edl.cluster.local.local_cluster import LocalCluster
+from edl.cluster.local.exit_status import Ending
+from edl.cluster.local.pod_table import ENDED_REMEMBERED, PodTable
+from edl.cluster.local.restart_policy import RestartPolicy
+from edl.cluster.local.role_environment import RoleEnvironment
+from edl.transport.process_identity import Identity
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_restarts_are_free_then_slower_then_pointless() -> None:
         policy = policy.died(age=0.1)
         delays.append(policy.delay)
     assert delays[:9] == [0, 0, 0, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
-    assert set(delays[9:]) == {restart.LONGEST_DELAY_SECONDS}
+    assert set(delays[9:]) == {restart_policy.LONGEST_DELAY_SECONDS}
 
 
 def test_long_life_forgives_early_deaths() -> None:
-    policy = RestartPolicy(young_deaths=9).died(age=restart.YOUNG_SECONDS)
+    policy = RestartPolicy(young_deaths=9).died(age=restart_policy.YOUNG_SECONDS)
     assert policy.delay == 0
 
 
@@ -68,7 +68,7 @@ def test_role_reads_from_its_environment_what_the_supervisor_wrote(tmp_path: Pat
 def test_guard_knows_who_is_left(lines: list[tuple[str, int]], torn: int) -> None:
     last = {pid: sign for sign, pid in lines}
     expected = {pid for pid, sign in last.items() if sign == "+"}
-    assert guard.listed([*(f"{sign}{pid}\n" for sign, pid in lines), f"+{torn}"]) == expected
+    assert orphan_reaper.listed([*(f"{sign}{pid}\n" for sign, pid in lines), f"+{torn}"]) == expected
 
 
 PODS = st.builds(
@@ -85,17 +85,17 @@ PODS = st.builds(
 
 @given(st.lists(PODS), st.integers(1, 100))
 def test_pods_survive_the_wire_in_pieces_of_any_size(pods: list[PodSeen], size: int) -> None:
-    data = b"".join(wire.encode(wire.pod_message(pod)) for pod in pods)
-    lines = wire.Lines()
+    data = b"".join(supervisor_protocol.encode(supervisor_protocol.pod_message(pod)) for pod in pods)
+    lines = supervisor_protocol.Lines()
     messages = [message for at in range(0, len(data), size) for message in lines.feed(data[at : at + size])]
-    assert [wire.pod_of(message) for message in messages] == pods
+    assert [supervisor_protocol.pod_of(message) for message in messages] == pods
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
     try:
-        for message in wire.Lines().feed(data + b"\n"):
-            wire.pod_of(message)
+        for message in supervisor_protocol.Lines().feed(data + b"\n"):
+            supervisor_protocol.pod_of(message)
     except RefusedError:
         pass
 
@@ -103,12 +103,12 @@ def test_any_bytes_are_messages_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize("end", [b"", b"\n"])
 def test_long_line_is_refused(end: bytes) -> None:
     with pytest.raises(RefusedError, match="longer"):
-        wire.Lines().feed(b"x" * (wire.LONGEST_LINE + 1) + end)
+        supervisor_protocol.Lines().feed(b"x" * (supervisor_protocol.LONGEST_LINE + 1) + end)
 
 
 def test_nested_json_is_refused() -> None:
     with pytest.raises(RefusedError):
-        wire.Lines().feed(b"[" * 60000 + b"\n")
+        supervisor_protocol.Lines().feed(b"[" * 60000 + b"\n")
 
 
 def pod(uid: int, ended: bool = False) -> PodSeen:

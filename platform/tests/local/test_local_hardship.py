@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from edl.local import restart
-from edl.local.loop import Loop
-from edl.local.record import Record
-from edl.local.runtime import RuntimeDir
-from edl.local.supervisor import Supervisor
+from edl.cluster.local import restart_policy
+from edl.cluster.local.event_loop import Loop
+from edl.cluster.local.run_log import Record
+from edl.cluster.local.runtime_directory import RuntimeDir
+from edl.cluster.local.supervisor import Supervisor
 
 
 def supervise(run_dir: Path, command: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def supervise(run_dir: Path, command: Sequence[str]) -> int:
 def test_master_that_never_lives_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Sequence[str], line: str
 ) -> None:
-    monkeypatch.setattr(restart, "MOST_YOUNG_DEATHS", 3)
+    monkeypatch.setattr(restart_policy, "MOST_YOUNG_DEATHS", 3)
     assert supervise(tmp_path, command) == 1
     log = (tmp_path / "logs" / "supervisor.log").read_text()
     assert log.count(line) == 3

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.local import server as server_module
-from edl.local import wire
-from edl.local.loop import Loop
-from edl.local.server import Server
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.cluster.local import supervisor_server as server_module
+from edl.cluster.local import supervisor_protocol
+from edl.cluster.local.event_loop import Loop
+from edl.cluster.local.supervisor_server import Server
 
 POD = PodSeen("worker-0-u", Role.WORKER, 0, Phase.RUNNING, reason="Started", pid=1)
 
@@ -80,14 +80,14 @@ def desk() -> Iterator[Desk]:
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        (wire.encode({"edl": 2, "token": "secret"}), r"version 1 .* client 2"),
-        (wire.encode({"edl": 1, "token": "secreT"}), "token"),
-        (wire.encode({"edl": 1, "token": ["secret"]}), "token"),
-        (wire.encode({"edl": 1}), "token"),
-        (wire.encode({"op": "watch"}), "version"),
+        (supervisor_protocol.encode({"edl": 2, "token": "secret"}), r"version 1 .* client 2"),
+        (supervisor_protocol.encode({"edl": 1, "token": "secreT"}), "token"),
+        (supervisor_protocol.encode({"edl": 1, "token": ["secret"]}), "token"),
+        (supervisor_protocol.encode({"edl": 1}), "token"),
+        (supervisor_protocol.encode({"op": "watch"}), "version"),
         (b"GET / HTTP/1.1\r\n\r\n", "not JSON"),
         (b"[]\n", "not a JSON object"),
-        (b"x" * (wire.LONGEST_LINE + 2), "longer"),
+        (b"x" * (supervisor_protocol.LONGEST_LINE + 2), "longer"),
     ],
 )
 def test_stranger_is_refused_and_left(desk: Desk, said: bytes, answer: str) -> None:
@@ -112,13 +112,13 @@ def test_stranger_is_refused_and_left(desk: Desk, said: bytes, answer: str) -> N
         {},
     ],
 )
-def test_wrong_request_is_answered_and_the_connection_goes_on(desk: Desk, request_message: wire.Message) -> None:
+def test_wrong_request_is_answered_and_the_connection_goes_on(desk: Desk, request_message: supervisor_protocol.Message) -> None:
     client = desk.connect()
-    client.sendall(wire.encode(wire.hello("secret")))
+    client.sendall(supervisor_protocol.encode(supervisor_protocol.hello("secret")))
     assert json.loads(desk.read(client)) == {"edl": 1}
-    client.sendall(wire.encode(request_message))
+    client.sendall(supervisor_protocol.encode(request_message))
     assert json.loads(desk.read(client))["error"] == "bad_input"
-    client.sendall(wire.encode({"op": "start", "role": "worker", "index": 0}))
+    client.sendall(supervisor_protocol.encode({"op": "start", "role": "worker", "index": 0}))
     assert json.loads(desk.read(client)) == {"uid": POD.uid}
 
 
@@ -130,7 +130,7 @@ def test_silent_stranger_is_left_after_a_while(desk: Desk, monkeypatch: pytest.M
 def test_slow_reader_is_left_and_never_blocks_the_server(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LONGEST_BACKLOG", 10_000)
     client = desk.connect()
-    client.sendall(wire.encode(wire.hello("secret")) + wire.encode({"op": "watch"}))
+    client.sendall(supervisor_protocol.encode(supervisor_protocol.hello("secret")) + supervisor_protocol.encode({"op": "watch"}))
     desk.loop.turn()
     for _ in range(10_000):
         desk.server.publish(POD)

@@ -14,10 +14,10 @@ import pytest
 from local.stage import PATIENCE, Actor, Stage
 
 from edl.api.events import RoleEnded
-from edl.core.cluster import Role
-from edl.core.errors import BadInputError, RefusedError
-from edl.local.client import LocalCluster
-from edl.spec import event
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError, RefusedError
+from edl.cluster.local.local_cluster import LocalCluster
+from edl.jobfile import event_json
 
 GONE_SECONDS = 2.0
 """What architecture.md promises after a SIGKILL of the supervisor or of `edl run`."""
@@ -63,7 +63,7 @@ def test_end_of_a_master_is_an_event_and_its_log_goes_on(stage: Stage) -> None:
     again.obey("say second life")
     again.exit(0)
     assert stage.wait_closed() == 0
-    events = [event.parse(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
+    events = [event_json.parse(line) for line in (stage.run_dir / "events.jsonl").read_text().splitlines()]
     assert all(isinstance(each, RoleEnded) and (each.role, each.index) == ("master", 0) for each in events)
     assert [(each.pid, each.reason, each.exit_code) for each in events] == [
         (master.pid, "Error", 3),
@@ -118,7 +118,7 @@ def test_killed_supervisor_takes_all_roles_along_also_stopped_ones(stage: Stage)
 LAUNCHER = """
 import signal, sys
 from pathlib import Path
-from edl.local.launch import start_supervisor
+from edl.cluster.local.supervisor_launch import start_supervisor
 supervisor = start_supervisor(Path(sys.argv[1]), (sys.argv[2],))
 print(supervisor.pid, flush=True)
 signal.pause()
@@ -192,16 +192,16 @@ def test_parent_that_dies_is_noticed_without_the_kernel(stage: Stage, monkeypatc
 
 
 def test_supervisor_wants_a_run_directory(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "edl.local", str(tmp_path / "r9")]
+    command = [sys.executable, "-m", "edl.cluster.local", str(tmp_path / "r9")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert ended.returncode == 2
     assert "r9: there is no such run directory" in ended.stderr
 
 
 def test_supervisor_starts_without_heavy_imports() -> None:
-    code = "import sys, edl.local.__main__; print(*sys.modules)"
+    code = "import sys, edl.cluster.local.__main__; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"grpc", "numpy", "rich", "typer", "google.protobuf", "logging", "asyncio", "edl.spec"} & set(loaded)
+    assert not {"grpc", "numpy", "rich", "typer", "google.protobuf", "logging", "asyncio", "edl.jobfile"} & set(loaded)
 
 
 def test_a_stop_lets_the_master_end_the_job_and_leaves_the_others_until_then(stage: Stage) -> None:

@@ -16,27 +16,27 @@ import numpy as np
 from master.stage import LONG, TOKEN
 
 from edl.api.variables import VariableSpec
-from edl.core.cluster import PodSeen, Role
-from edl.core.errors import EdlError, RefusedError
-from edl.master.process import Master, serve_job
-from edl.master.surroundings import OneMachine, Surroundings
-from edl.ps.control_plane import ControlPlane
-from edl.ps.declaration import Declaration
-from edl.ps.leases import Admission
+from edl.api.cluster_port import PodSeen, Role
+from edl.api.errors import EdlError, RefusedError
+from edl.master.master_process import Master, serve_job
+from edl.master.backend import OneMachine, Surroundings
+from edl.ps.control_service import ControlPlane
+from edl.numerics.model_declaration import Declaration
+from edl.ps.applied_steps import Admission
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.registration import keep_registered
-from edl.ps.rounds import Share
+from edl.ps.master_registration import keep_registered
+from edl.ps.sync_rounds import Share
 from edl.ps.shard_writer import ShardWriter
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import Channel, Retry, connect, serve
-from edl.rpc.edl_pb2_grpc import add_PsControlServicer_to_server
-from edl.rpc.identity import Identity
-from edl.rpc.methods import Master as Methods
-from edl.spec.job import JobSpec
-from edl.spec.load import load
-from edl.spec.optimizer import OptimizerSpec
-from edl.store.journal import Journal
-from edl.store.rundir import RunDir, read_json
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, Retry, connect, serve
+from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
+from edl.transport.process_identity import Identity
+from edl.transport.control_methods import Master as Methods
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.storage.journal import Journal
+from edl.storage.run_directory import RunDir, read_json
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import FakeCluster
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.errors import EdlError
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.errors import EdlError
 from edl.core.events import (
     Command,
     CutPrepared,
@@ -25,10 +25,10 @@ from edl.core.events import (
 from edl.core.job import JobState
 from edl.core.state import Settings
 from edl.master.shell import Shell
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import serve
-from edl.rpc.edl_pb2_grpc import PsControlServicer, add_PsControlServicer_to_server
-from edl.store.segments import encode
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import serve
+from edl.transport.edl_pb2_grpc import PsControlServicer, add_PsControlServicer_to_server
+from edl.storage.segment_format import encode
 
 TOKEN = "the-token-of-these-tests"
 LONG = 30.0

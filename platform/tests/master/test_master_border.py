@@ -15,13 +15,13 @@ from master.stage import TOKEN
 from master.test_master_servicer import WORKER, Stage
 from rpc.horrors import messages_with
 
-from edl.core.errors import EdlError
-from edl.master.servicer import Servicer
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import Channel, connect, serve
-from edl.rpc.edl_pb2_grpc import add_MasterServicer_to_server
-from edl.rpc.methods import Master
-from edl.rpc.refusal import Refused, kind_of
+from edl.api.errors import EdlError
+from edl.master.master_service import Servicer
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, connect, serve
+from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
+from edl.transport.control_methods import Master
+from edl.transport.peer_errors import Refused, kind_of
 
 THREADS = 4
 

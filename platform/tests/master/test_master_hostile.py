@@ -23,17 +23,17 @@ from rpc.horrors import messages_with
 
 from edl.api.status import Status
 from edl.core import events as ev
-from edl.core.callbacks import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, to_json
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.errors import RefusedError
+from edl.core.callback_decisions import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, to_json
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.errors import RefusedError
 from edl.core.job import JobState
-from edl.master.messages import task_of
-from edl.master.reporter import Reporter
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import Channel, connect, serve
-from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.spec import report
-from edl.store.rundir import RunDir
+from edl.master.message_conversion import task_of
+from edl.master.status_reporter import Reporter
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, connect, serve
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.jobfile import json_object
+from edl.storage.run_directory import RunDir
 from edl.testing import promises
 
 TURNS = 400
@@ -195,8 +195,8 @@ class Job(Stage):
         if self.state.main is not None:
             assert self.reporter.summary().records_lost == 0
         with self.shell.lock:
-            status = report.to_json(self.reporter.status())
-        assert report.from_json(Status, json.loads(json.dumps(status, allow_nan=False)), "status")
+            status = json_object.to_json(self.reporter.status())
+        assert json_object.from_json(Status, json.loads(json.dumps(status, allow_nan=False)), "status")
 
     def close(self) -> None:
         self.shell.stop_waiting()

@@ -8,9 +8,9 @@ from typing import Any
 from master.played_job import RECORDS, played_job
 from master.stage import LONG
 
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.events import DeletePod, StartPod
-from edl.master.pods import Pods
+from edl.master.pod_controller import Pods
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import FakeCluster
 

@@ -13,7 +13,7 @@ from master.stage import LONG, TOKEN, PlayedPs, played_ps
 from wording import unsaid
 
 from edl.api.events import Warned
-from edl.core.errors import BadInputError, RetryableError
+from edl.api.errors import BadInputError, RetryableError
 from edl.core.events import (
     AttachPs,
     CheckpointSaved,
@@ -35,13 +35,13 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.partition import placement
-from edl.master.checkpoints import Checkpoints
-from edl.master.parameter_servers import ParameterServers
-from edl.master.questions import RESTORE_DEADLINE, Asker
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.refusal import Refused
-from edl.store.commits import commit
-from edl.store.manifest import Manifest, cut_directory
+from edl.master.checkpoint_coordinator import Checkpoints
+from edl.master.ps_client import ParameterServers
+from edl.master.ps_requests import Asker, RESTORE_DEADLINE
+from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import Refused
+from edl.storage.checkpoint_commit import commit
+from edl.storage.checkpoint_manifest import Manifest, cut_directory
 
 INCARNATION = 4
 ATTACH = AttachPs("ps-0-a", floor=5, revoked=(7,), live=(8, 9), cut=2)
@@ -291,7 +291,7 @@ def test_a_core_that_fails_ends_the_master_by_whatever_thread(tmp_path: Path, ps
 
 
 def written(folder: Path, cut: int, index: int) -> pb.SavedReply:
-    from edl.store.manifest import cut_directory
+    from edl.storage.checkpoint_manifest import cut_directory
 
     directory = cut_directory(folder, cut)
     directory.mkdir(exist_ok=True)
@@ -308,7 +308,7 @@ def saving(cut: int) -> SaveCheckpoint:
 def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
     servers: ParameterServers, core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
 ) -> None:
-    from edl.store.manifest import Manifest, ShardInfo, cut_directory, load_manifest
+    from edl.storage.checkpoint_manifest import Manifest, ShardInfo, cut_directory, load_manifest
 
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     servers.do(saving(3))
@@ -345,7 +345,7 @@ def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
 
 
 def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[PlayedPs, str], tmp_path: Path) -> None:
-    from edl.store.manifest import cuts_in
+    from edl.storage.checkpoint_manifest import cuts_in
 
     checkpoints = Checkpoints(tmp_path, 1, lambda: {1})
     servers = ParameterServers(TOKEN, INCARNATION, 1, checkpoints)
@@ -409,7 +409,7 @@ def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
 def test_a_master_that_may_not_decide_any_more_removes_no_checkpoint(
     core: Core, ps: tuple[PlayedPs, str], tmp_path: Path
 ) -> None:
-    from edl.store.manifest import cuts_in
+    from edl.storage.checkpoint_manifest import cuts_in
 
     right = Right()
     right.held.set()

@@ -10,14 +10,14 @@ from published_job import STATUS
 from wording import unsaid
 
 from edl.api.events import EvaluationEnded, EvaluationStarted
-from edl.master.progress import Progress, hear
+from edl.master.progress_log import Progress, hear
 
 MIDST = replace(STATUS, loss=0.18684, step=7021, epoch=3, epochs=5, records_done=402112, records_total=600000)
 
 
 @pytest.fixture(autouse=True)
 def _level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "edl.master.progress")
+    caplog.set_level(logging.INFO, "edl.master.progress_log")
 
 
 def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:

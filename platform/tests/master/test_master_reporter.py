@@ -41,7 +41,7 @@ from edl.api.events import (
 )
 from edl.api.events import CheckpointSaved as CheckpointSavedEvent
 from edl.api.status import Status, Summary
-from edl.core.cluster import Cause, Phase, PodSeen, Role
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
     EmitEvent,
@@ -58,11 +58,11 @@ from edl.core.events import (
     Tick,
     TrainingStalled,
 )
-from edl.master.rate import WINDOW_SECONDS, Rate
-from edl.master.reporter import Reporter, began, rate_since, records_total
-from edl.spec.event import parse
-from edl.spec.report import from_json, to_json
-from edl.store.rundir import RunDir, append_line, read_json
+from edl.master.throughput import Rate, WINDOW_SECONDS
+from edl.master.status_reporter import Reporter, began, rate_since, records_total
+from edl.jobfile.event_json import parse
+from edl.jobfile.json_object import from_json, to_json
+from edl.storage.run_directory import RunDir, append_line, read_json
 
 # ---------------------------------------------------------------------------------------------- rates
 

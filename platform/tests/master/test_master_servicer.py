@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import FIRST_CUT, Parts
 
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.errors import RetryableError
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.errors import RetryableError
 from edl.core.events import (
     AttachPs,
     CheckpointSaved,
@@ -28,11 +28,11 @@ from edl.core.events import (
     Tick,
     UpdatesHeld,
 )
-from edl.master.links import Link
-from edl.master.messages import result_of, steps_of
-from edl.master.servicer import Servicer
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.refusal import Refused
+from edl.master.ps_connection import Link
+from edl.master.message_conversion import result_of, steps_of
+from edl.master.master_service import Servicer
+from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import Refused
 
 CONTEXT: Any = None
 WORKER = pb.Member(role="worker", index=0, uid="worker-0")

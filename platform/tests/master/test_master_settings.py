@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from edl.core.errors import BadInputError
-from edl.master.dataset import describe
-from edl.master.settings import may_define_reader, settings_of
-from edl.spec.job import JobSpec
-from edl.spec.load import load
+from edl.api.errors import BadInputError
+from edl.master.dataset_description import describe
+from edl.master.spec_settings import may_define_reader, settings_of
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
 
 
 def spec_of(folder: Path, **sections: Any) -> JobSpec:
@@ -74,6 +74,6 @@ def test_data_that_is_not_there_is_bad_input(tmp_path: Path) -> None:
 
 def test_a_master_starts_without_tensorflow_numpy_and_what_only_the_command_line_needs() -> None:
     heavy = ("tensorflow", "keras", "numpy", "safetensors", "rich", "typer", "kubernetes", "jsonschema", "yaml")
-    code = f"import sys, edl.master.process; print([m for m in {heavy!r} if m in sys.modules])"
+    code = f"import sys, edl.master.master_process; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

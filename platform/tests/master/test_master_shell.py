@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from master.stage import FIRST_CUT, LONG, Effects, Parts
 
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.errors import RefusedError, StorageError
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.errors import RefusedError, StorageError
 from edl.core.events import (
     CheckpointSaved,
     EndJob,

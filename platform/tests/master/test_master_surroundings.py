@@ -16,18 +16,18 @@ from master.played_job import RECORDS, PlayedJob, played_job
 from master.stage import LONG, Parts
 
 from edl.api.events import Warned
-from edl.core.board import Desired
-from edl.core.cluster import Phase, PodSeen, Role
-from edl.core.errors import BadInputError, RetryableError
+from edl.cluster.status_port import Desired
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.errors import BadInputError, RetryableError
 from edl.core.events import LeaseWanted, PodChanged, Tick
-from edl.local.client import LocalCluster
-from edl.master import publishing, reporter
-from edl.master.core_time import CoreTime
-from edl.master.process import BEGINS_ANEW, serve_job
+from edl.cluster.local.local_cluster import LocalCluster
+from edl.master import status_publication, status_reporter
+from edl.master.fenced_clock import CoreTime
+from edl.master.master_process import BEGINS_ANEW, serve_job
 from edl.master.shell import FrozenError, MasterEndsError
-from edl.master.surroundings import OneMachine, surroundings_of
-from edl.spec.publication import Publication
-from edl.store.rundir import read_json
+from edl.master.backend import OneMachine, surroundings_of
+from edl.jobfile.published_status import Publication
+from edl.storage.run_directory import read_json
 
 EPOCHS = 20
 LONGER = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": EPOCHS}
@@ -115,7 +115,7 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
 
 
 def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "PERIOD_SECONDS", 0.001)
+    monkeypatch.setattr(status_publication, "PERIOD_SECONDS", 0.001)
     with played_job() as job:
         pod = Pod(job)
         assert job.run_master(pod) == 0
@@ -261,8 +261,8 @@ def test_a_master_that_freezes_for_a_while_loses_nothing() -> None:
 def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
     stalled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "PERIOD_SECONDS", 0.01)
-    monkeypatch.setattr(publishing, "KEEP_SECONDS", 0.01)
+    monkeypatch.setattr(status_publication, "PERIOD_SECONDS", 0.01)
+    monkeypatch.setattr(status_publication, "KEEP_SECONDS", 0.01)
     mended, hangs = threading.Event(), threading.Event()
 
     def patient(write: Callable[..., None]) -> Callable[..., None]:
@@ -274,7 +274,7 @@ def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
 
         return written
 
-    for module, name in ((reporter, "write_json"), (publishing, "write_json"), (reporter, "append_line")):
+    for module, name in ((status_reporter, "write_json"), (status_publication, "write_json"), (status_reporter, "append_line")):
         monkeypatch.setattr(module, name, patient(getattr(module, name)))
     with played_job() as job:
         pod = Pod(job)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from edl.core.board import Desired
-from edl.core.checkpoint import STOPPED
+from edl.cluster.status_port import Desired
+from edl.core.saved_checkpoint import STOPPED
 from edl.core.events import ScaleWanted, StopWanted, WishUnreadable
-from edl.master.wishes import CHECKPOINT_SECONDS, events_of
+from edl.master.desired_state_events import CHECKPOINT_SECONDS, events_of
 
 
 def test_a_stop_takes_a_checkpoint_first_and_is_the_last_wish() -> None:

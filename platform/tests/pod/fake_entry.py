@@ -12,7 +12,7 @@ import ctypes
 import os
 import sys
 
-from edl.pod.init import Init, Say
+from edl.pod.init_process import Init, Say
 
 PR_SET_CHILD_SUBREAPER = 36
 

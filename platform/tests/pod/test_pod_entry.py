@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.core.errors import BadInputError
-from edl.pod.preparation import prepare
+from edl.api.errors import BadInputError
+from edl.pod.role_preparation import prepare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="containers are Linux's")
 
@@ -101,7 +101,7 @@ def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, 
 def test_the_submitters_image_trains_nothing_and_says_so(
     role: str, lacks: set[str], said: str, tmp_path: Path, spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.pod.preparation.find_spec", lambda module: None if module in lacks else object())
+    monkeypatch.setattr("edl.pod.role_preparation.find_spec", lambda module: None if module in lacks else object())
     with pytest.raises(BadInputError, match=said) as refused:
         prepare(role, spec, {"EDL_RUN_DIR": str(tmp_path / "run")})
     assert "edl zoo build" in (refused.value.hint or "")

@@ -12,17 +12,17 @@ from wording import unsaid
 
 from edl.api.events import RunStarted
 from edl.api.status import Status
-from edl.core.errors import BadInputError
-from edl.pod.run_directory import LATEST, Wanted, open_run, prove_writable
-from edl.spec.event import parse
-from edl.spec.job import Data, JobSpec, Model
-from edl.spec.load import load
-from edl.spec.report import to_json
-from edl.store.commits import commit
-from edl.store.journal import Journal
-from edl.store.manifest import DATASET, Manifest, cut_directory
-from edl.store.replay import replay
-from edl.store.rundir import RunDir, write_json
+from edl.api.errors import BadInputError
+from edl.pod.run_selection import LATEST, Wanted, open_run, prove_writable
+from edl.jobfile.event_json import parse
+from edl.jobfile.job_spec import Data, JobSpec, Model
+from edl.jobfile.loader import load
+from edl.jobfile.json_object import to_json
+from edl.storage.checkpoint_commit import commit
+from edl.storage.journal import Journal
+from edl.storage.checkpoint_manifest import DATASET, Manifest, cut_directory
+from edl.storage.journal_replay import replay
+from edl.storage.run_directory import RunDir, write_json
 
 SPEC = JobSpec(name="digits", model=Model("m.custom_model", "/model_zoo"), data=Data(training=("/data/train",)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edl.ps.arrays import Ids
+from edl.numerics.array_types import Ids
 
 _MASK = (1 << 64) - 1
 

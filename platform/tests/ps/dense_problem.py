@@ -8,10 +8,10 @@ from table_contract import Table
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.store import Gradients, RowGradients
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 STEPS = 200
 ROWS, DIM = 12, 3
@@ -82,7 +82,7 @@ def keras_optimizer(spec: OptimizerSpec):
     arguments = dict(spec.hyperparameters)
     kind = getattr(keras.optimizers, KERAS[spec.name])
     if arguments.pop("group_lasso_regularization_strength", 0.0):
-        from edl.worker.group_ftrl import GroupFtrl
+        from edl.keras.group_ftrl import GroupFtrl
 
         arguments, kind = dict(spec.hyperparameters), GroupFtrl
     optimizer = kind(learning_rate=0.1, **arguments)

@@ -1,6 +1,6 @@
 """The optimizers once more, for the tests: on one row at a time, in float64, from the papers' formulas.
 
-Nothing is shared with ``edl.optimizers``. A row that is not touched stands still, and so do its slot variables:
+Nothing is shared with ``edl.numerics.optimizers``. A row that is not touched stands still, and so do its slot variables:
 they are not even looked at.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 Row = NDArray[np.float64]
 

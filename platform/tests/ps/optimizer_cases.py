@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 CASES: Mapping[str, OptimizerSpec] = {
     "sgd": OptimizerSpec("sgd"),

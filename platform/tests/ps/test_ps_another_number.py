@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from edl.core.partition import owner_of_name, placement, slot_of_row
-from edl.store import portable
-from edl.store.checkpoint import load_manifest
-from edl.store.contents import contents_of
-from edl.store.manifest import Manifest
+from edl.storage import checkpoint_export
+from edl.storage.checkpoint_shards import load_manifest
+from edl.storage.checkpoint_contents import contents_of
+from edl.storage.checkpoint_manifest import Manifest
 
 VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + n for n, name in enumerate("abcdefgh")}
 VALUES |= {f"stat{n}": np.full(4, n, np.float32) for n in range(3)}
@@ -56,7 +56,7 @@ class Fleet:
         assert isinstance(manifest, Manifest)
         assert len(manifest.shards) == len(self.servers)
         contents = contents_of(directory / shard.file for shard in manifest.shards)
-        found = portable.columns(contents, slots=True)
+        found = checkpoint_export.columns(contents, slots=True)
         return {column.name: b"".join(piece.tobytes() for piece in column.pieces()) for column in found}
 
     def _owned(self, index: int) -> Sequence[str]:

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared
 
-from edl.core.errors import BadInputError
-from edl.optimizers import rule
-from edl.ps import requests
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_table import NumpyTable
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.refusal import Refused
-from edl.spec.optimizer import OptimizerSpec
-from edl.spec.table import MAX_ROWS
+from edl.api.errors import BadInputError
+from edl.numerics.optimizers import rule
+from edl.ps import request_parsing
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_table import NumpyTable
+from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import Refused
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.table_limits import MAX_ROWS
 
 EXTREMES = [-(2**63), -1, 0, 7, 2**63 - 1]
 any_id = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from(EXTREMES))
@@ -45,9 +45,9 @@ def test_every_int64_is_an_id_of_its_own(pushes: list[list[int]]) -> None:
 def test_requests_for_any_id_are_taken_where_there_is_no_bound() -> None:
     ids = array(EXTREMES)
     asked = [pb.TableRows(name="emb", count=len(ids))]
-    np.testing.assert_array_equal(requests.row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
+    np.testing.assert_array_equal(request_parsing.row_ids(model(0), asked, ids.data.cast("B"))["emb"], ids)
     with pytest.raises(Refused, match=r"'emb'.* 0 to 7, not "):
-        requests.row_ids(model(8), asked, ids.data.cast("B"))
+        request_parsing.row_ids(model(8), asked, ids.data.cast("B"))
 
 
 @pytest.mark.parametrize("rows", [-1, MAX_ROWS + 1])

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rpc.horrors import messages_with
 
-from edl.core.errors import EdlError
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import Kind
-from edl.rpc.refusal import Refused, kind_of
+from edl.api.errors import EdlError
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import Kind
+from edl.transport.peer_errors import Refused, kind_of
 
 LEASE = 1 << 32
 _VALUES = {"w": np.zeros(3, np.float32)}

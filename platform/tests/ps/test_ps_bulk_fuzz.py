@@ -17,19 +17,19 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from edl.core.errors import RefusedError
-from edl.ps.bulk_plane import BulkPlane
-from edl.ps.conversation import Attachment
+from edl.api.errors import RefusedError
+from edl.ps.bulk_handler import BulkPlane
+from edl.ps.messages import Attachment
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.stores import NATIVE, NUMPY, Stores
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import Answer, Frame, Kind
-from edl.rpc.bulk_server import refusal
-from edl.spec.table import MAX_DIM
+from edl.ps.store_factory import NATIVE, NUMPY, Stores
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import Answer, Frame, Kind
+from edl.transport.bulk_server import refusal
+from edl.numerics.table_limits import MAX_DIM
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps.native_table import NativeTable
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of gradients that are not finite
 
@@ -52,7 +52,7 @@ ANSWERS = {
     Kind.SCAN_ROWS: Kind.SCANNED,
     Kind.DECLARE: Kind.DECLARED,
 }
-HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.ps._native") else [])]
+HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.numerics._native") else [])]
 BOUND = 1 << 18
 """Bytes that a request may take of a server that holds little, beside a multiple of its own size."""
 FACTOR = 200

@@ -13,14 +13,14 @@ from ps.shard_arrays import shard_arrays
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.errors import StorageError
+from edl.api.errors import StorageError
 from edl.core.partition import owner_of_name, placement, slot_of_row
-from edl.ps.checkpoints import Cut, from_shard, merge, owned
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.store import Gradients, RowGradients
-from edl.rpc.bulk import BulkRefused
-from edl.spec.optimizer import OptimizerSpec
+from edl.ps.shard_restore import Cut, from_shard, merge, owned
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.transport.bulk_client import BulkRefused
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 TABLE = TableSpec("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

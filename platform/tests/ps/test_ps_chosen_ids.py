@@ -13,13 +13,13 @@ from ps.chosen_ids import alike_in_a_product, with_hashes
 from table_contract import OPTIMIZERS, declared, initial
 
 from edl.core.partition import mix
-from edl.optimizers import rule
-from edl.ps.numpy_table import NumpyTable
-from edl.ps.retention import Retention
+from edl.numerics.optimizers import rule
+from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.row_retention import Retention
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps.native_table import NativeTable
-    from edl.worker.native_distinct import NativeDistinct
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics.native_table import NativeTable
+    from edl.numerics.native_unique_ids import NativeDistinct
 
 pytestmark = [pytest.mark.native, pytest.mark.timeout(300)]
 SALT = 0xA0761D6478BD642F

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.core.errors import RetryableError, StorageError
-from edl.ps.cuts import CUTS_AHEAD, HOLD_SECONDS, CutError, Cuts
+from edl.api.errors import RetryableError, StorageError
+from edl.ps.cut_state import CUTS_AHEAD, CutError, Cuts, HOLD_SECONDS
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.snapshot import PinError
-from edl.ps.table_store import TableStore
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import BulkRefused
-from edl.rpc.refusal import Refused
+from edl.numerics.parameter_snapshot import PinError
+from edl.numerics.table_store import TableStore
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkRefused
+from edl.transport.peer_errors import Refused
 
 W = {"w": np.zeros(3, np.float32)}
 LEASE = (1 << 32) + 1
@@ -199,7 +199,7 @@ def test_a_server_that_has_more_than_a_cut_refuses_it(two):
 
 
 def test_a_cut_that_is_held_for_too_long_is_over_without_its_master(start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("edl.ps.cuts.HOLD_SECONDS", 0.05)
+    monkeypatch.setattr("edl.ps.cut_state.HOLD_SECONDS", 0.05)
     ps = start()
     ps.attach()
     worker = ps.worker()

@@ -14,14 +14,14 @@ from ps.shard_arrays import shard_arrays
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.errors import StorageError
+from edl.api.errors import StorageError
 from edl.core.partition import placement
-from edl.ps.checkpoints import Cut, from_shard, load
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.store import Gradients, RowGradients
-from edl.spec.optimizer import OptimizerSpec
-from edl.store.checkpoint import Manifest, Skipped, commit, cut_directory, newest, write_shard
+from edl.ps.shard_restore import Cut, from_shard, load
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.storage.checkpoint_shards import Manifest, Skipped, commit, cut_directory, newest, write_shard
 
 TABLE = TableSpec("emb", 50, 3, {"name": "zeros"}, seed=3)
 MODEL = Declaration((VariableSpec("w", (2, 3)), VariableSpec("mean", (3,), True)), (TABLE,), OptimizerSpec("adam"), "m")

@@ -17,28 +17,28 @@ from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import placement
-from edl.ps import numpy_table
-from edl.ps.bulk_plane import BulkPlane
-from edl.ps.conversation import Attachment
-from edl.ps.declaration import Declaration
-from edl.ps.exhaustion import REMEDY, NoMemoryError, TornError
-from edl.ps.leases import Admission
-from edl.ps.merging import merged
+from edl.numerics import numpy_table
+from edl.ps.bulk_handler import BulkPlane
+from edl.ps.messages import Attachment
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.memory_errors import NoMemoryError, REMEDY, TornError
+from edl.ps.applied_steps import Admission
+from edl.numerics.gradient_merging import merged
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.rounds import Share
+from edl.ps.sync_rounds import Share
 from edl.ps.shard_writer import ShardWriter
-from edl.ps.slab import Slab
-from edl.ps.store import Gradients, RowGradients
-from edl.ps.stores import NATIVE, NUMPY, Stores
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import Frame, Kind
-from edl.spec.optimizer import OptimizerSpec
-from edl.store.checkpoint import Manifest, ShardInfo, commit, cut_directory
+from edl.numerics.flat_parameters import Slab
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.store_factory import NATIVE, NUMPY, Stores
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import Frame, Kind
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
 
 USERS, ITEMS = (TableSpec(name, rows, 8, {"name": "zeros"}, seed=1) for name, rows in (("users", 0), ("items", 1000)))
 DECLARED = Declaration((VariableSpec("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")
 LEASE = (1 << 32) + 1
-HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.ps._native") else [])]
+HERE = [NUMPY, *([NATIVE] if importlib.util.find_spec("edl.numerics._native") else [])]
 Start = Callable[..., ParameterServer]
 
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_there_is_no_memory_for_leaves_what_was_held(
     assert sent(server, 1, push(users=range(5))) is Admission.APPLIED
     for what, owner, name in (
         (r"3 rows of table 'users' \(any id x 8\)", type(table(server, "users")), "load"),
-        (f"its part of the checkpoint {directory}", sys.modules["edl.ps.checkpoints"], "load"),
+        (f"its part of the checkpoint {directory}", sys.modules["edl.ps.shard_restore"], "load"),
     ):
         with monkeypatch.context() as little:
             little.setattr(owner, name, none_left)
@@ -195,7 +195,7 @@ def test_a_round_that_there_is_no_memory_to_put_together_is_refused_to_all_of_it
     server = ParameterServer(0, ShardWriter(0), stores=Stores(NUMPY), strategy=Strategy(mode="sync"))
     server.attach(Attachment(1, 0))
     server.declare(DECLARED, np.zeros(2, np.float32))
-    monkeypatch.setattr(f"edl.ps.together.{merged.__name__}", none_left)
+    monkeypatch.setattr(f"edl.ps.sync_updates.{merged.__name__}", none_left)
     head = pb.Push(lease=LEASE, learning_rate=0.5, weight=1).SerializeToString()
     with pytest.raises(NoMemoryError, match=f"for a PUSH of {len(head) + 8} bytes\n"):
         BulkPlane(server)(Frame(Kind.PUSH, head, memoryview(bytes(8))))
@@ -205,13 +205,13 @@ def test_a_round_that_there_is_no_memory_to_put_together_is_refused_to_all_of_it
 REAL = """
 import resource, sys
 import numpy as np
-from edl.core.errors import RefusedError
-from edl.ps.stores import Stores
-from edl.ps.store import Gradients, RowGradients
-from edl.ps.contents import Contents
+from edl.api.errors import RefusedError
+from edl.ps.store_factory import Stores
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.model_state import Contents
 from edl.api.tables import TableSpec
-from edl.ps.declaration import Declaration
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 users = TableSpec("users", 0, 64, {"name": "zeros"}, seed=1)
 contents = Contents(Stores(sys.argv[1]))

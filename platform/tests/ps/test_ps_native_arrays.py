@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from table_contract import declared, initial
 
-from edl.ps.snapshot import StoredRows
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.parameter_snapshot import StoredRows
+from edl.numerics.optimizer_spec import OptimizerSpec
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps import _native
-    from edl.ps.native_table import NativeTable
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics import _native
+    from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
 MANY = settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])

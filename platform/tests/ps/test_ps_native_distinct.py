@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from distinct_contract import DistinctContract, Make
 
-from edl.worker.wanted import finder
+from edl.numerics.unique_ids import finder
 
-if importlib.util.find_spec("edl.worker._distinct") is not None:
-    from edl.worker import _distinct
-    from edl.worker.native_distinct import NativeDistinct
+if importlib.util.find_spec("edl.numerics._distinct") is not None:
+    from edl.numerics import _distinct
+    from edl.numerics.native_unique_ids import NativeDistinct
 
 pytestmark = pytest.mark.native
 

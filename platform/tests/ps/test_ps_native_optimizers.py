@@ -16,19 +16,19 @@ from table_contract import PATIENT, array, declared
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.errors import BadInputError
-from edl.optimizers import rule
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_table import NumpyTable
-from edl.ps.slab import Slab
-from edl.ps.store import Gradients
-from edl.spec.hyperparameters import RULES
-from edl.spec.initializer import initial_rows
-from edl.spec.optimizer import OptimizerSpec
+from edl.api.errors import BadInputError
+from edl.numerics.optimizers import rule
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.flat_parameters import Slab
+from edl.numerics.parameter_store import Gradients
+from edl.numerics.hyperparameters import RULES
+from edl.numerics.initializers import initial_rows
+from edl.numerics.optimizer_spec import OptimizerSpec
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps.native_rules import OPTIMIZERS, slab_rule
-    from edl.ps.native_table import NativeTable
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics.native_kernels import OPTIMIZERS, slab_rule
+    from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
 SERVED = {name: spec for name, spec in CASES.items() if spec.name != "lamb"}

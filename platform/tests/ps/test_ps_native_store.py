@@ -10,13 +10,13 @@ import pytest
 from store_contract import DENSE, TABLE, WIDE, Make, StoreContract, drawn, same
 from table_contract import OPTIMIZERS
 
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.stores import Stores
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.ps.store_factory import Stores
+from edl.numerics.optimizer_spec import OptimizerSpec
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps.native_store import NativeStore
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics.native_store import NativeStore
 
 pytestmark = pytest.mark.native
 

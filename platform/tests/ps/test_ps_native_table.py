@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from retention_contract import RetentionContract
 from table_contract import OPTIMIZERS, PATIENT, Make, TableContract, array, declared, dyadic, initial
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps.native_table import NativeTable
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
 any_ids = st.integers(-(2**63), 2**63 - 1)

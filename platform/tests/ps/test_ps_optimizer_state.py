@@ -14,14 +14,14 @@ from ps.shard_arrays import shard_arrays
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import placement
-from edl.optimizers import Scratch, Update, rule
-from edl.optimizers.adam import factors_so_far
-from edl.ps.checkpoints import Cut, from_shard, load
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.store import Gradients, RowGradients
-from edl.spec.optimizer import OptimizerSpec
-from edl.store.checkpoint import Manifest, commit, cut_directory, write_shard
+from edl.numerics.optimizers import Scratch, Update, rule
+from edl.numerics.optimizers.adam import factors_so_far
+from edl.ps.shard_restore import Cut, from_shard, load
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.storage.checkpoint_shards import Manifest, commit, cut_directory, write_shard
 
 TABLE = TableSpec("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 DENSE = (VariableSpec("kernel", (2, 3)), VariableSpec("bias", (3,)), VariableSpec("mean", (2,), statistic=True))

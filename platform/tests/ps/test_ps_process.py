@@ -16,11 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.ps.stores import Stores
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import connect, serve
-from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.rpc.methods import PsControl
+from edl.ps.store_factory import Stores
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import connect, serve
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.transport.control_methods import PsControl
 
 TOKEN = "a-token"
 SPEC = json.dumps(

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared, dyadic
 
-from edl.optimizers import rule
-from edl.ps.arrays import Ids
-from edl.ps.numpy_table import NumpyTable
-from edl.ps.retention import Retention
-from edl.ps.table import Table
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.optimizers import rule
+from edl.numerics.array_types import Ids
+from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.row_retention import Retention
+from edl.numerics.embedding_table import Table
+from edl.numerics.optimizer_spec import OptimizerSpec
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps.native_table import NativeTable
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
 DIM, FEW = 3, 12

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.core.errors import JobFailedError, RetryableError
-from edl.ps.registration import keep_registered
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.refusal import Refused
+from edl.api.errors import JobFailedError, RetryableError
+from edl.ps.master_registration import keep_registered
+from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import Refused
 
 
 class Master:

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.rounds_theatre import Theatre
 
-from edl.ps.followed import Followed, Follower
-from edl.ps.rounds import Rounds, Seat, Share
+from edl.ps.follower_rounds import Followed, Follower
+from edl.ps.sync_rounds import Rounds, Seat, Share
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 

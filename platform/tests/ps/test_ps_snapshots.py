@@ -11,22 +11,22 @@ import pytest
 from ps.shard_arrays import shard_arrays
 from table_contract import array, declared
 
-from edl.core.errors import StorageError
-from edl.ps.checkpoints import Cut
-from edl.ps.conversation import Attachment
-from edl.ps.declaration import Declaration
+from edl.api.errors import StorageError
+from edl.ps.shard_restore import Cut
+from edl.ps.messages import Attachment
+from edl.numerics.model_declaration import Declaration
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import Saved, ShardWriter
-from edl.ps.snapshot import FrozenRows, PinError
-from edl.ps.store import Gradients, RowGradients
-from edl.ps.stores import Stores
-from edl.spec.optimizer import OptimizerSpec
-from edl.store.arrayfile import read_arrays
+from edl.numerics.parameter_snapshot import FrozenRows, PinError
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.store_factory import Stores
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.storage.safetensors_file import read_arrays
 
-if importlib.util.find_spec("edl.ps._native") is not None:
-    from edl.ps import native_rows
-    from edl.ps.native_store import NativeStore
-    from edl.ps.native_table import NativeTable
+if importlib.util.find_spec("edl.numerics._native") is not None:
+    from edl.numerics import native_snapshot
+    from edl.numerics.native_store import NativeStore
+    from edl.numerics.native_table import NativeTable
 
 pytestmark = pytest.mark.native
 ADAGRAD = OptimizerSpec("adagrad")
@@ -58,7 +58,7 @@ def same(rows: FrozenRows, copy) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch):
-    monkeypatch.setattr(native_rows, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(native_snapshot, "PIECE_BYTES", 50_000)
     table, moment, done = filled(20_000, threads), threading.Lock(), threading.Event()
 
     def pushing(number: int) -> None:
@@ -104,7 +104,7 @@ def test_memory_of_a_snapshot_is_what_pushes_change_and_no_more_than_the_rows():
 
 
 def test_rows_that_the_only_reader_has_passed_are_not_kept(monkeypatch):
-    monkeypatch.setattr(native_rows, "PIECE_BYTES", 100 * ROW_BYTES)
+    monkeypatch.setattr(native_snapshot, "PIECE_BYTES", 100 * ROW_BYTES)
     table = filled(2000)
     alone, shared = table.snapshot(), table.snapshot()
     shared.hold()
@@ -144,7 +144,7 @@ def trained() -> tuple[NativeStore, Gradients]:
 def test_a_shard_is_written_in_pieces_while_pushes_go_on_and_the_snapshot_goes_with_the_last_holder(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(native_rows, "PIECE_BYTES", 7 * ROW_BYTES)
+    monkeypatch.setattr(native_snapshot, "PIECE_BYTES", 7 * ROW_BYTES)
     store, gradients = trained()
     cut = Cut(3, store.snapshot(), 1, {})
     expected, meta = shard_arrays(Cut(3, store.snapshot(), 1, {}))

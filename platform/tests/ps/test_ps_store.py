@@ -12,11 +12,11 @@ from store_contract import PATIENT, SGD, TABLE, UNIFORM, Make, StoreContract
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.errors import BadInputError
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.numpy_table import sum_duplicates
-from edl.spec.table import check_table
+from edl.api.errors import BadInputError
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.numpy_table import sum_duplicates
+from edl.numerics.table_limits import check_table
 
 
 class TestNumpyStore(StoreContract):

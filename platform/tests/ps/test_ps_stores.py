@@ -10,16 +10,16 @@ import pytest
 from wording import unsaid
 
 from edl.api.tables import TableSpec
-from edl.ps import stores
-from edl.ps.contents import Contents
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.process import cores, threads
-from edl.ps.stores import NATIVE, NUMPY, Extension, Stores, choose
-from edl.rpc.refusal import Refused
-from edl.spec.job import ParameterServers
-from edl.spec.optimizer import OptimizerSpec
-from edl.spec.placement import Resources
+from edl.ps import store_factory
+from edl.ps.model_state import Contents
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.ps.server_process import cores, threads
+from edl.ps.store_factory import Extension, NATIVE, NUMPY, Stores, choose
+from edl.transport.peer_errors import Refused
+from edl.jobfile.job_spec import ParameterServers
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.jobfile.pod_spec import Resources
 
 BUILT = Extension(("sgd", "adam"))
 ABSENT = Extension(problem="the native extension cannot be imported (no such file)")
@@ -74,13 +74,13 @@ def test_without_the_extension_numpy_serves_and_the_reason_is_the_import_s(monke
     real = builtins.__import__
 
     def without(name, *arguments):
-        if name == "edl.ps.native_table":
+        if name == "edl.numerics.native_table":
             raise ImportError("libstdc++ is too old")
         return real(name, *arguments)
 
-    monkeypatch.delitem(sys.modules, "edl.ps.native_table", raising=False)
+    monkeypatch.delitem(sys.modules, "edl.numerics.native_table", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    found = stores.extension()
+    found = store_factory.extension()
     assert (found.optimizers, "libstdc++ is too old" in found.problem) == ((), True)
     assert type(Stores(found=found).make(declared(ADAM), NOTHING)) is NumpyStore
 

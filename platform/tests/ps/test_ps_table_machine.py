@@ -21,20 +21,20 @@ from table_contract import array, declared, dyadic, initial
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.optimizers import Scratch, Update
-from edl.optimizers import rule as rule_of
-from edl.ps.arrays import Floats, Ids
-from edl.ps.declaration import Declaration
-from edl.ps.numpy_store import NumpyStore
-from edl.ps.numpy_table import NumpyTable
-from edl.ps.snapshot import FrozenRows, Snapshot, StoredRows, joined
-from edl.ps.store import Gradients, ParameterStore, RowGradients
-from edl.ps.table import Table
-from edl.spec.optimizer import OptimizerSpec
+from edl.numerics.optimizers import Scratch, Update
+from edl.numerics.optimizers import rule as rule_of
+from edl.numerics.array_types import Floats, Ids
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_store import NumpyStore
+from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.parameter_snapshot import FrozenRows, Snapshot, StoredRows, joined
+from edl.numerics.parameter_store import Gradients, ParameterStore, RowGradients
+from edl.numerics.embedding_table import Table
+from edl.numerics.optimizer_spec import OptimizerSpec
 
-HAS_NATIVE = importlib.util.find_spec("edl.ps._native") is not None
+HAS_NATIVE = importlib.util.find_spec("edl.numerics._native") is not None
 if HAS_NATIVE:
-    from edl.ps.native_table import NativeTable
+    from edl.numerics.native_table import NativeTable
 
 FEW, MANY, DIM, KEPT = 30, 3000, 3, 3
 SHAPE = declared(dim=DIM, rows=MANY)
@@ -258,6 +258,6 @@ def test_a_native_table_is_a_dictionary(threads: int, spec: OptimizerSpec) -> No
 @pytest.mark.native
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 def test_a_native_store_is_a_dictionary(spec: OptimizerSpec) -> None:
-    from edl.ps.native_store import NativeStore
+    from edl.numerics.native_store import NativeStore
 
     check(partial(store, NativeStore), spec)

@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as arrays
 from ps.conftest import Ps, Worker
 
 from edl.api.job import Strategy
-from edl.ps.conversation import Attachment
-from edl.ps.merging import merged
-from edl.ps.store import Gradients, RowGradients
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import BulkRefused
+from edl.ps.messages import Attachment
+from edl.numerics.gradient_merging import merged
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkRefused
 
 W = {"w": np.zeros(3, np.float32)}
 LEASE, OTHER, THIRD = ((1 << 32) + n for n in (1, 2, 3))
@@ -215,7 +215,7 @@ def test_a_round_that_is_complete_but_for_a_lost_worker_closes_after_the_cut(ser
 
 
 def test_a_push_that_sits_goes_on_when_a_cut_was_held_for_too_long(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.ps.cuts.HOLD_SECONDS", 0.1)
+    monkeypatch.setattr("edl.ps.cut_state.HOLD_SECONDS", 0.1)
     ps = serve()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)

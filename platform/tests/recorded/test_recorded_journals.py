@@ -11,10 +11,10 @@ import pytest
 from recorded.make import HERE
 
 from edl.api.journal_entries import ENTRY_CLASSES, JournalEntry
-from edl.core.entries import APPLY
+from edl.core.entry_handlers import APPLY
 from edl.core.job import JobState
 from edl.core.state import Settings
-from edl.store.journal import Journal
+from edl.storage.journal import Journal
 
 JOURNALS = sorted((HERE / "journals").glob("*.json"))
 _CHECKPOINT = {"step": 5, "version": 5, "ledger": {"done_steps": 5}}

@@ -10,7 +10,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from edl.rpc import edl_pb2 as pb
+from edl.transport import edl_pb2 as pb
 
 MESSAGES: list[type[Message]] = [GetMessageClass(each) for each in pb.DESCRIPTOR.message_types_by_name.values()]
 

@@ -10,9 +10,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from rpc.horrors import DOCUMENTS, MESSAGES, horrors, messages_with
 
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.border import check, parse
-from edl.rpc.refusal import Refused
+from edl.transport import edl_pb2 as pb
+from edl.transport.message_validation import check, parse
+from edl.transport.peer_errors import Refused
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.DESCRIPTOR.name)

@@ -20,14 +20,14 @@ from typing import Any
 import psutil
 import pytest
 
-from edl.core.errors import RefusedError, RetryableError
-from edl.rpc import bulk_server
-from edl.rpc.bulk import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
-from edl.rpc.connection import Connection
-from edl.rpc.edl_pb2 import Refusal
-from edl.rpc.frames import MAX_META, encode_head
-from edl.rpc.proof import PROTOCOL_VERSION
-from edl.rpc.refusal import Refused
+from edl.api.errors import RefusedError, RetryableError
+from edl.transport import bulk_server
+from edl.transport.bulk_client import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
+from edl.transport.bulk_connection import Connection
+from edl.transport.edl_pb2 import Refusal
+from edl.transport.bulk_frames import MAX_META, encode_head
+from edl.transport.handshake import PROTOCOL_VERSION
+from edl.transport.peer_errors import Refused
 
 TOKEN = "0123456789abcdef" * 4
 MAX_BODY = 1 << 20
@@ -365,7 +365,7 @@ def test_a_live_servers_address_is_not_taken(start: Start) -> None:
 
 KILLED = """
 import signal, sys
-from edl.rpc.bulk import BulkServer
+from edl.transport.bulk_client import BulkServer
 server = BulkServer(sys.argv[1], sys.argv[2], None, max_body=1)
 server.start()
 print(server.address, flush=True)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from edl.core.errors import EdlError
-from edl.rpc.bulk import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
-from edl.rpc.frames import HEAD_SIZE, MAGIC, MAX_META, encode_head
-from edl.rpc.proof import PROTOCOL_VERSION
+from edl.api.errors import EdlError
+from edl.transport.bulk_client import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
+from edl.transport.bulk_frames import HEAD_SIZE, MAGIC, MAX_META, encode_head
+from edl.transport.handshake import PROTOCOL_VERSION
 
 TOKEN = "the-token-of-these-tests"
 MAX_BODY = 1 << 16

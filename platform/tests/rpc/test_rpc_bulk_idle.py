@@ -12,8 +12,8 @@ from time import monotonic
 import pytest
 from rpc.test_rpc_bulk import MAX_BODY, TOKEN, client_of, echo, stranger
 
-from edl.core.errors import RetryableError
-from edl.rpc.bulk import BulkServer, Kind
+from edl.api.errors import RetryableError
+from edl.transport.bulk_client import BulkServer, Kind
 
 IDLE = 1100
 LONGEST = 2.0

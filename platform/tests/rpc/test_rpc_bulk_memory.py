@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from edl.core.errors import RetryableError
-from edl.rpc.connection import AHEAD, Connection
-from edl.rpc.frames import MAX_META, Kind, Limits, encode_head
+from edl.api.errors import RetryableError
+from edl.transport.bulk_connection import AHEAD, Connection
+from edl.transport.bulk_frames import Kind, Limits, MAX_META, encode_head
 
 LIMITS = Limits(MAX_META, 1 << 34)
 SLACK = 1 << 20

@@ -17,16 +17,16 @@ import grpc
 import psutil
 import pytest
 
-from edl.core.errors import BadInputError, EdlError, RefusedError, RetryableError
-from edl.rpc import channels, control_server
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import Channel, ControlServer, Retry, connect, serve
-from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.rpc.methods import Master, PsControl
-from edl.rpc.options import MAX_MESSAGE
-from edl.rpc.proof import PROTOCOL_VERSION
-from edl.rpc.refusal import Refused
-from edl.rpc.retry import Timing
+from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
+from edl.transport import control_client, control_server
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, ControlServer, Retry, connect, serve
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.transport.control_methods import Master, PsControl
+from edl.transport.grpc_options import MAX_MESSAGE
+from edl.transport.handshake import PROTOCOL_VERSION
+from edl.transport.peer_errors import Refused
+from edl.transport.retry import Timing
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -119,7 +119,7 @@ def test_no_proof_at_all_is_refused(start: Start) -> None:
 def test_another_version_is_refused_with_both_named(
     start: Start, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "PROTOCOL_VERSION", 99)
+    monkeypatch.setattr(control_client, "PROTOCOL_VERSION", 99)
     channel = opened(start().address)
     with pytest.raises(Refused, match=f"speaks {PROTOCOL_VERSION}, its peer 99") as refused:
         channel.call(Master.Progress, ASK, deadline=5.0)
@@ -275,7 +275,7 @@ def test_a_server_is_back_on_its_address(start: Start, opened: Opened) -> None:
 
 KILLED = """
 import signal, sys
-from edl.rpc.channels import serve
+from edl.transport.control_client import serve
 print(serve(lambda server: None, sys.argv[1], sys.argv[2], 2).address, flush=True)
 signal.pause()
 """

@@ -15,11 +15,11 @@ import pytest
 from rpc import half_open
 from rpc.half_open import HalfOpenConnection
 
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.channels import ControlServer, connect, serve
-from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.rpc.methods import Master
-from edl.rpc.proof import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import ControlServer, connect, serve
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.transport.control_methods import Master
+from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 
 TOKEN = "0123456789abcdef" * 4
 PROOF = ((TOKEN_KEY, TOKEN), (VERSION_KEY, str(PROTOCOL_VERSION)))

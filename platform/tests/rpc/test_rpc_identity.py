@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.cluster import Role
-from edl.core.errors import BadInputError
-from edl.rpc.identity import VARIABLES, Identity
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
+from edl.transport.process_identity import Identity, VARIABLES
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.errors import RetryableError
-from edl.rpc import listening
-from edl.rpc.address import UnixAddress, parse
-from edl.rpc.bulk import Answer, BulkClient, BulkServer, Kind
-from edl.rpc.listening import Listener
+from edl.api.errors import RetryableError
+from edl.transport import listener as listening
+from edl.transport.address import UnixAddress, parse
+from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Kind
+from edl.transport.listener import Listener
 
 TOKEN = "0123456789abcdef" * 4
 BURST = 800

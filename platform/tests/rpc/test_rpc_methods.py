@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edl.rpc import edl_pb2
-from edl.rpc.methods import Master, Method, PsControl
+from edl.transport import edl_pb2
+from edl.transport.control_methods import Master, Method, PsControl
 
 
 @pytest.mark.parametrize("service", [Master, PsControl])

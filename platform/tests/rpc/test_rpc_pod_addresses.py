@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from edl.core.cluster import Role
-from edl.ps.process import addresses
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import Answer, BulkClient, BulkServer, Kind
-from edl.rpc.channels import connect, serve
-from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.rpc.identity import Identity
-from edl.rpc.methods import Master
+from edl.api.cluster_port import Role
+from edl.ps.server_process import addresses
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Kind
+from edl.transport.control_client import connect, serve
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.transport.process_identity import Identity
+from edl.transport.control_methods import Master
 
 TOKEN = "a-token-of-these-tests"
 

@@ -8,7 +8,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.rpc.retry import Retry, pauses
+from edl.transport.retry import Retry, pauses
 
 
 @given(st.integers(), st.floats(0.001, 1.0), st.floats(1.0, 10.0))

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from edl.core.errors import RetryableError
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import BulkClient, Kind
-from edl.rpc.channels import connect
-from edl.rpc.methods import Master
+from edl.api.errors import RetryableError
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient, Kind
+from edl.transport.control_client import connect
+from edl.transport.control_methods import Master
 
 TOKEN = "a-token-of-these-tests"
 FOREVER = 30.0
@@ -26,10 +26,10 @@ FOREVER = 30.0
 
 SERVER = """
 import sys, threading
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import Answer, BulkServer, Kind
-from edl.rpc.channels import serve
-from edl.rpc.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import Answer, BulkServer, Kind
+from edl.transport.control_client import serve
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 class Echo(MasterServicer):
     def Progress(self, request, context):

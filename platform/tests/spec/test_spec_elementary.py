@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from edl.spec.elementary import cos_of_turns, exp, log, power
+from edl.numerics.portable_math import cos_of_turns, exp, log, power
 
 RANDOM = np.random.default_rng(5)
 FRACTIONS = (RANDOM.integers(0, 2**53, 100_000).astype(np.float64) + 0.5) * 2.0**-53

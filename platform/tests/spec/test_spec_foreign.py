@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from wording import unsaid
 
-from edl.spec.foreign import FIELDS, FUNCTIONS, pointer
-from edl.spec.job import JobSpec
-from edl.spec.section import options
+from edl.jobfile.elasticdl_aliases import FIELDS, FUNCTIONS, pointer
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.section_type import options
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.errors import BadInputError
-from edl.spec.initializer import initial_rows, variance_scaling
+from edl.api.errors import BadInputError
+from edl.numerics.initializers import initial_rows, variance_scaling
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 NORMAL = {"name": "normal", "mean": 1.0, "stddev": 0.5}

@@ -12,10 +12,10 @@ import pytest
 from wording import unsaid
 
 from edl.api.job import Strategy
-from edl.spec.job import Checkpoint, Data, JobSpec, Model, Train
-from edl.spec.load import Count, changes, dump, load
-from edl.spec.placement import WorkerResources
-from edl.spec.problem import SpecError
+from edl.jobfile.job_spec import Checkpoint, Data, JobSpec, Model, Train
+from edl.jobfile.loader import Count, changes, dump, load
+from edl.jobfile.pod_spec import WorkerResources
+from edl.jobfile.problems import SpecError
 
 SMALLEST = "name: iris\nmodel: {definition: iris.model.custom_model}\ndata: {training: train.csv}\n"
 
@@ -189,6 +189,6 @@ def test_reading_a_dumped_spec_needs_no_yaml(job: Path, tmp_path: Path) -> None:
     # every role does it when it starts, and a parser for YAML costs 40 ms of that
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(dump(load(job))), encoding="utf-8")
-    code = f"import sys; from edl.spec.load import load; load({str(file)!r}); print('ruamel.yaml' in sys.modules)"
+    code = f"import sys; from edl.jobfile.loader import load; load({str(file)!r}); print('ruamel.yaml' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

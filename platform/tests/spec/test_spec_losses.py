@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
-from edl.spec.losses import LossCounter, Losses
-from edl.spec.publication import EVENTS_KEPT, Publication
+from edl.jobfile.disruptions import LossCounter, Losses
+from edl.jobfile.published_status import EVENTS_KEPT, Publication
 
 
 def ended(index: int, reason: str, role: str = "worker") -> RoleEnded:

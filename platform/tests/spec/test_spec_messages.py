@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.errors import BadInputError
-from edl.spec.load import load
-from edl.spec.problem import SpecError, nearest
+from edl.api.errors import BadInputError
+from edl.jobfile.loader import load
+from edl.jobfile.problems import SpecError, nearest
 
 _FILE = Path(__file__).with_name("bad_jobs.txt")
 _CASES = _FILE.read_text(encoding="utf-8")

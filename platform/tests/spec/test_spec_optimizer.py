@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import unsaid
 
-from edl.core.errors import BadInputError
-from edl.spec.hyperparameters import RULES, Hyperparameter, Parameter
-from edl.spec.optimizer import OptimizerSpec
+from edl.api.errors import BadInputError
+from edl.numerics.hyperparameters import Hyperparameter, Parameter, RULES
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 def values_of(parameter: Parameter) -> st.SearchStrategy[Hyperparameter]:

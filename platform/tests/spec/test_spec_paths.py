@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.spec.job import Data, Export, JobSpec, Model
-from edl.spec.paths import is_shared, pod_storage, resolve_local, volume_of
-from edl.spec.placement import Storage, Volume
+from edl.jobfile.job_spec import Data, Export, JobSpec, Model
+from edl.jobfile.path_resolution import is_shared, pod_storage, resolve_local, volume_of
+from edl.jobfile.pod_spec import Storage, Volume
 
 HOME = Path("/home/ann/mnist")
 SPEC = JobSpec(

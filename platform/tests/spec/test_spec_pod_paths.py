@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from edl.core.errors import BadInputError
-from edl.spec.job import Data, Export, JobSpec, Model
-from edl.spec.placement import Storage, Volume
-from edl.spec.pod_paths import MODEL_ZOO, resolve_pod
+from edl.api.errors import BadInputError
+from edl.jobfile.job_spec import Data, Export, JobSpec, Model
+from edl.jobfile.pod_spec import Storage, Volume
+from edl.jobfile.pod_paths import MODEL_ZOO, resolve_pod
 
 SPEC = JobSpec(name="digits", model=Model("m.custom_model"), data=Data(training=("/data/train", "odps://table")))
 

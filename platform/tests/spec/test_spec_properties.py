@@ -13,17 +13,17 @@ from jsonschema import Draft202012Validator
 
 from edl.api.events import EVENTS, Event
 from edl.api.status import RoleStatus, Status, Summary
-from edl.spec import event, rules
-from edl.spec.collection import Anything, ListOf, Named, Nullable, Paths, TextOr
-from edl.spec.job import JOB, JobSpec
-from edl.spec.kind import Choice, Flag, Number, Text, Whole
-from edl.spec.load import changes, dump, load
-from edl.spec.node import Place, tree
-from edl.spec.problem import Problem
-from edl.spec.quantity import Quantity
-from edl.spec.report import from_json, section_of, to_json
-from edl.spec.schema import job_schema
-from edl.spec.section import Option, Section, defaults, options
+from edl.jobfile import consistency_rules, event_json
+from edl.jobfile.composite_types import Anything, ListOf, Named, Nullable, Paths, TextOr
+from edl.jobfile.job_spec import JOB, JobSpec
+from edl.jobfile.scalar_types import Choice, Flag, Number, Text, Whole
+from edl.jobfile.loader import changes, dump, load
+from edl.jobfile.document_tree import Place, tree
+from edl.jobfile.problems import Problem
+from edl.jobfile.quantities import Quantity
+from edl.jobfile.json_object import from_json, section_of, to_json
+from edl.jobfile.json_schema import job_schema
+from edl.jobfile.section_type import Option, Section, defaults, options
 
 # specs are large, and this machine may be busy
 _PATIENT = settings(
@@ -82,7 +82,7 @@ PUBLISHED = Draft202012Validator(job_schema())
 
 
 def usable(spec: JobSpec) -> bool:
-    return not rules.broken(spec)
+    return not consistency_rules.broken(spec)
 
 
 @settings(_PATIENT, max_examples=20)
@@ -143,9 +143,9 @@ def test_reports_survive_json(report: type, data: st.DataObject) -> None:
 @settings(_PATIENT, max_examples=50)
 @given(happened=st.sampled_from(sorted(EVENTS)).flatmap(lambda kind: values(section_of(EVENTS[kind]))))
 def test_event_lines_survive(happened: Event) -> None:
-    line = event.line(happened)
+    line = event_json.line(happened)
     assert "\n" not in line
-    assert event.parse(line) == happened
+    assert event_json.parse(line) == happened
 
 
 def _sections(section: type, path: str) -> list[tuple[str, type]]:

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from edl.api.events import Event, RecordsReturned, RunStarted, Warned
 from edl.api.job import Strategy
 from edl.api.status import NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoleStatus, Status, Summary, TableStatus
-from edl.spec.problem import SpecError
-from edl.spec.publication import EVENTS_BYTES, EVENTS_KEPT, MOMENTS_KEPT, Failure, Moment, Publication, extended
+from edl.jobfile.problems import SpecError
+from edl.jobfile.published_status import (
+    EVENTS_BYTES,
+    EVENTS_KEPT,
+    Failure,
+    MOMENTS_KEPT,
+    Moment,
+    Publication,
+    extended,
+)
 
 STATUS = Status(job="digits", run="r", run_dir="/data/r", phase="Training", updated=2.0, loss=0.5)
 EVENTS: tuple[Event, ...] = (

@@ -10,14 +10,14 @@ from jsonschema import Draft202012Validator
 
 from edl.api.events import RoleStarted
 from edl.api.status import Summary
-from edl.spec import event
-from edl.spec.report import section_of, to_json
-from edl.spec.schema import JOB_SCHEMA, generated, published
+from edl.jobfile import event_json
+from edl.jobfile.json_object import section_of, to_json
+from edl.jobfile.json_schema import JOB_SCHEMA, generated, published
 
 
 @pytest.mark.parametrize("name", sorted(generated()))
 def test_published_is_what_is_generated(name: str) -> None:
-    assert published(name) == generated()[name], "run: python -m edl.spec.schema"
+    assert published(name) == generated()[name], "run: python -m edl.jobfile.json_schema"
 
 
 @pytest.mark.parametrize("name", sorted(generated()))
@@ -49,7 +49,7 @@ def test_values_that_are_not_built_are_not_in_the_schema() -> None:
 
 
 def test_event_schema_tells_events_apart() -> None:
-    validator = Draft202012Validator(event.schema())
+    validator = Draft202012Validator(event_json.schema())
     line = to_json(RoleStarted(time=1.0, role="ps", index=0, pid=7))
     assert validator.is_valid(line)
     assert not validator.is_valid({**line, "event": "role_ended"})

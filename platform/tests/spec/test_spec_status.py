@@ -10,13 +10,13 @@ from wording import unsaid
 
 from edl.api.events import EVENTS, EvaluationEnded, JobEnded, RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status, Summary
-from edl.spec import event
-from edl.spec.problem import SpecError
-from edl.spec.report import from_json, to_json
+from edl.jobfile import event_json
+from edl.jobfile.problems import SpecError
+from edl.jobfile.json_object import from_json, to_json
 
 
 def test_an_event_is_one_line() -> None:
-    line = event.line(RoleStarted(time=1700000000.5, role="worker", index=0, pid=4711))
+    line = event_json.line(RoleStarted(time=1700000000.5, role="worker", index=0, pid=4711))
     assert line == '{"event": "role_started", "time": 1700000000.5, "role": "worker", "index": 0, "pid": 4711}'
 
 
@@ -47,12 +47,12 @@ def test_every_kind_of_event() -> None:
 
 def test_an_end_by_a_signal() -> None:
     ended = RoleEnded(time=1.0, role="worker", index=1, pid=7, reason="killed by SIGKILL", exit_code=-9)
-    assert event.parse(event.line(ended)) == ended
+    assert event_json.parse(event_json.line(ended)) == ended
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:
     ended = EvaluationEnded(time=1.0, step=10, metrics={"accuracy": float("nan"), "loss": np.float32(0.5)})
-    assert json.loads(event.line(ended))["metrics"] == {"accuracy": None, "loss": 0.5}
+    assert json.loads(event_json.line(ended))["metrics"] == {"accuracy": None, "loss": 0.5}
     status = Status(job="a", run="r1", run_dir="x", phase="Training", updated=1.0, loss=float("inf"))
     assert to_json(status)["loss"] is None
 
@@ -87,7 +87,7 @@ def test_the_summary_travels_with_the_end() -> None:
         records_total=4, records_done=4, updates_rolled_back=3, updates_rolled_back_of={"dense/kernel": 3}
     )
     ended = JobEnded(time=2.0, phase="Done", reason="all records are done", summary=summary)
-    assert event.parse(event.line(ended)) == ended
+    assert event_json.parse(event_json.line(ended)) == ended
 
 
 def test_status_lists_its_roles() -> None:
@@ -126,7 +126,7 @@ def test_status_lists_its_roles() -> None:
 )
 def test_reading_is_strict(line: str, keys: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
-        event.parse(line, "events.jsonl:3")
+        event_json.parse(line, "events.jsonl:3")
     assert str(caught.value).startswith("events.jsonl:3: ")
     assert not unsaid(str(caught.value), *keys)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.errors import BadInputError
-from edl.spec.zoo import ANYTHING, locate, misnamed, names, refuse_misnamed
+from edl.api.errors import BadInputError
+from edl.jobfile.zoo_lookup import ANYTHING, locate, misnamed, names, refuse_misnamed
 
 SOURCE = """
 import os.path

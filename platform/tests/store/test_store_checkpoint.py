@@ -14,8 +14,8 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.core.errors import StorageError
-from edl.store.checkpoint import (
+from edl.api.errors import StorageError
+from edl.storage.checkpoint_shards import (
     Manifest,
     Skipped,
     commit,
@@ -28,7 +28,7 @@ from edl.store.checkpoint import (
     verify,
     write_shard,
 )
-from edl.store.disk_room import make_room
+from edl.storage.disk_full_pruning import make_room
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", ">f4", ">i8"]
 
@@ -166,7 +166,7 @@ def test_a_damaged_shard_is_not_read(tmp_path: Path) -> None:
 
 def test_another_format_version_is_refused_with_both_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("edl.store.manifest.FORMAT_VERSION", 9)
+        patch.setattr("edl.storage.checkpoint_manifest.FORMAT_VERSION", 9)
         make_cut(tmp_path, 1)
 
     with pytest.raises(StorageError, match=r"version 9\b.*version 1\b"):

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from wording import unsaid
 
-from edl.core.errors import BadInputError, StorageError
+from edl.api.errors import BadInputError, StorageError
 from edl.core.job import JobState
-from edl.core.settings import Settings
-from edl.store.checkpoint_restart import explained, plan_restart, restart_journal
-from edl.store.commits import commit
-from edl.store.journal import Journal
-from edl.store.manifest import DATASET, Manifest, cut_directory
-from edl.store.replay import replay
-from edl.store.rundir import RunDir, make
+from edl.core.job_settings import Settings
+from edl.storage.checkpoint_restart import explained, plan_restart, restart_journal
+from edl.storage.checkpoint_commit import commit
+from edl.storage.journal import Journal
+from edl.storage.checkpoint_manifest import DATASET, Manifest, cut_directory
+from edl.storage.journal_replay import replay
+from edl.storage.run_directory import RunDir, make
 
 SETTINGS = Settings(minibatch=4, task_records=16)
 ROWS = [["a", 64]]

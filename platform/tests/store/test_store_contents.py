@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.core.errors import StorageError
-from edl.store.checkpoint import write_shard
-from edl.store.contents import variables_in
+from edl.api.errors import StorageError
+from edl.storage.checkpoint_shards import write_shard
+from edl.storage.checkpoint_contents import variables_in
 
 
 def test_the_names_in_a_shard(tmp_path: Path) -> None:

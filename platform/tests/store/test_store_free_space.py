@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.core.errors import StorageError
-from edl.store.free_space import ensure_room
+from edl.api.errors import StorageError
+from edl.storage.free_space import ensure_room
 
 
 def disk(monkeypatch: pytest.MonkeyPatch, *, blocks: int, free: int) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from edl.core.errors import BadInputError, RefusedError, RetryableError, StorageError
-from edl.store.journal import Journal
-from edl.store.replay import replay
-from edl.store.segments import encode
+from edl.api.errors import BadInputError, RefusedError, RetryableError, StorageError
+from edl.storage.journal import Journal
+from edl.storage.journal_replay import replay
+from edl.storage.segment_format import encode
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_what_was_read_is_durable_before_the_fence_says_that_it_counts(
 
 
 def test_the_light_client_reads_runs_and_journals_without_numpy() -> None:
-    script = "import sys, edl.store.journal, edl.store.rundir, edl.store.manifest; print('numpy' in sys.modules)"
+    script = "import sys, edl.storage.journal, edl.storage.run_directory, edl.storage.checkpoint_manifest; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
 
     assert done.stdout == b"False\n"
@@ -242,8 +242,8 @@ class TestDiskFull:
         """The kernel takes a part of a group and refuses the rest, in a process with a file size limit."""
         script = """
 import json, pathlib, resource, sys
-from edl.core.errors import StorageError
-from edl.store.journal import Journal
+from edl.api.errors import StorageError
+from edl.storage.journal import Journal
 journal, _ = Journal.open(pathlib.Path(sys.argv[1]), holder="limited")
 resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
 acknowledged = 0

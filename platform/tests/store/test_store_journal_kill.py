@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from edl.store.replay import replay
+from edl.storage.journal_replay import replay
 
 WRITER = """
 import pathlib, sys, threading
-from edl.store.journal import Journal
+from edl.storage.journal import Journal
 journal, found = Journal.open(pathlib.Path(sys.argv[1]), holder="writer")
 seen = [*(found.snapshot or {"seen": []})["seen"], *(entry["n"] for entry in found.entries)]
 ledger = threading.Lock()

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.api.tables import TableSpec
-from edl.core.errors import StorageError
+from edl.api.errors import StorageError
 from edl.core.partition import owner_of_name, placement, slot_of_row
-from edl.store import portable
-from edl.store.checkpoint import write_shard
-from edl.store.contents import contents_of
+from edl.storage import checkpoint_export
+from edl.storage.checkpoint_shards import write_shard
+from edl.storage.checkpoint_contents import contents_of
 
 OPTIMIZER = {"name": "adam", "hyperparameters": {"beta_1": 0.9}}
 INITIALIZER = {"name": "uniform", "minval": -1, "maxval": 1}
@@ -56,7 +56,7 @@ def declaration(own: Mapping[str, Any], fingerprint: str = "model") -> str:
 
 def exported(paths: list[Path], file: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
     contents = contents_of(paths)
-    portable.write(file, portable.columns(contents, slots=slots), portable.described(contents), lambda _: None)
+    checkpoint_export.write(file, checkpoint_export.columns(contents, slots=slots), checkpoint_export.described(contents), lambda _: None)
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as archive:
             return dict(archive)
@@ -87,7 +87,7 @@ def test_the_same_state_is_the_same_file_however_it_was_spread(
     folder = tmp_path_factory.mktemp("spread")
     exported(spread(folder / "one", 1), folder / f"one.{suffix}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(portable, "PIECE", piece)
+        patch.setattr(checkpoint_export, "PIECE", piece)
         exported(spread(folder / "many", count), folder / f"many.{suffix}")
     assert (folder / f"one.{suffix}").read_bytes() == (folder / f"many.{suffix}").read_bytes()
 
@@ -136,7 +136,7 @@ def test_shards_that_do_not_fit_together_are_refused(
 ) -> None:
     paths = [tmp_path / write_shard(tmp_path, index, arrays).file for index, arrays in enumerate(shards)]
     with pytest.raises(StorageError, match=message):
-        portable.columns(contents_of(paths), slots=True)
+        checkpoint_export.columns(contents_of(paths), slots=True)
 
 
 def test_shards_of_two_models_are_refused(tmp_path: Path) -> None:

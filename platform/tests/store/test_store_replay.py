@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.core.errors import RefusedError, StorageError
-from edl.store.journal import Journal
-from edl.store.replay import replay
-from edl.store.segments import HEADER, SegmentId, encode, encode_header, record_end
+from edl.api.errors import RefusedError, StorageError
+from edl.storage.journal import Journal
+from edl.storage.journal_replay import replay
+from edl.storage.segment_format import HEADER, SegmentId, encode, encode_header, record_end
 
 Entry = dict[str, Any]
 

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.errors import BadInputError, RefusedError, StorageError
-from edl.store import rundir
-from edl.store.rundir import HeldError, JobLock, append_line, read_json, tail, write_json
+from edl.api.errors import BadInputError, RefusedError, StorageError
+from edl.storage import run_directory
+from edl.storage.run_directory import HeldError, JobLock, append_line, read_json, tail, write_json
 
 
 def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:
-    job = rundir.job_dir(tmp_path, "mnist")
-    created = [rundir.create(job) for _ in range(11)]
+    job = run_directory.job_dir(tmp_path, "mnist")
+    created = [run_directory.create(job) for _ in range(11)]
 
     assert [run.run_id for run in created] == [f"r{n}" for n in range(1, 12)]
     assert job == tmp_path / "local" / "mnist"
-    assert rundir.latest(job) == created[-1]
-    assert rundir.runs(job) == created
+    assert run_directory.latest(job) == created[-1]
+    assert run_directory.runs(job) == created
     assert created[0].journal.is_dir()
     assert created[0].checkpoints.is_dir()
     assert created[0].logs.is_dir()
@@ -36,27 +36,27 @@ def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp
 
 
 def test_a_number_taken_in_between_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = rundir.create(tmp_path)
-    monkeypatch.setattr(rundir, "runs", lambda _: [])
+    taken = run_directory.create(tmp_path)
+    monkeypatch.setattr(run_directory, "runs", lambda _: [])
 
-    assert rundir.create(tmp_path).run_id == "r2"
+    assert run_directory.create(tmp_path).run_id == "r2"
     assert taken.run_id == "r1"
 
 
 def test_a_run_is_resolved_by_id_or_as_the_newest(tmp_path: Path) -> None:
-    first, second = rundir.create(tmp_path), rundir.create(tmp_path)
+    first, second = run_directory.create(tmp_path), run_directory.create(tmp_path)
     (tmp_path / "rubbish").mkdir()
 
-    assert rundir.resolve(tmp_path, None) == second
-    assert rundir.resolve(tmp_path, "r1") == first
+    assert run_directory.resolve(tmp_path, None) == second
+    assert run_directory.resolve(tmp_path, "r1") == first
     with pytest.raises(BadInputError, match=r"'r9'[\s\S]*r1, r2"):
-        rundir.resolve(tmp_path, "r9")
+        run_directory.resolve(tmp_path, "r9")
 
 
 def test_resolving_without_any_run_says_so(tmp_path: Path) -> None:
-    assert rundir.latest(tmp_path / "never") is None
+    assert run_directory.latest(tmp_path / "never") is None
     with pytest.raises(BadInputError, match="no run yet"):
-        rundir.resolve(tmp_path / "never", None)
+        run_directory.resolve(tmp_path / "never", None)
 
 
 def test_a_job_that_is_running_names_its_holder(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_job_that_is_running_names_its_holder(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     script = """
 import pathlib, sys, time
-from edl.store.rundir import JobLock
+from edl.storage.run_directory import JobLock
 lock = JobLock(pathlib.Path(sys.argv[1]), "r1")
 print("held", flush=True)
 time.sleep(60)
@@ -157,16 +157,16 @@ def test_a_tail_sees_every_line_once_however_it_is_written(lines: list[dict[str,
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
-@pytest.mark.parametrize(("folder", "spec"), [(rundir.PRIVATE, 0o600), (rundir.OF_GROUP, 0o640)])
+@pytest.mark.parametrize(("folder", "spec"), [(run_directory.PRIVATE, 0o600), (run_directory.OF_GROUP, 0o640)])
 def test_a_spec_is_for_its_user_and_on_a_claim_for_the_group_of_the_job(
     tmp_path: Path, umask: int, folder: int, spec: int
 ) -> None:
     """It may hold passwords: variables of pods."""
-    run = rundir.RunDir(tmp_path / "digits" / "r1")
+    run = run_directory.RunDir(tmp_path / "digits" / "r1")
     before = os.umask(umask)
     try:
-        rundir.make(run, folder)
-        rundir.write_spec(run, {"name": "digits"})
+        run_directory.make(run, folder)
+        run_directory.write_spec(run, {"name": "digits"})
     finally:
         os.umask(before)
     assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (folder, spec)
@@ -174,11 +174,11 @@ def test_a_spec_is_for_its_user_and_on_a_claim_for_the_group_of_the_job(
 
 
 def test_a_run_that_was_readable_for_all_is_not_once_it_is_resumed(tmp_path: Path) -> None:
-    run = rundir.RunDir(tmp_path / "r1")
+    run = run_directory.RunDir(tmp_path / "r1")
     run.path.mkdir(mode=0o755)
     run.spec.write_text("{}")
-    rundir.make(run)
-    rundir.write_spec(run, {})
+    run_directory.make(run)
+    run_directory.write_spec(run, {})
     assert (run.path.stat().st_mode & 0o777, run.spec.stat().st_mode & 0o777) == (0o700, 0o600)
 
 
@@ -189,6 +189,6 @@ def test_a_volume_without_modes_of_its_own_is_written_all_the_same(
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr(os, "chmod", refuse)
-    run = rundir.create(tmp_path / "digits")
-    rundir.write_spec(run, {"name": "digits"})
+    run = run_directory.create(tmp_path / "digits")
+    run_directory.write_spec(run, {"name": "digits"})
     assert read_json(run.spec) == {"name": "digits"}

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from edl.store import arrayfile, arrayparts
-from edl.store.arrayfile import stream
-from edl.store.arrayparts import ArrayShape, write_parts
-from edl.store.steadyfile import SteadyFile
+from edl.storage import safetensors_file, safetensors_writer
+from edl.storage.safetensors_file import stream
+from edl.storage.safetensors_writer import ArrayShape, write_parts
+from edl.storage.paced_writer import SteadyFile
 
 PART = memoryview(bytes(range(256)) * 4)
 
@@ -79,7 +79,7 @@ def test_a_disk_that_fails_on_the_way_is_told_at_once(tmp_path, monkeypatch):
 
 
 def test_checkpoints_and_exports_are_written_so(tmp_path, disk, monkeypatch):
-    for module in (arrayfile, arrayparts):
+    for module in (safetensors_file, safetensors_writer):
         monkeypatch.setattr(module, "SteadyFile", partial(SteadyFile, step=3 * len(PART)))
     values = np.zeros((12, len(PART)), np.uint8)
 

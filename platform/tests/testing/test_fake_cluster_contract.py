@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from cluster_contract import PodContract
 
-from edl.core.cluster import Cause, Cluster, Phase, PodSeen, Role, Wish
-from edl.core.errors import RetryableError
+from edl.api.cluster_port import Cause, Cluster, Phase, PodSeen, Role, Wish
+from edl.api.errors import RetryableError
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import NO_ROOM, FakeCluster, FakeConnection
 

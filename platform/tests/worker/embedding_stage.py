@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.spec.initializer import initial_rows
-from edl.worker import export
-from edl.worker.contract import ModelModule
-from edl.worker.network import Network
-from edl.worker.slab import Rows
+from edl.numerics.initializers import initial_rows
+from edl.keras import model_export
+from edl.keras.model_contract import ModelModule
+from edl.keras.network import Network
+from edl.keras.flat_buffer import Rows
 
 SERVE_ALL = 1
 """A threshold that every table reaches."""
@@ -55,13 +55,13 @@ def rows_for(network: Network, features: Any) -> dict[str, Rows]:
 def plain_of(network: Network, rows: Mapping[str, Rows] = MappingProxyType({})) -> Any:
     """The same model and values in plain Keras; ``rows`` are those that were trained."""
     stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
-    return export.plain_model(network, network.initial(), stored)
+    return model_export.plain_model(network, network.initial(), stored)
 
 
 def write_export(network: Network, rows: Mapping[str, Rows], folder: Path) -> None:
     """``model.keras`` and ``saved_model`` in a folder."""
     stored = {table.name: [] for table in network.tables} | {name: [tuple(some)] for name, some in rows.items()}
-    export.save(network, network.initial(), stored, folder / "model.keras", folder / "saved_model")
+    model_export.save(network, network.initial(), stored, folder / "model.keras", folder / "saved_model")
 
 
 def check_step(network: Network, features: Any, labels: Any) -> None:

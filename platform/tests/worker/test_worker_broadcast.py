@@ -18,10 +18,10 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from wording import unsaid  # noqa: E402
 
-from edl.core.errors import BadInputError  # noqa: E402
-from edl.worker.contract import ModelModule  # noqa: E402
-from edl.worker.local_model import LocalModel  # noqa: E402
-from edl.worker.network import Network  # noqa: E402
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.model_contract import ModelModule  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
 
 FEATURES = np.random.default_rng(0).random((4, 2), np.float32)
 FLAT, COLUMN = np.zeros(4, np.float32), np.zeros((4, 1), np.float32)

@@ -16,11 +16,11 @@ pytestmark = [
 
 import keras  # noqa: E402
 
-from edl.core.errors import BadInputError  # noqa: E402
-from edl.worker import export  # noqa: E402
-from edl.worker.contract import load  # noqa: E402
-from edl.worker.local_model import LocalModel  # noqa: E402
-from edl.worker.network import Network  # noqa: E402
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras import model_export  # noqa: E402
+from edl.keras.model_contract import load  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
 
 MODEL = """
 import keras, tensorflow as tf
@@ -74,7 +74,7 @@ def test_local_applies_them_as_keras_fit(user: Any) -> None:
 def test_local_exports_such_a_model(user: Any, tmp_path: Path) -> None:
     mine = LocalModel(user, seed=1, sample=FEATURES)
     mine.train(FEATURES, LABELS, keep_if_not_finite=False)
-    export.save(mine.exportable(), mine.variables.values(), {}, tmp_path / "model.keras", tmp_path / "saved")
+    model_export.save(mine.exportable(), mine.variables.values(), {}, tmp_path / "model.keras", tmp_path / "saved")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded(FEATURES), mine.model(FEATURES), rtol=1e-6)
 

@@ -19,9 +19,9 @@ pytestmark = [
 
 import keras  # noqa: E402
 
-from edl.spec.zoo import locate  # noqa: E402
-from edl.worker.export_loading import how_to_load  # noqa: E402
-from edl.worker.zoo_import import import_module  # noqa: E402
+from edl.jobfile.zoo_lookup import locate  # noqa: E402
+from edl.keras.loading_code import how_to_load  # noqa: E402
+from edl.keras.zoo_import import import_module  # noqa: E402
 
 MODULE = """
 import keras

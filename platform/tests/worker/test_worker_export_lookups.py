@@ -19,7 +19,7 @@ from worker.embedding_stage import network_of, rows_for, write_export  # noqa: E
 
 from edl.layers import Embedding  # noqa: E402
 from edl.layers.combiners import COMBINERS  # noqa: E402
-from edl.worker import plain_layers  # noqa: E402
+from edl.keras import edl_layer_replacement  # noqa: E402
 
 Layers = keras.layers
 WORDS = tf.ragged.constant([["b", "a", "z"], [], ["c"], ["a", "a"]])
@@ -81,7 +81,7 @@ def test_layers_of_keras_that_predict_otherwise_are_not_written(
     rows = rows_for(network, ids)
     write_export(network, rows, tmp_path)
     assert ".keras file" not in caplog.text
-    monkeypatch.setattr(plain_layers, "_combined", lambda layer, ids, rows: rows[:, 0])
+    monkeypatch.setattr(edl_layer_replacement, "_combined", lambda layer, ids, rows: rows[:, 0])
     write_export(network, rows, tmp_path)
     assert ".keras file" in caplog.text
     loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -21,7 +21,7 @@ PROGRAM = """
     import keras, numpy as np, tensorflow as tf
     from worker.embedding_stage import network_of
     from edl.layers import Embedding
-    from edl.worker import export
+    from edl.keras import model_export as export
 
     def written(layer, ROWS, DIM):
         def made():

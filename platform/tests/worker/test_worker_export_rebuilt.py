@@ -22,11 +22,11 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from worker.embedding_stage import module_of, network_of, plain_of, rows_for, write_export  # noqa: E402
 
-from edl.core.errors import BadInputError  # noqa: E402
+from edl.api.errors import BadInputError  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
-from edl.worker import export  # noqa: E402
-from edl.worker.local_model import LocalModel  # noqa: E402
-from edl.worker.slab import Rows  # noqa: E402
+from edl.keras import model_export  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
+from edl.keras.flat_buffer import Rows  # noqa: E402
 
 IDS = np.array([[1, 2, 3], [3, 4, 0], [6, 0, 0]])
 ALL_DENSE = 1 << 30
@@ -141,7 +141,7 @@ def test_a_dense_table_that_is_named_otherwise_at_each_call_is_not_exported(tmp_
     local = LocalModel(module_of(model), seed=7, sample=IDS)
     files = tmp_path / "model.keras", tmp_path / "saved_model"
     with pytest.raises(BadInputError, match=r"'e0/embeddings'.*'e1/embeddings'"):
-        export.save(local.exportable(), local.variables.values(), {}, *files)
+        model_export.save(local.exportable(), local.variables.values(), {}, *files)
     network = network_of(model, threshold=ALL_DENSE)
     with pytest.raises(BadInputError, match=r"'e2/embeddings'.*'e3/embeddings'"):
         write_export(network, {}, tmp_path)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edl.core.errors import EdlError, RefusedError
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import Answer, BulkClient, BulkServer, Frame, Kind
-from edl.worker.exchange import Exchange, Request
+from edl.api.errors import EdlError, RefusedError
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Frame, Kind
+from edl.worker.ps_connections import Exchange, Request
 
 TOKEN = "the-token-of-these-tests"
 SIZE = 12

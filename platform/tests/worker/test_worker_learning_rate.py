@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from worker.loop_stage import MINIBATCH, LinearNetwork, Stage, task
 
-from edl.worker.callbacks import NoCallbacks
-from edl.worker.parameters import Parameters
-from edl.worker.push import Push
-from edl.worker.training import Trainer
+from edl.keras.user_callbacks import NoCallbacks
+from edl.worker.parameter_client import Parameters
+from edl.worker.gradient_push import Push
+from edl.worker.trainer import Trainer
 
 STEPS = 4
 

@@ -16,10 +16,10 @@ import pytest
 from wording import unsaid
 
 from edl.core import shards
-from edl.spec.event import parse
-from edl.spec.load import dump, load
-from edl.store.checkpoint import newest, read_shard, shard_path
-from edl.store.rundir import RunDir, create
+from edl.jobfile.event_json import parse
+from edl.jobfile.loader import dump, load
+from edl.storage.checkpoint_shards import newest, read_shard, shard_path
+from edl.storage.run_directory import RunDir, create
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -67,7 +67,7 @@ class Local:
     def run(
         self, run: RunDir | None = None, *, export: dict[str, Any] | None = None, plain: bool = False, **train: Any
     ) -> tuple[RunDir, int]:
-        from edl.worker.local import main
+        from edl.worker.local_strategy.local_main import main
 
         run = run or create(self.folder / "runs" / "local" / "job")
         csv = str(self.folder / "data.csv")
@@ -89,9 +89,9 @@ class Local:
 
 @pytest.fixture
 def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Local]:
-    from edl.worker import process
+    from edl.worker import worker_process
 
-    monkeypatch.setattr(process, "set_threads", lambda workers: None)  # once a process only
+    monkeypatch.setattr(worker_process, "set_threads", lambda workers: None)  # once a process only
     return lambda *arguments, **more: Local(tmp_path, *arguments, **more)
 
 
@@ -194,7 +194,7 @@ def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(local: Callable[..., 
 def test_a_run_from_before_there_were_windows_goes_on_without_one(
     local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edl.worker import local_training
+    from edl.worker.local_strategy import local_training
 
     def older(*arguments: Any) -> Any:
         found = newest(*arguments)
@@ -214,7 +214,7 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
 
 
 def test_steps_come_in_the_order_in_which_shards_are_planned(local: Callable[..., Local]) -> None:
-    from edl.worker.local_training import steps
+    from edl.worker.local_strategy.local_training import steps
 
     job = local()
     run, _ = job.run(max_steps=1)

@@ -10,14 +10,14 @@ import pytest
 from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
 
 from edl.api.variables import VariableSpec
-from edl.core.errors import BadInputError
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import BulkClient, Kind
-from edl.spec.hyperparameters import RULES
-from edl.spec.optimizer import OptimizerSpec
-from edl.worker.lane import Lane
-from edl.worker.overlap import Overlapped, Schedule, in_turn
-from edl.worker.push import Push
+from edl.api.errors import BadInputError
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient, Kind
+from edl.numerics.hyperparameters import RULES
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.worker.serial_executor import Lane
+from edl.worker.step_schedule import Overlapped, Schedule, in_turn
+from edl.worker.gradient_push import Push
 
 STEPS = 3
 

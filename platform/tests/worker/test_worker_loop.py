@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
-from edl.core.errors import BadInputError, RefusedError
-from edl.rpc import edl_pb2 as pb
-from edl.worker.callbacks import NoCallbacks
-from edl.worker.evaluation import Evaluator
-from edl.worker.gate import LeavingError
-from edl.worker.leases import PLACEMENT, Leased
-from edl.worker.loop import Loop
-from edl.worker.not_finite import NotFiniteError
-from edl.worker.redeclaration import follow_placement
+from edl.api.errors import BadInputError, RefusedError
+from edl.transport import edl_pb2 as pb
+from edl.keras.user_callbacks import NoCallbacks
+from edl.worker.evaluator import Evaluator
+from edl.worker.shutdown_gate import LeavingError
+from edl.worker.lease_client import Leased, PLACEMENT
+from edl.worker.task_loop import Loop
+from edl.worker.finite_check import NotFiniteError
+from edl.worker.model_redeclaration import follow_placement
 
 
 @pytest.fixture

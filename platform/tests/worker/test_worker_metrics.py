@@ -16,9 +16,9 @@ pytestmark = pytest.mark.tensorflow
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from edl.core.errors import BadInputError  # noqa: E402
-from edl.worker.metrics import Metrics  # noqa: E402
-from edl.worker.user_code import ModuleError  # noqa: E402
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.evaluation_metrics import Metrics  # noqa: E402
+from edl.keras.user_code import ModuleError  # noqa: E402
 
 LABELS = tf.zeros([4, 1])
 FINE = tf.constant([[1.0], [2.0], [3.0], [4.0]])

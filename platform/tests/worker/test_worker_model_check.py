@@ -14,17 +14,17 @@ import pytest
 from wording import unsaid
 from worker.loop_stage import LEASE, TOKEN, ScriptedMaster, Servers
 
-from edl.core.cluster import Role
+from edl.api.cluster_port import Role
 from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick
 from edl.core.job import JobState
-from edl.core.settings import Settings
+from edl.core.job_settings import Settings
 from edl.core.shuffle import Blocks
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import BulkClient
-from edl.rpc.identity import Identity
-from edl.spec.load import dump, load
-from edl.store.rundir import create
-from edl.worker.gate import Gate
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient
+from edl.transport.process_identity import Identity
+from edl.jobfile.loader import dump, load
+from edl.storage.run_directory import create
+from edl.worker.shutdown_gate import Gate
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -152,10 +152,10 @@ class Deciding(ScriptedMaster):
 
 def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     """A worker with parameter servers, up to its first minibatch."""
-    from edl.worker import serving
-    from edl.worker.coordination import Coordination
-    from edl.worker.process import _work
-    from edl.worker.turns import Turn
+    from edl.worker import training_setup
+    from edl.worker.runtime import Coordination
+    from edl.worker.worker_process import _work
+    from edl.worker.import_slots import Turn
 
     spec = load(folder / "spec.json")
     servers, master = Servers(spec.ps.count), Deciding(spec)
@@ -169,7 +169,7 @@ def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
         def connect(*arguments: Any, **options: Any) -> BulkClient:
             return closing.enter_context(contextlib.closing(BulkClient(*arguments, **options)))
 
-        monkeypatch.setattr(serving, "BulkClient", connect)  # a process that ends closes none
+        monkeypatch.setattr(training_setup, "BulkClient", connect)  # a process that ends closes none
         code = _work(coordination, Turn(None))
         coordination.leases.stop()
         coordination.progress.stop()
@@ -179,10 +179,10 @@ def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
 
 def by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     """A run of strategy Local."""
-    from edl.worker import process
-    from edl.worker.local import main
+    from edl.worker import worker_process
+    from edl.worker.local_strategy.local_main import main
 
-    monkeypatch.setattr(process, "set_threads", lambda workers: None)  # once a process only
+    monkeypatch.setattr(worker_process, "set_threads", lambda workers: None)  # once a process only
     run = create(folder / "runs" / "local" / "job")
     run.spec.write_bytes((folder / "spec.json").read_bytes())
     code = main({"EDL_RUN_DIR": str(run.path), "EDL_JSON": "1"})

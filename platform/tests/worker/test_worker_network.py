@@ -21,13 +21,13 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from edl.core.errors import BadInputError, StorageError  # noqa: E402
-from edl.spec.initializer import initial_rows  # noqa: E402
-from edl.worker import export  # noqa: E402
-from edl.worker.contract import ModelModule, load  # noqa: E402
-from edl.worker.network import Network  # noqa: E402
-from edl.worker.slab import Rows  # noqa: E402
-from edl.worker.user_code import ModuleError  # noqa: E402
+from edl.api.errors import BadInputError, StorageError  # noqa: E402
+from edl.numerics.initializers import initial_rows  # noqa: E402
+from edl.keras import model_export  # noqa: E402
+from edl.keras.model_contract import ModelModule, load  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
+from edl.keras.flat_buffer import Rows  # noqa: E402
+from edl.keras.user_code import ModuleError  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 RNG = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str)
     network = build(module, IMAGES, parts=2)
     step = network.train(network.initial(), {}, IMAGES, LABELS)
 
-    plain = export.plain_model(network, network.initial(), {})
+    plain = model_export.plain_model(network, network.initial(), {})
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(module.loss(LABELS, plain(IMAGES, training=True)))
         loss = tf.add_n([loss, *plain.losses])
@@ -270,7 +270,7 @@ def test_rows_have_the_gradient_of_the_full_table(ratings: Any) -> None:
     assert sorted(rows[table.name].ids) == [3, 7, 4999]
     step = network.train(network.initial(), rows, features, labels)
 
-    plain = export.plain_model(network, network.initial(), {table.name: []})
+    plain = model_export.plain_model(network, network.initial(), {table.name: []})
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(network.module.loss(labels, plain(features, training=True)))
     full = tf.convert_to_tensor(tape.gradient(loss, plain.get_layer("users").embeddings.value)).numpy()
@@ -292,7 +292,7 @@ def test_metric_states_of_parts_add_up_to_those_of_plain_keras() -> None:
         network.reset_metrics()
         network.evaluate(slab, {}, IMAGES[place], LABELS[place])
         merged = add(merged, network.metric_states())
-    plain = export.plain_model(network, slab, {})
+    plain = model_export.plain_model(network, slab, {})
     plain.compile(loss=module.loss, metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")])
     expected = plain.evaluate(IMAGES, LABELS, verbose=0, return_dict=True)
     found = network.metric_values(merged)
@@ -366,7 +366,7 @@ def trained(tmp_path: Path) -> Any:
 def _exported(definition: str, folder: Path) -> tuple[Network, Any, Any]:
     network = build(zoo_module(definition), IMAGES)
     slab = network.initial() + np.float32(0.01)
-    said = export.save(network, slab, {}, folder / "model.keras", folder / "saved_model")
+    said = model_export.save(network, slab, {}, folder / "model.keras", folder / "saved_model")
     return network, slab, said
 
 
@@ -395,7 +395,7 @@ def test_served_tables_are_exported_in_full(ratings: Any, tmp_path: Path) -> Non
     (table,) = network.tables
     rows = {table.name: Rows(np.array([3, 7]), np.ones((2, 4), np.float32))}
     stored = {table.name: [tuple(rows[table.name])]}
-    export.save(network, network.initial(), stored, tmp_path / "model.keras", tmp_path / "saved_model")
+    model_export.save(network, network.initial(), stored, tmp_path / "model.keras", tmp_path / "saved_model")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     features = {"user": np.array([3, 7]), "item": np.array([1, 2])}
     np.testing.assert_allclose(loaded(features), network.predict(network.initial(), rows, features), rtol=1e-5)
@@ -422,10 +422,10 @@ def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, mo
             patch.setattr(keras.Model, method, full)
             patch.setattr(keras.Sequential, method, full, raising=False)
             with pytest.raises(StorageError, match="cannot export the model: No space left on device\n"):
-                export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
+                model_export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
     assert (tmp_path / "model.keras").read_bytes() == before[tmp_path / "model.keras"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
+    model_export.save(network, slab * 2, {}, tmp_path / "model.keras", tmp_path / "saved_model")
     np.testing.assert_allclose(network.load(tmp_path / "model.keras"), slab * 2)
 
 

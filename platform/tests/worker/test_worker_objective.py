@@ -18,12 +18,12 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.core import evaluation  # noqa: E402
-from edl.core.errors import BadInputError  # noqa: E402
-from edl.worker import contract  # noqa: E402
-from edl.worker.local_model import LocalModel  # noqa: E402
-from edl.worker.network import Network  # noqa: E402
-from edl.worker.objective import Objective  # noqa: E402
-from edl.worker.pipeline import Feeder, FeedError  # noqa: E402
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras import model_contract  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
+from edl.keras.model_loss import Objective  # noqa: E402
+from edl.worker.feed_pipeline import FeedError, Feeder  # noqa: E402
 
 RNG = np.random.default_rng(3)
 N, BATCH = 40, 16
@@ -72,7 +72,7 @@ def load(folder: Path, text: str) -> Any:
     (folder / "zoo").mkdir(exist_ok=True)
     (folder / "zoo" / "asked.py").write_text(HEAD + text)
     choice = SimpleNamespace(zoo=folder / "zoo", definition="asked.custom_model", params={})
-    return contract.load(choice)  # type: ignore[arg-type]
+    return model_contract.load(choice)  # type: ignore[arg-type]
 
 
 def batches(*parts: Any) -> list[Any]:
@@ -349,7 +349,7 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
 
 
 def fed(feed: Any, mode: str = "training") -> Any:
-    from edl.worker.corruption import Window
+    from edl.worker.corrupt_records import Window
 
     return Feeder(feed, mode, None, zoo=Path(__file__).parent).minibatch(0, Window((b"1", b"2", b"3")))
 

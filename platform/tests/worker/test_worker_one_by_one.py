@@ -21,13 +21,13 @@ from worker.loop_stage import (
     task,
 )
 
-from edl.core.suspicion import FED_AHEAD
-from edl.worker import pipeline
-from edl.worker.corruption import CorruptRecords, Window
-from edl.worker.lane import Lane
-from edl.worker.leases import Leased
-from edl.worker.overlap import Overlapped, Schedule, in_turn
-from edl.worker.stream import RecordStream
+from edl.core.crashing_ranges import FED_AHEAD
+from edl.worker import feed_pipeline
+from edl.worker.corrupt_records import CorruptRecords, Window
+from edl.worker.serial_executor import Lane
+from edl.worker.lease_client import Leased
+from edl.worker.step_schedule import Overlapped, Schedule, in_turn
+from edl.worker.record_stream import RecordStream
 
 pytestmark = pytest.mark.tensorflow
 
@@ -78,7 +78,7 @@ def with_pipeline(stage: Stage) -> Fed:
     """Have the stage's training records go through the real pipeline."""
     fed = Fed()
     corrupt = CorruptRecords(0)
-    feed: Callable[[Any], Any] = lambda windows: pipeline.fed(fed, windows)  # type: ignore[arg-type] # noqa: E731
+    feed: Callable[[Any], Any] = lambda windows: feed_pipeline.fed(fed, windows)  # type: ignore[arg-type] # noqa: E731
     stage.streams["training"] = RecordStream(lambda: stage.reader, corrupt, feed, stage.leases.alive)
     return fed
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.worker.lane import Lane
-from edl.worker.overlap import Overlapped, Schedule, Steps, in_turn
+from edl.worker.serial_executor import Lane
+from edl.worker.step_schedule import Overlapped, Schedule, Steps, in_turn
 
 
 class ScriptedError(Exception):

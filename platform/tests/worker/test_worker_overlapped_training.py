@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worker.loop_stage import LEASE, MINIBATCH, SGD, TOKEN, LinearNetwork, LinearStep, Stage, record, task
 
-from edl.core.errors import RetryableError
-from edl.rpc import edl_pb2 as pb
-from edl.rpc.bulk import BulkClient, Frame, Kind
-from edl.spec.optimizer import OptimizerSpec
-from edl.worker.callbacks import NoCallbacks
-from edl.worker.gate import LeavingError
-from edl.worker.lane import Lane
-from edl.worker.not_finite import NotFiniteError
-from edl.worker.overlap import Overlapped
-from edl.worker.parameters import STALE_SECONDS
-from edl.worker.push import Push
+from edl.api.errors import RetryableError
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient, Frame, Kind
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.keras.user_callbacks import NoCallbacks
+from edl.worker.shutdown_gate import LeavingError
+from edl.worker.serial_executor import Lane
+from edl.worker.finite_check import NotFiniteError
+from edl.worker.step_schedule import Overlapped
+from edl.worker.parameter_client import STALE_SECONDS
+from edl.worker.gradient_push import Push
 
 RATE = 0.01
 

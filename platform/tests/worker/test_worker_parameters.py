@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
 
-from edl.core.errors import JobFailedError, RefusedError
+from edl.api.errors import JobFailedError, RefusedError
 from edl.ps.parameter_server import Attachment
-from edl.worker.parameters import STALE_SECONDS
-from edl.worker.push import Push
-from edl.worker.slab import Rows
+from edl.worker.parameter_client import STALE_SECONDS
+from edl.worker.gradient_push import Push
+from edl.keras.flat_buffer import Rows
 
 
 @pytest.fixture(params=[1, 2, 3])

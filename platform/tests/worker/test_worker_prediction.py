@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from worker.loop_stage import LEASE, LinearNetwork, Stage, record, task
 
-from edl.core.errors import BadInputError, StorageError
-from edl.worker.leases import Leased
-from edl.worker.prediction import Files, Output, Predictor, Processed, named_outputs
-from edl.worker.user_code import ModuleError
-from edl.worker.weights import PredictRun, StoredWeights
+from edl.api.errors import BadInputError, StorageError
+from edl.worker.lease_client import Leased
+from edl.worker.predictor import Files, Output, Predictor, Processed, named_outputs
+from edl.keras.user_code import ModuleError
+from edl.worker.stored_weights import PredictRun, StoredWeights
 
 
 @pytest.fixture

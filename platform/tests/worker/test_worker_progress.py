@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker.loop_stage import LEASE, MEMBER, ScriptedMaster
 
-from edl.core.errors import RetryableError
-from edl.rpc import edl_pb2 as pb
-from edl.worker.leases import Leased
-from edl.worker.progress import Progress
-from edl.worker.session import MasterLostError, Session
+from edl.api.errors import RetryableError
+from edl.transport import edl_pb2 as pb
+from edl.worker.lease_client import Leased
+from edl.worker.progress_reporter import Progress
+from edl.worker.master_session import MasterLostError, Session
 
 
 class Talk:

@@ -12,12 +12,12 @@ import pytest
 from wording import unsaid
 
 import edl.data
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 from edl.core.shards import Source
 from edl.data.reader import BlockSizes
-from edl.spec.job import Data
-from edl.worker.readers import GuardedReader, describe
-from edl.worker.user_code import ModuleError
+from edl.jobfile.job_spec import Data
+from edl.worker.data_readers import GuardedReader, describe
+from edl.keras.user_code import ModuleError
 
 ZOO = Path(__file__).parent
 DATA = Data(training=("a",), validation=("b",), prediction=("c",))

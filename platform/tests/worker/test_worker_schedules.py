@@ -14,10 +14,10 @@ pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
 
-from edl.core.errors import BadInputError  # noqa: E402
-from edl.worker.learning_rate import LearningRate  # noqa: E402
-from edl.worker.optimizers import reproduce  # noqa: E402
-from edl.worker.user_code import ModuleError  # noqa: E402
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.learning_rate import LearningRate  # noqa: E402
+from edl.keras.optimizer_translation import reproduce  # noqa: E402
+from edl.keras.user_code import ModuleError  # noqa: E402
 
 
 class Own(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]

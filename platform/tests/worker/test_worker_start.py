@@ -20,7 +20,7 @@ def test_tensorflow_comes_without_scikit_learn_and_a_model_may_import_it() -> No
     done = python(
         """
         import sys
-        from edl.worker.tensorflow_import import import_tensorflow
+        from edl.keras.tensorflow_import import import_tensorflow
         tensorflow = import_tensorflow()
         import keras
         assert tensorflow.keras.Model is keras.Model
@@ -36,7 +36,7 @@ def test_a_worker_that_is_done_runs_every_exit_hook_and_none_of_tensorflows_tear
     done = python(
         """
         import atexit, runpy, sys
-        import edl.worker.local
+        import edl.worker.local_strategy.local_main
         def work(environment):
             class Last:
                 def __del__(self):
@@ -45,7 +45,7 @@ def test_a_worker_that_is_done_runs_every_exit_hook_and_none_of_tensorflows_tear
             atexit.register(print, "a hook of the user", end="")
             print("worked")
             return 7
-        edl.worker.local.main = work
+        edl.worker.local_strategy.local_main.main = work
         runpy.run_module("edl.worker", run_name="__main__", alter_sys=True)
         """
     )

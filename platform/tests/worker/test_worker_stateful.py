@@ -15,10 +15,10 @@ pytestmark = [
 ]
 
 
-from edl.core.errors import BadInputError  # noqa: E402
-from edl.worker.contract import load  # noqa: E402
-from edl.worker.local_model import LocalModel  # noqa: E402
-from edl.worker.network import Network  # noqa: E402
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.model_contract import load  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
 
 MODEL = """
 import keras

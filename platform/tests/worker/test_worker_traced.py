@@ -12,9 +12,9 @@ pytestmark = pytest.mark.tensorflow
 
 import tensorflow as tf  # noqa: E402
 
-from edl.worker import aligned  # noqa: E402
-from edl.worker import traced as traced_module  # noqa: E402
-from edl.worker.traced import Traced, array  # noqa: E402
+from edl.numerics import aligned_memory  # noqa: E402
+from edl.keras import traced_function as traced_module  # noqa: E402
+from edl.keras.traced_function import Traced, array  # noqa: E402
 
 
 @pytest.mark.parametrize("argument", [np.zeros((2, 3), np.float32), tf.ragged.constant([[1.0], [2.0, 3.0]])])
@@ -35,26 +35,26 @@ def test_a_function_is_traced_while_no_other_of_its_model_is(argument: Any) -> N
 
 
 def test_an_aligned_array_is_not_copied() -> None:
-    values = aligned.empty(2, 3)
+    values = aligned_memory.empty(2, 3)
     assert np.shares_memory(array(Traced(lambda given: tf.reshape(given, [-1]))(values)), values)
 
 
 def misaligned() -> Any:
-    return aligned.empty(4)[1:]
+    return aligned_memory.empty(4)[1:]
 
 
 def not_writable() -> Any:
-    values = aligned.empty(4)
+    values = aligned_memory.empty(4)
     values.flags.writeable = False
     return values
 
 
 def columns() -> Any:
-    return aligned.empty(4, 4)[:, :2]
+    return aligned_memory.empty(4, 4)[:, :2]
 
 
 @pytest.mark.parametrize(
-    "make", [misaligned, not_writable, columns, lambda: aligned.empty(0), lambda: np.zeros(64, bool), lambda: 3.0]
+    "make", [misaligned, not_writable, columns, lambda: aligned_memory.empty(0), lambda: np.zeros(64, bool), lambda: 3.0]
 )
 def test_what_tensorflow_cannot_take_as_it_is_is_copied(make: Callable[[], Any]) -> None:
     values = make()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from edl.worker.turns import Turn, wait_for_turn
+from edl.worker.import_slots import Turn, wait_for_turn
 
 HOLD = """
 import sys
 from pathlib import Path
-from edl.worker.turns import wait_for_turn
+from edl.worker.import_slots import wait_for_turn
 turn = wait_for_turn(Path(sys.argv[1]), 1)
 print(turn.held, flush=True)
 sys.stdin.read()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from edl.core.errors import EdlError, JobFailedError, StorageError
-from edl.worker import failures
-from edl.worker.user_code import ModuleError, user_code
+from edl.api.errors import EdlError, JobFailedError, StorageError
+from edl.worker import failure_report
+from edl.keras.user_code import ModuleError, user_code
 
 GRAPH = """Graph execution error:
 
@@ -69,7 +69,7 @@ def test_an_error_of_a_graph_names_its_cause_and_the_users_file(tmp_path: Path, 
 
 def test_an_error_of_a_graph_names_the_line_where_the_operation_was_made(tmp_path: Path) -> None:
     file = tmp_path / "module.py"
-    frames = f'  File "/edl/worker/loop.py", line 7, in run\n\n  File "{file}", line 2, in feed\n'
+    frames = f'  File "/edl/worker/task_loop.py", line 7, in run\n\n  File "{file}", line 2, in feed\n'
     error = raised(tmp_path, InvalidArgumentError(GRAPH.format(frames=frames)))
     assert str(error) == f"{file}:2: feed() raised InvalidArgumentError: {CAUSE}"
     heading, frame, *_ = error.detail.splitlines()
@@ -107,7 +107,7 @@ def test_errors_of_edl_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("error", "kind"), [(StorageError("full"), "storage"), (JobFailedError("over"), "crash")])
 def test_an_error_that_says_all_has_no_traceback(error: EdlError, kind: str) -> None:
-    told = failures.describe(error)
+    told = failure_report.describe(error)
     assert (told.kind, told.message, told.detail, told.exit_code) == (kind, error.message, "", 1)
 
 
@@ -115,6 +115,6 @@ def test_an_error_that_nobody_foresaw_has_one() -> None:
     try:
         raise ZeroDivisionError("by zero")
     except ZeroDivisionError as error:
-        told = failures.describe(error)
+        told = failure_report.describe(error)
     assert (told.kind, told.message) == ("crash", "ZeroDivisionError: by zero")
     assert "Traceback" in told.detail

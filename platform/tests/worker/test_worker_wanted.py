@@ -14,9 +14,9 @@ from distinct_contract import IDS, DistinctContract, Make, check
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.worker import numpy_distinct
-from edl.worker.numpy_distinct import NumpyDistinct
-from edl.worker.wanted import Distinct, finder, positions_among
+from edl.numerics import numpy_unique_ids
+from edl.numerics.numpy_unique_ids import NumpyDistinct
+from edl.numerics.unique_ids import Distinct, finder, positions_among
 
 
 class TestNumpyDistinct(DistinctContract):
@@ -35,13 +35,13 @@ def test_positions_follow_ids_that_are_given_in_another_order(ids: Any, random: 
 
 def test_ids_that_always_meet_in_the_hash_table_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every number times zero is in the same slot."""
-    monkeypatch.setattr(numpy_distinct, "_ODD", (np.uint64(0),) * numpy_distinct._ROUNDS)
+    monkeypatch.setattr(numpy_unique_ids, "_ODD", (np.uint64(0),) * numpy_unique_ids._ROUNDS)
     ids = np.random.default_rng(0).integers(0, 40, 200)
     check(Distinct(NumpyDistinct).of(ids), ids)
 
 
 def test_numpy_does_it_where_there_is_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "edl.worker.native_distinct", None)
+    monkeypatch.setitem(sys.modules, "edl.numerics.native_unique_ids", None)
     assert isinstance(finder(), NumpyDistinct)
 
 

@@ -14,13 +14,13 @@ from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.core.errors import BadInputError, StorageError
-from edl.ps.declaration import Declaration
-from edl.spec.initializer import initial_rows
-from edl.spec.optimizer import OptimizerSpec
-from edl.store import checkpoint
-from edl.worker.failures import describe
-from edl.worker.weights import StoredWeights
+from edl.api.errors import BadInputError, StorageError
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.initializers import initial_rows
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.storage import checkpoint_shards
+from edl.worker.failure_report import describe
+from edl.worker.stored_weights import StoredWeights
 
 UNIFORM = {"name": "uniform", "minval": -1, "maxval": 1}
 USERS = TableSpec("users", 10, 2, UNIFORM, 7)
@@ -41,12 +41,12 @@ def rows(table: str, *known: int, dim: int = 2) -> Arrays:
 
 def written(folder: Path, *shards: Arrays, tables: Sequence[TableSpec] | None = (USERS,)) -> Path:
     """A checkpoint of these shards; ``tables`` None: as strategy Local writes it, without strings."""
-    directory = checkpoint.cut_directory(folder, 4)
+    directory = checkpoint_shards.cut_directory(folder, 4)
     infos = []
     for index, arrays in enumerate(shards):
         meta = None if tables is None else {"declaration": declared(arrays, tables)}
-        infos.append(checkpoint.write_shard(directory, index, arrays, meta))
-    checkpoint.commit(directory, checkpoint.Manifest(4, 3, "2026-01-01T00:00:00Z", tuple(infos), {}))
+        infos.append(checkpoint_shards.write_shard(directory, index, arrays, meta))
+    checkpoint_shards.commit(directory, checkpoint_shards.Manifest(4, 3, "2026-01-01T00:00:00Z", tuple(infos), {}))
     return directory
 
 
@@ -163,7 +163,7 @@ def test_of_many_names_some_are_told(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> None:
     directory = written(tmp_path, rows("users", 5))
-    shard = checkpoint.shard_path(directory, 0)
+    shard = checkpoint_shards.shard_path(directory, 0)
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
@@ -177,8 +177,8 @@ def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> No
 
 
 def test_strings_that_are_no_declaration_are_no_crash(tmp_path: Path) -> None:
-    directory = checkpoint.cut_directory(tmp_path, 1)
-    info = checkpoint.write_shard(directory, 0, {"dense/a": floats(1)}, {"declaration": json.dumps([1])})
-    checkpoint.commit(directory, checkpoint.Manifest(1, 1, "2026-01-01T00:00:00Z", (info,), {}))
+    directory = checkpoint_shards.cut_directory(tmp_path, 1)
+    info = checkpoint_shards.write_shard(directory, 0, {"dense/a": floats(1)}, {"declaration": json.dumps([1])})
+    checkpoint_shards.commit(directory, checkpoint_shards.Manifest(1, 1, "2026-01-01T00:00:00Z", (info,), {}))
     with pytest.raises(StorageError, match="not the shard of a checkpoint"):
         StoredWeights.read(directory, [])

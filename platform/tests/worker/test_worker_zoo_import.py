@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.errors import BadInputError
-from edl.spec.zoo import locate
-from edl.worker.zoo_import import import_module
+from edl.api.errors import BadInputError
+from edl.jobfile.zoo_lookup import locate
+from edl.keras.zoo_import import import_module
 
 PLACES = ("the current folder", "PYTHONPATH", "the folder above the zoo is on PYTHONPATH, too")
 IMPORT = """
 import sys
 from pathlib import Path
-from edl.spec.zoo import locate
-from edl.worker.zoo_import import import_module
+from edl.jobfile.zoo_lookup import locate
+from edl.keras.zoo_import import import_module
 zoo = Path(sys.argv[1])
 print(import_module(zoo, locate(zoo, sys.argv[2])).SAYS)
 """

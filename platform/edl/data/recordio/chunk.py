@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
-from edl.core.errors import BadInputError
+from edl.api.errors import BadInputError
 
 try:  # a twentieth of the time: workers walk through the chunks of a shuffled window several times an epoch
     from edl.data import _records

@@ -19,8 +19,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from edl.core.errors import BadInputError
-from edl.data.files import INDEX_SUFFIX, beside, unreadable
+from edl.api.errors import BadInputError
+from edl.data.data_files import INDEX_SUFFIX, beside, unreadable
 from edl.data.recordio.chunk import COMPRESSORS, HEADER_BYTES, LENGTH_BYTES, Header
 
 _VERSION = 1

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from edl.core.errors import BadInputError
-from edl.data.files import unreadable
-from edl.data.options import Options
+from edl.api.errors import BadInputError
+from edl.data.data_files import unreadable
+from edl.data.reader_options import Options
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.recordio.chunk import (
     COMPRESSORS,

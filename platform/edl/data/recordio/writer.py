@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from edl.core.errors import BadInputError, StorageError
-from edl.data.files import beside
+from edl.api.errors import BadInputError, StorageError
+from edl.data.data_files import beside
 from edl.data.recordio.chunk import COMPRESSORS, Compression, encode_chunk
 
 DEFAULT_CHUNK_LIMIT = 1024 * 1024

@@ -1,4 +1,4 @@
 """A JobSpec as manifests: plain values, rendered without a cluster, and what makes a spec unfit for one.
 
-May import: edl.spec, edl.core, names and kinds. Never: the API server, a clock, chance.
+May import: edl.jobfile, edl.core, names and kinds. Never: the API server, a clock, chance.
 """

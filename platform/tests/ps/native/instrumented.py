@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-EXTENSIONS = ("edl.ps._native", "edl.worker._distinct", "edl.data._records")
+EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records")
 
 for name in EXTENSIONS:
     package, _, own = name.rpartition(".")

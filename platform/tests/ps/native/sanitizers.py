@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
-SOURCES = ROOT / "platform/edl/ps/native"
+SOURCES = ROOT / "platform/edl/numerics/native"
 RESULT = HERE / "sanitizers.json"
 SHORT, FULL = 1, 10
 """Seeds that the program without Python is run with."""

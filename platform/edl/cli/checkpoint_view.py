@@ -1,0 +1,195 @@
+"""What is in a checkpoint: read from its shards, and shown to people and to programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edl.ops.checkpoint_list import size_text, when
+from edl.reporting.text_table import age, aligned, labelled
+from edl.storage.checkpoint_contents import Contents, Table
+from edl.storage.checkpoint_manifest import Manifest
+
+if TYPE_CHECKING:
+    from edl.storage.array_statistics import Statistics
+
+_NUMBERS = ("MIN", "MEAN", "MAX", "NAN")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A checkpoint and what its values are like.
+
+    Attributes:
+        manifest: of the checkpoint.
+        contents: of its shards.
+        variables: the statistics of each variable, by name.
+        tables: those of all rows of each table, by name.
+    """
+
+    manifest: Manifest
+    contents: Contents
+    variables: Mapping[str, Statistics]
+    tables: Mapping[str, Statistics]
+
+
+def inspected(manifest: Manifest, contents: Contents, on_read: Callable[[int], None]) -> Inspected:
+    """Look at all values, which takes NumPy.
+
+    Raises:
+        StorageError: a file is gone.
+    """
+    from edl.storage.array_statistics import statistics
+
+    variables = {each.spec.name: statistics([each.values], on_read) for each in contents.variables}
+    tables = {each.name: statistics([part.values for part in each.parts], on_read) for each in contents.tables}
+    return Inspected(manifest, contents, variables, tables)
+
+
+def to_read(contents: Contents) -> int:
+    """Bytes that ``inspected`` looks at."""
+    parts = [part.values for each in contents.tables for part in each.parts]
+    return sum(array.nbytes for array in (*(each.values for each in contents.variables), *parts))
+
+
+def told(seen: Inspected) -> dict[str, Any]:
+    """For programs."""
+    manifest, contents = seen.manifest, seen.contents
+    return {
+        "checkpoint": manifest.cut,
+        "path": str(manifest.directory),
+        "created": manifest.created,
+        "version": manifest.version,
+        "shards": [shard.file for shard in manifest.shards],
+        "size": sum(shard.size for shard in manifest.shards),
+        "optimizer": contents.optimizer,
+        "ledger": manifest.ledger,
+        "variables": [
+            {
+                "name": each.spec.name,
+                "shape": list(each.spec.shape),
+                "dtype": each.values.dtype,
+                "statistic": each.spec.statistic,
+                "slots": sorted(each.slots),
+                **_json(seen.variables[each.spec.name]),
+            }
+            for each in contents.variables
+        ],
+        "tables": [
+            {
+                "name": each.name,
+                "rows": each.rows,
+                "vocabulary": None if each.spec is None else each.spec.rows,
+                "width": each.width,
+                "dtype": each.parts[0].values.dtype,
+                "slots": list(each.slots),
+                "initializer": each.described_initializer,
+                **_json(seen.tables[each.name]),
+            }
+            for each in contents.tables
+        ],
+        "others": [{"name": a.name, "shape": list(a.shape), "dtype": a.dtype} for a in contents.others],
+    }
+
+
+def lines(seen: Inspected, run: str, width: int) -> Iterator[str]:
+    """For people; facts are within ``width`` characters, tables may be wider."""
+    yield f"Checkpoint {seen.manifest.cut} of {run}, {seen.manifest.directory}"
+    for name, text in _facts(seen, time.time()):
+        yield from labelled(name, text, width)
+    if seen.contents.variables:
+        yield ""
+        yield from _variables(seen)
+    if seen.contents.tables:
+        yield ""
+        yield from aligned(
+            [["TABLE", "ROWS", "OF", "WIDTH", "DTYPE", "SLOTS", *_NUMBERS], *_tables(seen)],
+            right=(1, 2, 3, *range(6, 10)),
+        )
+    if seen.contents.others:
+        many = len(seen.contents.others)
+        yield f"\nand {many} arrays of strategy Local: its optimizer's variables (slot/…), random generators (state/…)."
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 row``, ``2 rows``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _facts(seen: Inspected, now: float) -> Iterator[tuple[str, str]]:
+    manifest = seen.manifest
+    taken = when(manifest.created)
+    ago = "" if taken is None else f" ({age(now - taken)} ago)"
+    created = manifest.created.replace("T", " ").replace("+00:00", " UTC")
+    yield "taken", f"{created or 'at an unknown time'}{ago}"
+    size = size_text(sum(shard.size for shard in manifest.shards))
+    yield "files", f"{counted(len(manifest.shards), 'shard')}, {size}, intact"
+    try:
+        yield "position", ", ".join(_position(manifest))
+    except (ValueError, TypeError):  # right checksum, but no ledger of a master
+        yield "position", f"not known: {manifest.ledger}"
+    yield "optimizer", _optimizer(seen.contents)
+
+
+def _position(manifest: Manifest) -> Iterator[str]:
+    ledger = manifest.ledger if isinstance(manifest.ledger, dict) else {}
+    yield f"step {ledger.get('done_steps', manifest.version):,}"
+    records = ledger.get("done_records", ledger.get("records_done"))
+    if records is not None:
+        yield f"{records:,} records done"
+    left = sum(end - start for _, _, start, end in ledger.get("returned", ()))
+    if "epoch" in ledger:
+        within = left or ledger.get("index")
+        yield f"in epoch {ledger['epoch'] + 1}" if within else f"{counted(ledger['epoch'], 'epoch')} done"
+    if left:
+        yield f"{left:,} records handed back, to be done again"
+    if ledger.get("quarantined"):
+        yield f"{counted(len(ledger['quarantined']), 'range')} given up"
+
+
+def _optimizer(contents: Contents) -> str:
+    if contents.optimizer is None:
+        return "not known: Keras' own, of strategy Local"
+    given = dict(contents.optimizer.get("hyperparameters") or {})
+    settings = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in given.items()]
+    slots = sorted(
+        {name for each in contents.variables for name in each.slots}.union(*(t.slots for t in contents.tables))
+    )
+    text = f"{contents.optimizer.get('name')}" + (f" ({', '.join(settings)})" if settings else "")
+    return f"{text}, slots {', '.join(slots)}" if slots else f"{text}, no slots"
+
+
+def _variables(seen: Inspected) -> Sequence[str]:
+    rows = []
+    for each in seen.contents.variables:
+        shape = "x".join(map(str, each.spec.shape)) or "scalar"
+        kind = "statistic" if each.spec.statistic else "trained"
+        rows.append([each.spec.name, shape, each.values.dtype, kind, *_cells(seen.variables[each.spec.name])])
+    return aligned([["VARIABLE", "SHAPE", "DTYPE", "KIND", *_NUMBERS], *rows], right=range(4, 8))
+
+
+def _tables(seen: Inspected) -> Iterator[list[str]]:
+    for each in seen.contents.tables:
+        kind = [str(each.width), each.parts[0].values.dtype, ", ".join(each.slots) or "-"]
+        yield [each.name, f"{each.rows:,}", _vocabulary(each), *kind, *_cells(seen.tables[each.name])]
+
+
+def _vocabulary(table: Table) -> str:
+    return "-" if table.spec is None else f"{table.spec.rows:,}"
+
+
+def _cells(found: Statistics) -> list[str]:
+    values = ["-" if value is None else f"{value:.4g}" for value in (found.minimum, found.mean, found.maximum)]
+    return [*values, f"{found.nan:,}" + (f" and {found.infinite:,} infinite" if found.infinite else "")]
+
+
+def _json(found: Statistics) -> dict[str, Any]:
+    return {
+        "min": found.minimum,
+        "mean": found.mean,
+        "max": found.maximum,
+        "nan": found.nan,
+        "infinite": found.infinite,
+    }

@@ -1,0 +1,164 @@
+"""``edl data cp`` and ``edl data ls``: files to and from a volume claim, through a pod that lives for one copy."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.cli.options import ContextOption, NamespaceOption, api_of
+from edl.ops.volume_session import IMAGE_REMEDY, IMAGE_VARIABLE, volume
+from edl.api.errors import BadInputError
+
+if TYPE_CHECKING:
+    from edl.ops.copy_plan import CopyPlan
+    from edl.ops.file_transfer import Entry, Files
+    from edl.ops.helper_pod import Place, Visit
+
+ImageOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="IMAGE",
+        help="Image with Python and EDL for the pod that copies, such as your submitter image.",
+        envvar=IMAGE_VARIABLE,
+        show_envvar=True,
+        show_default=False,
+    ),
+]
+UserOption = Annotated[int, typer.Option("--uid", help="User that reads and writes there.", min=1)]
+GroupOption = Annotated[int, typer.Option("--gid", help="Group that reads and writes there.", min=0)]
+PriorityOption = Annotated[
+    str,
+    typer.Option(
+        "--priority",
+        metavar="NAME",
+        help="PriorityClass of the pod that copies.",
+        envvar="EDL_DATA_PRIORITY",
+        show_envvar=True,
+    ),
+]
+MinutesOption = Annotated[int, typer.Option("--minutes", help="The pod ends by itself after so long.", min=1)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def cp(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A path here, or CLAIM:/path.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A path here, or CLAIM:/path.", show_default=False)],
+    image: ImageOption = None,
+    uid: UserOption = 1000,
+    gid: GroupOption = 1000,
+    minutes: MinutesOption = 60,
+    priority: PriorityOption = "low",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy files between this machine and a volume claim: edl data cp LOCAL CLAIM:/path, or back.
+
+    A file goes to the path that is named, or into it if that is a directory; of a directory, the content goes into the
+    directory that is named. What is there already with the same content is not copied again, and a copy that was cut
+    off goes on where it was when the same command is called again. Checksums are always compared.
+    """
+    from edl.ops.helper_pod import place
+
+    outward, inward = place(target), place(source)
+    if (outward is None) == (inward is None):
+        raise BadInputError(
+            "exactly one of the two must be on a claim",
+            where=f"edl data cp {source} {target}",
+            hint="Such as: edl data cp mnist/ fileserver-claim:/mnist",
+        )
+    api = api_of(context, namespace)
+    there = outward or inward
+    assert there is not None
+    if outward is not None and not Path(source).exists():
+        raise BadInputError("no such file or directory", where=source)
+    visit = _visit(there.claim, image, (uid, gid), minutes, priority, read_only=outward is None)
+    with volume(api, visit) as reached:
+        plan = reached.repeatedly(lambda files: _plan(files, source, target, outward, inward))
+        travelled = reached.carry(plan, upload=outward is not None)
+    _told(plan, travelled, source, target, as_json=as_json)
+
+
+def ls(
+    where: Annotated[str, typer.Argument(metavar="CLAIM:/path", help="A directory of a claim.", show_default=False)],
+    recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Also what is below.")] = False,
+    image: ImageOption = None,
+    uid: UserOption = 1000,
+    gid: GroupOption = 1000,
+    priority: PriorityOption = "low",
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the files of a volume claim: edl data ls CLAIM:/path."""
+    from edl.ops.helper_pod import Place, place
+
+    there = place(where) or (Place(where, "/") if where and "/" not in where else None)
+    if there is None:
+        raise BadInputError("this names no claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist")
+    visit = _visit(there.claim, image, (uid, gid), 10, priority, read_only=True)
+    with volume(api_of(context, namespace), visit) as reached:
+        entries = reached.repeatedly(lambda files: _entries(files, there, recursive=recursive))
+    if as_json:
+        keys = ("path", "kind", "size", "modified")
+        print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries]))
+        return
+    for entry in entries:
+        size = f"{entry.size:,}" if entry.kind == "file" else "-"
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified))
+        print(f"{size:>16}  {when}  {entry.path}{'/' if entry.kind == 'directory' else ''}")
+
+
+def _plan(files: Files, source: str, target: str, outward: Place | None, inward: Place | None) -> CopyPlan:
+    from edl.ops import copy_plan
+
+    if outward is not None:
+        return copy_plan.upload(Path(source), outward.path, files.stat(outward.path).kind)
+    assert inward is not None
+    found = files.stat(inward.path)
+    if found.kind == "missing":
+        raise BadInputError("no such file or directory", where=source, hint=f"Look with: edl data ls {inward.claim}:/")
+    entries = files.entries(inward.path, recursive=True)
+    inside = target.endswith("/") or Path(target).is_dir()
+    return copy_plan.download(inward.path, entries, Path(target), is_file=found.kind == "file", inside=inside)
+
+
+def _visit(
+    claim: str, image: str | None, who: tuple[int, int], minutes: int, priority: str, *, read_only: bool
+) -> Visit:
+    from edl.ops.helper_pod import Visit
+    from edl.jobfile.pod_spec import RunAs
+
+    if not image:  # nor by the variable
+        raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
+    return Visit(claim, image, RunAs(*who), read_only, minutes * 60, remedy=IMAGE_REMEDY, priority=priority)
+
+
+def _entries(files: Files, there: Place, *, recursive: bool) -> list[Entry]:
+    if files.stat(there.path).kind == "missing":
+        above = f"{there.claim}:{PurePosixPath(there.path).parent}"
+        raise BadInputError("there is no such path", where=str(there), hint=f"Look with: edl data ls {above}")
+    return list(files.entries(there.path, recursive=recursive))
+
+
+def _told(plan: CopyPlan, travelled: int, source: str, target: str, *, as_json: bool) -> None:
+    if as_json:
+        told = {
+            "source": source,
+            "target": target,
+            "files": len(plan.items),
+            "bytes": plan.size,
+            "travelled": travelled,
+        }
+        print(json.dumps(told | {"left_out": list(plan.left_out)}))
+        return
+    count = len(plan.items)
+    there = f" ({plan.size - travelled:,} were there already)" if travelled < plan.size else ""
+    print(f"{count:,} {'file' if count == 1 else 'files'}, {plan.size:,} bytes{there}, checksums right: {target}")
+    for name in plan.left_out:
+        print(f"left out, since it is neither file nor directory: {name}", file=sys.stderr)

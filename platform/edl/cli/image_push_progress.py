@@ -1,0 +1,50 @@
+"""How a push looks while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+if TYPE_CHECKING:
+    from edl.ops.image_push import Pushing
+
+
+def follow(states: Iterable[Pushing], console: Console) -> Pushing:
+    """Show the states of a push as they come: a bar on a terminal, a line per layer elsewhere. The last state."""
+    from edl.ops.image_push import Pushing
+
+    last = Pushing()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("Pushing", total=None)
+        for state in states:
+            if not console.is_terminal:
+                _say(state, last, console)
+            _show(state, progress, task)
+            last = state
+    return last
+
+
+def _show(state: Pushing, progress: Progress, task: TaskID) -> None:
+    layers = len(state.there) + len(state.waiting) + len(state.size.keys() - state.there)
+    progress.update(
+        task,
+        description=f"Pushing, {len(state.there)} of {layers} layers there",
+        completed=sum(state.sent.values()),
+        total=sum(state.size.values()) or None,
+    )
+
+
+def _say(state: Pushing, before: Pushing, console: Console) -> None:
+    for layer in sorted(state.there - before.there):
+        console.print(f"{layer}: there", highlight=False)

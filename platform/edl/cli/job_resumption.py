@@ -1,0 +1,78 @@
+"""``edl submit --resume``: what can be known before the earlier job is removed, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edl.api.events import RunStarted
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes.names import LATEST
+from edl.jobfile.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from edl.cli.submission_reporter import Voice
+    from edl.cluster.kubernetes.api_client import Api
+    from edl.ops.job_deletion import Remains
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What is known of a resumption beforehand, in words.
+
+    Attributes:
+        changes: fields of the job file that are not as at the start before.
+        warnings: what the user may not have meant.
+    """
+
+    changes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def check_resumable(there: Remains, spec: JobSpec, run: str) -> Foreseen:
+    """Refuse what the new master would refuse, as far as the job that is to be replaced tells it.
+
+    Args:
+        there: what the cluster has of the job.
+        spec: that it is to go on with.
+        run: an id, or ``latest``, which is the run of that job if its master has lived.
+
+    Raises:
+        BadInputError: the run is done, or ``spec`` is about other work.
+    """
+    from edl.ops.existing_job import existing, spec_of
+    from edl.storage.run_resumption import allowed, nothing_left, said
+
+    job = existing(there)
+    if job is None or job.status is None or run not in (LATEST, job.status.run):
+        return Foreseen()
+    if job.phase == "Done":
+        hint = f"edl submit without --resume starts anew, after: edl delete {job.name}"
+        raise BadInputError(f"run {job.status.run} is done; nothing was removed", where=job.name, hint=hint)
+    before = spec_of(there, job.name)
+    changes = () if before is None else allowed(job.status.run, before, spec)
+    end = nothing_left(job.status, spec)
+    return Foreseen(tuple(map(said, changes)), (end,) if end else ())
+
+
+def tell_resumed(api: Api, job: str, voice: Voice) -> str | None:
+    """Say which run it became, how far that is, and what of the job file has changed.
+
+    Returns:
+        The run; None if its master has not said so yet.
+    """
+    from edl.ops.job_view import find
+
+    seen = find(api, job)
+    if seen.status is None:
+        return None
+    status = seen.status
+    started = [event for event in seen.told.events if isinstance(event, RunStarted) and event.resumed]
+    changes = started[-1].changes if started else ()
+    total, done = status.records_total, status.records_done
+    facts: dict[str, Any] = {"run": status.run, "records_done": done, "records_total": total, "changes": [*changes]}
+    share = f", {100 * done // total} % done" if total else ""
+    lines = [f"It goes on with run {status.run}{share}.", *(f"  changed: {change}" for change in changes)]
+    voice.happened("resumed", facts, "\n".join(lines))
+    return status.run

@@ -1,0 +1,79 @@
+"""How ``edl submit`` speaks: to people in lines, to programs in one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from edl.cli.submission_plan import KubePlan
+from edl.api.errors import BadInputError, EdlError
+
+MOST_WIDTH = 120
+
+
+class Voice(Protocol):
+    """What a submission has to say."""
+
+    def planned(self, plan: KubePlan) -> None:
+        """What will be done."""
+
+    def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+        """Something was done, or is known now: in words, and as facts."""
+
+    def note(self, text: str) -> None:
+        """For people only."""
+
+    def failed(self, error: EdlError) -> None:
+        """It came to nothing; the command prints the error itself on standard error."""
+
+
+class Words:
+    """Lines on standard output."""
+
+    def planned(self, plan: KubePlan) -> None:
+        """The plan, as wide as the terminal."""
+        width = min(MOST_WIDTH, shutil.get_terminal_size().columns)
+        print("\n".join(plan.lines(width)), flush=True)
+
+    def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+        """A line."""
+        print(text, flush=True)
+
+    def note(self, text: str) -> None:
+        """A line."""
+        print(text, flush=True)
+
+    def failed(self, error: EdlError) -> None:
+        """Nothing: what standard error says is for people."""
+
+
+class Objects:
+    """JSON on standard output; what is for people only goes to standard error."""
+
+    def planned(self, plan: KubePlan) -> None:
+        """One object."""
+        self._write({"event": "plan", **plan.to_json()})
+
+    def happened(self, event: str, facts: Mapping[str, Any], text: str) -> None:
+        """One object."""
+        self._write({"event": event, **facts})
+
+    def note(self, text: str) -> None:
+        """Standard error."""
+        print(text, file=sys.stderr, flush=True)
+
+    def failed(self, error: EdlError) -> None:
+        """The last object: ``refused`` if nothing was asked for that could have run, else ``failed``."""
+        told = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
+        self._write({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **told})
+
+    def _write(self, value: Mapping[str, Any]) -> None:
+        print(json.dumps(value, allow_nan=False), flush=True)
+
+
+def voice(*, as_json: bool) -> Voice:
+    """The voice that the options ask for."""
+    return Objects() if as_json else Words()

@@ -1,0 +1,396 @@
+"""The API server, as plain objects: one request a method, one stream for watches and logs, errors translated.
+
+Requests are retried by urllib3 as told when the connection was made. Names are fixed and deletions name a uid, so that
+a request that arrives twice does nothing twice; but the second creation is told that its name is taken, which is why a
+POST is retried only where the server has surely not carried it out. All of this is safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from edl.cluster.kubernetes.api_errors import AwayError, BusyError, translate
+from edl.cluster.kubernetes.resource_kinds import Kind, Manifest, PODS, kind_of
+from edl.cluster.kubernetes.response_stream import Stream, said
+
+MERGE, STRATEGIC, JSON_PATCH = "merge", "strategic", "json"
+_PATCH_TYPES = {
+    MERGE: "application/merge-patch+json",
+    STRATEGIC: "application/strategic-merge-patch+json",
+    JSON_PATCH: "application/json-patch+json",
+}
+EVERYWHERE = ""
+"""Instead of a namespace: all of them."""
+TIMEOUT_SECONDS = 10.0
+"""How long one answer may take."""
+
+
+_NOT_DONE = (429, 503)
+"""Answers that say that the server did not begin."""
+
+
+class Pacing(Protocol):
+    """How fast requests may follow each other; see ``edl.cluster.kubernetes.rate_limiter.Pace``."""
+
+    def __call__(self) -> None:
+        """Return when the next request may be sent."""
+
+    def hold(self, seconds: float) -> None:
+        """The server asks to be left alone for that long."""
+
+
+Meanwhile = Callable[[str], AbstractContextManager[object]]
+"""Of a server's address: what goes on while a request to it is on its way, such as telling people that it is silent."""
+
+
+def _nothing(_: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+class Unpaced:
+    """As fast as they come."""
+
+    def __call__(self) -> None:
+        """Return at once."""
+
+    def hold(self, seconds: float) -> None:
+        """Do nothing: who asks reads the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A way to one API server.
+
+    Attributes:
+        host: ``https://host:port``.
+        pool: with the server's certificate authority and the client's certificate.
+        headers: of each request: proof of who asks; asked each time, since tokens are renewed.
+        namespace: what a missing namespace means.
+        context: of the kubeconfig; None in a pod.
+    """
+
+    host: str
+    pool: urllib3.PoolManager
+    headers: Callable[[], Mapping[str, str]]
+    namespace: str
+    context: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server said.
+
+    Attributes:
+        body: the object.
+        server_time: the server's clock, in unix seconds, to the second; None if it does not say.
+    """
+
+    body: Manifest
+    server_time: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Objects of one moment; a watch that begins at ``resource_version`` misses nothing."""
+
+    items: tuple[Manifest, ...]
+    resource_version: str
+    server_time: float | None = None
+
+
+class Api:
+    """Requests over one connection.
+
+    Args:
+        connection: from ``edl.cluster.kubernetes.kubeconfig.connect``.
+        pace: called before each request; may wait, so that a thousand lost pods do not flood the server.
+        retries: of urllib3; see the module's docstring.
+        may: asked right before each request that changes something; one that may not be sent raises AwayError.
+        meanwhile: entered for each request, left when its answer begins, with the error if there is none.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        pace: Pacing | None = None,
+        retries: urllib3.Retry | None = None,
+        may: Callable[[], bool] = lambda: True,
+        meanwhile: Meanwhile = _nothing,
+    ) -> None:
+        self._connection, self._pace, self._retries, self._may = connection, pace or Unpaced(), retries, may
+        self._meanwhile = meanwhile
+
+    def fenced(self, may: Callable[[], bool]) -> Api:
+        """The same server, asked for changes only while ``may`` says so.
+
+        For who may lose the right to decide without noticing, as a master does whose node is cut off: what it wanted
+        then must not be carried out when the network is back. A request that was sent in time is over, also for the
+        network, ``TIMEOUT_SECONDS`` later.
+        """
+        return Api(self._connection, pace=self._pace, retries=self._retries, may=may, meanwhile=self._meanwhile)
+
+    @property
+    def connection(self) -> Connection:
+        """The way to the server, for what is no plain request."""
+        return self._connection
+
+    @property
+    def namespace(self) -> str:
+        """What a missing namespace means."""
+        return self._connection.namespace
+
+    @property
+    def context(self) -> str | None:
+        """The kubeconfig's context in use; None in a pod."""
+        return self._connection.context
+
+    @property
+    def host(self) -> str:
+        """Address of the API server."""
+        return self._connection.host
+
+    # ------------------------------------------------------------------ objects
+
+    def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
+        """One object; raises NotFoundError."""
+        return self.ask("GET", kind.path(self._in(namespace), name)).body
+
+    def list(self, kind: Kind, *, namespace: str | None = None, labels: str = "", fields: str = "") -> Listing:
+        """All objects that a label and a field selector choose; ``namespace=EVERYWHERE`` looks in all of them."""
+        path = kind.path(self._in(namespace))
+        answer = self.ask("GET", path, query={"labelSelector": labels, "fieldSelector": fields})
+        body = answer.body
+        head = {"apiVersion": kind.api_version, "kind": kind.name}
+        items = tuple({**head, **item} for item in body.get("items") or ())
+        return Listing(items, str(body.get("metadata", {}).get("resourceVersion", "")), answer.server_time)
+
+    def create(self, manifest: Manifest, *, namespace: str | None = None, dry_run: bool = False) -> Manifest:
+        """Create an object and return it as the server has it; ConflictError if its name is taken.
+
+        Args:
+            manifest: its own namespace wins over ``namespace``.
+            namespace: of the object.
+            dry_run: admission only; nothing is stored.
+        """
+        where = manifest.get("metadata", {}).get("namespace") or self._in(namespace)
+        path = kind_of(manifest).path(where)
+        return self.ask("POST", path, query=_dry(dry_run), body=manifest).body
+
+    def replace(self, manifest: Manifest, *, namespace: str | None = None) -> Manifest:
+        """Put an object in the place of the one with its resourceVersion; ConflictError if that has changed."""
+        where = manifest["metadata"].get("namespace") or self._in(namespace)
+        return self.ask("PUT", kind_of(manifest).path(where, manifest["metadata"]["name"]), body=manifest).body
+
+    def patch(
+        self,
+        kind: Kind,
+        name: str,
+        body: Manifest | Sequence[Manifest],
+        *,
+        namespace: str | None = None,
+        style: str = MERGE,
+        dry_run: bool = False,
+    ) -> Manifest:
+        """Change parts of an object: a merge patch, a strategic one, or a list of JSON patch operations."""
+        path = kind.path(self._in(namespace), name)
+        return self.ask("PATCH", path, query=_dry(dry_run), body=body, content_type=_PATCH_TYPES[style]).body
+
+    def delete(
+        self,
+        kind: Kind,
+        name: str,
+        *,
+        namespace: str | None = None,
+        uid: str | None = None,
+        grace: int | None = None,
+        propagation: str = "Background",
+        dry_run: bool = False,
+    ) -> Manifest:
+        """Delete an object; the server goes on for as long as finalizers and grace periods take.
+
+        Args:
+            kind: of the object.
+            name: of the object.
+            namespace: of the object.
+            uid: delete only this one, never a later one of the same name; ConflictError if it is another.
+            grace: seconds; 0 removes a pod at once, also from a dead node.
+            propagation: what becomes of what it owns; the server's own default for some clients is to orphan it.
+            dry_run: admission only.
+        """
+        options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        if dry_run:
+            options["dryRun"] = ["All"]
+        return self.ask("DELETE", kind.path(self._in(namespace), name), body=options).body
+
+    # ------------------------------------------------------------------ streams
+
+    def watch(
+        self,
+        kind: Kind,
+        *,
+        resource_version: str,
+        namespace: str | None = None,
+        labels: str = "",
+        fields: str = "",
+        seconds: int = 300,
+        silence: float = 90.0,
+    ) -> Stream:
+        """Follow changes from a listing on, with bookmarks; the stream ends by itself after ``seconds``.
+
+        Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``; ``Stream.events``
+        turns an ERROR into the error that it means. A stream that is silent for ``silence`` seconds raises AwayError.
+        """
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(seconds),
+            "labelSelector": labels,
+            "fieldSelector": fields,
+        }
+        return self._stream(kind.path(self._in(namespace)), query, silence)
+
+    def logs(
+        self,
+        pod: str,
+        *,
+        namespace: str | None = None,
+        container: str = "",
+        follow: bool = False,
+        tail: int | None = None,
+        previous: bool = False,
+    ) -> Stream:
+        """What a container printed; ``follow`` goes on with what it prints."""
+        query = {
+            "container": container,
+            "follow": "true" if follow else "",
+            "previous": "true" if previous else "",
+            "tailLines": "" if tail is None else str(tail),
+        }
+        silence = None if follow else TIMEOUT_SECONDS
+        return self._stream(PODS.path(self._in(namespace), pod, "log"), query, silence)
+
+    # ------------------------------------------------------------------ any request
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+    ) -> Answer:
+        """Send a request and read the answer whole.
+
+        Raises:
+            ApiError: one of its subclasses; AwayError when there was no answer.
+        """
+        response = self._send(
+            method,
+            path,
+            query,
+            body=None if body is None else json.dumps(body).encode(),
+            content_type=content_type,
+            timeout=urllib3.Timeout(total=TIMEOUT_SECONDS),
+            retries=self._retries_of(method),
+            preload_content=True,
+        )
+        where = f"{method} {self.host}{path}"
+        return Answer(_object(response.data, where), _time(response.headers.get("Date")))
+
+    def _stream(self, path: str, query: Mapping[str, str], silence: float | None) -> Stream:
+        timeout = urllib3.Timeout(connect=TIMEOUT_SECONDS, read=silence)
+        response = self._send("GET", path, query, timeout=timeout, retries=False, preload_content=False)
+        return Stream(response, f"GET {self.host}{path}")
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        *,
+        content_type: str = "application/json",
+        **how: Any,
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request as urllib3 is told, and raise what a refusal means."""
+        self._pace()
+        asked = urlencode({name: value for name, value in (query or {}).items() if value})
+        headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.headers()}
+        url, where = f"{self.host}{path}" + (f"?{asked}" if asked else ""), f"{method} {self.host}{path}"
+        if method != "GET" and not self._may():
+            raise AwayError("Not sent: the right to decide for this job was not renewed in time", where=where)
+        try:
+            with self._meanwhile(self.host):
+                response = self._connection.pool.request(method, url, headers=headers, redirect=False, **how)
+        except HTTPError as error:
+            raise AwayError(said(error), where=where, hint=self._who_answers()) from error
+        if response.status >= 300:
+            after = response.headers.get("Retry-After")
+            refusal = translate(response.status, _rest(response), where=where, retry_after=after)
+            if isinstance(refusal, BusyError) and refusal.retry_after:
+                self._pace.hold(refusal.retry_after)
+            raise refusal
+        return response
+
+    def _who_answers(self) -> str:
+        """What to look at when nobody does."""
+        if self.context is None:
+            return f"The cluster's own API server, {self.host}, cannot be reached from this pod."
+        return (
+            f"Is {self.host} up, and can it be reached from here? It is the cluster of the context {self.context}; "
+            "--context chooses another."
+        )
+
+    def _retries_of(self, method: str) -> urllib3.Retry | bool:
+        if self._retries is None:
+            return False
+        return self._retries.new(read=False, status_forcelist=_NOT_DONE) if method == "POST" else self._retries
+
+    def _in(self, namespace: str | None) -> str:
+        return self._connection.namespace if namespace is None else namespace
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
+
+
+def _rest(response: urllib3.BaseHTTPResponse) -> bytes:
+    """The body of a refusal; empty when it breaks off: the code says enough."""
+    try:
+        return response.data
+    except HTTPError:
+        return b""
+    finally:
+        response.close()
+
+
+def _object(text: bytes, where: str) -> Manifest:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise AwayError("What answers there is no API server, or was cut off", where=where) from error
+    return value if isinstance(value, dict) else {"items": value}
+
+
+def _time(header: str | None) -> float | None:
+    if header is None:
+        return None
+    try:
+        return parsedate_to_datetime(header).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,215 @@
+"""What an API server refuses, translated once: each error says what, where, and who can do something about it.
+
+All of them end a command with code 2; ``edl submit`` has another error for a job whose master was asked for.
+
+Retryable are those that pass without anybody changing the request: the server is away or busy. A 403 has four
+meanings that a user must be able to tell apart: no right to ask (RBAC), no room by quota, a pod that the namespace's
+Pod Security level forbids, and what EDL's own policies refuse. Only its text tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.install_hints import installed
+
+_GRANTS = (
+    "Rights in a namespace are granted by its admin, who binds the ClusterRole edl-data-scientist; "
+    "`edl doctor` lists what is missing."
+)
+_GRANTS_TO_ALL = (
+    "That belongs to the whole cluster: its admin can bind the ClusterRole edl-cluster-viewer; "
+    "`edl doctor` lists what is missing."
+)
+_GRANTED_TO_NOBODY = (
+    "No ClusterRole of EDL's allows that in all namespaces: ask about one namespace, with -n, "
+    "or an admin of the cluster."
+)
+_VIEWED = re.compile(r'resource "(?:nodes|pods|priorityclasses)" .* at the cluster scope|resource "namespaces"')
+"""What edl-cluster-viewer allows."""
+_MASTER_ASKS = re.compile(rf'User "system:serviceaccount:(?P<namespace>[^":]+):{names.MASTER_ACCOUNT}" cannot ')
+_NO_ROOM = re.compile(
+    r"(?:exceeded|failed) quota: "
+    r"|(?:maximum|minimum) \S+ usage per \S+ is "
+    r"|\S+ max limit to request ratio per \S+ is "
+)
+"""What the quota and the LimitRange plugins say."""
+
+
+class ApiError(EdlError):
+    """The API server refuses a request.
+
+    Attributes:
+        code: HTTP status; 0 when there was no answer.
+        reason: machine-readable reason of the Status object.
+    """
+
+    code: int = 0
+    reason: str = ""
+
+
+class UnreachableError(ApiError, BadInputError):
+    """No cluster is configured, or what is configured cannot be used (exit code 2)."""
+
+    exit_code = 2
+
+
+class NoKubeconfigError(UnreachableError):
+    """There is no kubeconfig at all: whoever asks may have no cluster, and mean a run on this machine."""
+
+
+class AwayError(ApiError, RetryableError):
+    """The API server did not answer."""
+
+    exit_code = 2
+
+
+class BusyError(ApiError, RetryableError):
+    """The API server asks to come back later (429) or has an error of its own (5xx).
+
+    Attributes:
+        retry_after: seconds that it asks for; None if it does not say.
+    """
+
+    exit_code = 2
+    retry_after: float | None = None
+
+
+class NotFoundError(ApiError, BadInputError):
+    """There is no such object (404)."""
+
+    exit_code = 2
+
+
+class ConflictError(ApiError, RefusedError):
+    """The name is taken, or the object has changed meanwhile (409)."""
+
+    exit_code = 2
+
+
+class GoneError(ApiError, RetryableError):
+    """The resourceVersion is too old (410): list again."""
+
+    exit_code = 2
+
+
+class InvalidError(ApiError, BadInputError):
+    """The object is not valid (400, 415, 422)."""
+
+    exit_code = 2
+
+
+class ForbiddenError(ApiError, BadInputError):
+    """The server will not do this for us (401, 403)."""
+
+    exit_code = 2
+
+
+class LoginError(ForbiddenError):
+    """The server does not know us (401): the token or certificate is not valid, or not any more."""
+
+
+class NoRightError(ForbiddenError):
+    """RBAC does not allow it; the message names verb, resource and namespace."""
+
+
+class QuotaError(ForbiddenError):
+    """A ResourceQuota or LimitRange has no room for it."""
+
+
+class PodSecurityError(ForbiddenError):
+    """The pod violates the namespace's Pod Security level."""
+
+
+class PolicyError(ForbiddenError):
+    """One of EDL's own admission policies refuses it; the message ends with what is allowed."""
+
+
+_BY_CODE: Mapping[int, type[ApiError]] = {
+    400: InvalidError,
+    404: NotFoundError,
+    409: ConflictError,
+    410: GoneError,
+    413: InvalidError,
+    415: InvalidError,
+    422: InvalidError,
+}
+
+
+def translate(code: int, body: bytes, *, where: str, retry_after: str | None = None) -> ApiError:
+    """The error of an answer.
+
+    Args:
+        code: HTTP status, 400 or above.
+        body: of the answer: a Status object, or what a proxy in between says.
+        where: the request, for people.
+        retry_after: the header of that name, in seconds.
+    """
+    status = _status(body)
+    message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {code}")
+    kind = _kind(code, message)
+    error = kind(message, where=where, hint=granted_by(message) if kind is NoRightError else _HINTS.get(kind))
+    error.code, error.reason = code, str(status.get("reason", ""))
+    if isinstance(error, BusyError):
+        details = status.get("details") or {}
+        seconds = retry_after if retry_after is not None else details.get("retryAfterSeconds")
+        error.retry_after = float(seconds) if seconds is not None and str(seconds).isdigit() else None
+    return error
+
+
+def _status(body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _kind(code: int, message: str) -> type[ApiError]:
+    if code == 429 or code >= 500:
+        return BusyError
+    if code == 401:
+        return LoginError
+    if code == 403:
+        return _forbidden(message)
+    return _BY_CODE.get(code, InvalidError)
+
+
+def _forbidden(message: str) -> type[ForbiddenError]:
+    if "violates PodSecurity" in message:
+        return PodSecurityError
+    if "ValidatingAdmissionPolicy 'edl-" in message:
+        return PolicyError
+    if _NO_ROOM.search(message):
+        return QuotaError
+    if " cannot " in message:
+        return NoRightError
+    return ForbiddenError
+
+
+def granted_by(message: str) -> str:
+    """Who can grant what RBAC refuses, by the subject and the scope that the message names."""
+    if asked := _MASTER_ASKS.search(message):
+        return (
+            f"This is the account of jobs' masters, bound to the ClusterRole {names.MASTER_ACCOUNT} where EDL is "
+            f"installed for the namespace. {installed(asked['namespace'])} `edl doctor` looks at that."
+        )
+    if _VIEWED.search(message):
+        return _GRANTS_TO_ALL
+    return _GRANTED_TO_NOBODY if "at the cluster scope" in message else _GRANTS
+
+
+_HINTS: Mapping[type[ApiError], str] = {
+    LoginError: "The token or certificate in use is not valid (any more): log in to the cluster again.",
+    QuotaError: "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota.",
+    PodSecurityError: "EDL's own pods pass `restricted`: "
+    "look at pod.overrides, host_path volumes and security.run_as in the job file.",
+    PolicyError: "An admin of the cluster can allow further Secrets, volumes, PriorityClasses and accounts: "
+    "`admission` in the values of helm/edl.",
+    ForbiddenError: "An admission rule of the cluster refuses it; its admin knows which.",
+}

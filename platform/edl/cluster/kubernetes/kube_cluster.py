@@ -1,0 +1,202 @@
+"""The cluster port over the API server: what a master in a pod uses."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+
+from edl.api.cluster_port import PLAIN, PodSeen, Role, Synced, Wish
+from edl.api.errors import BadInputError, RetryableError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_errors import AwayError, BusyError, ConflictError, ForbiddenError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import Manifest, PODS
+from edl.cluster.kubernetes.pod_cache import Register
+from edl.cluster.kubernetes.pod_garbage_collector import ROUND_SECONDS, Undertaker, witnesses
+from edl.cluster.kubernetes.pod_watch import Manners, Watching
+
+Render = Callable[[Role, int, Wish], Manifest]
+"""The manifest of a pod, with the Job as its owner."""
+
+
+class Taken(Enum):
+    """What to do about a pod that has the name already."""
+
+    USE = auto()
+    REPLACE = auto()
+    WAIT = auto()
+
+
+def taken(holder: PodSeen | None) -> Taken:
+    """Decide what becomes of the pod that holds a wanted name; None: it is none of this job's.
+
+    Ours and alive: it is the pod that is asked for, from before a restart or from a request whose answer was lost.
+    Ours and ended: only its object stands in the way, as it does when it is told to go on a node that is slow to say
+    so. Leaving, or somebody else's: the name will be free when they are gone.
+    """
+    if holder is None:
+        return Taken.WAIT
+    if holder.ended:
+        return Taken.REPLACE
+    return Taken.WAIT if holder.leaving else Taken.USE
+
+
+class KubeCluster:
+    """The pods of one job on Kubernetes. Safe to use from several threads.
+
+    Args:
+        api: with a pace, without retries: what fails is asked for again by those who know what it is worth.
+        job: name of the job.
+        job_uid: of its ``batch/v1`` Job, the owner of every pod of this job.
+        namespace: of the job.
+        render: the manifest of a pod.
+        manners: of the watches.
+        round_seconds: between two looks of the undertaker.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        job: str,
+        job_uid: str,
+        namespace: str,
+        render: Render,
+        *,
+        manners: Manners | None = None,
+        round_seconds: float = ROUND_SECONDS,
+    ) -> None:
+        self._api, self._namespace, self._render, self._manners = api, namespace, render, manners
+        self._selector = f"{names.selector(job)},{names.ROLE}!={Role.MASTER}"
+        self._register = Register(job_uid)
+        self._undertaker = Undertaker(self._register, self._remove_known, every=round_seconds)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._watches: set[Watching] = set()
+
+    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
+        """Ask for a pod; see ``edl.api.cluster_port.Cluster.start``."""
+        if role == Role.MASTER or index < 0:
+            raise BadInputError(f"A master cannot start {role} {index}")
+        self._require_open()
+        manifest = self._render(role, index, wish)
+        try:
+            return self._create(manifest)
+        except ConflictError as error:
+            if error.reason != "AlreadyExists":  # a quota that changed meanwhile
+                raise RetryableError(error.message, where=error.where) from error
+        return self._settle(manifest)
+
+    def delete(self, uid: str, *, grace: float) -> None:
+        """Tell a pod to go; see ``edl.api.cluster_port.Cluster.delete``. What the server cannot do now is done later."""
+        self._require_open()
+        self._register.ask(uid)
+        seconds = math.ceil(max(grace, 0.0))
+        try:
+            self._remove_known(uid, seconds)
+        except (AwayError, BusyError, ForbiddenError):
+            self._undertaker.put_off(uid, seconds)
+
+    def watch(self) -> Iterator[PodSeen | Synced]:
+        """Yield pods and changes; see ``edl.api.cluster_port.Cluster.watch``.
+
+        Raises:
+            ForbiddenError: pods may not be listed here.
+        """
+        watching = Watching(self._api, self._namespace, self._selector, self._register, self._manners)
+        with self._lock:
+            if self._closed:
+                return
+            self._watches.add(watching)
+        self._undertaker.begin()
+        try:
+            yield from watching.pods()
+        finally:
+            with self._lock:
+                self._watches.discard(watching)
+
+    def close(self) -> None:
+        """End every watch; calls after it raise ``RetryableError``. Pods stay as they are."""
+        with self._lock:
+            self._closed = True
+            watches = tuple(self._watches)
+        self._undertaker.close()
+        for watching in watches:
+            watching.close()
+
+    def clear(self, *, keep_crashed: bool = False) -> bool:
+        """Remove every pod of the job, also those that have ended; after ``close`` too, for the end of the job.
+
+        Args:
+            keep_crashed: the newest pod of each role that crashed stays, for its log.
+
+        Returns:
+            Whether there was none to remove.
+
+        Raises:
+            ApiError: the server cannot do it now, or does not let us.
+        """
+        listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
+        there = {seen.uid for pod in listing.items if (seen := self._register.note(pod)) is not None}
+        bodies = [body for body in self._register.bodies() if body.uid in there]
+        kept = witnesses(bodies) if keep_crashed else []
+        removed = [body for body in bodies if body not in kept]
+        for body in removed:
+            self._remove(body.uid, body.name, 0)
+        return not removed
+
+    def _create(self, manifest: Manifest) -> str:
+        try:
+            pod = self._api.create(manifest, namespace=self._namespace)
+        except ForbiddenError as error:  # a quota, an admission rule, a right: all of them change without us
+            raise RetryableError(error.message, where=error.where, hint=error.hint) from error
+        self._register.note(pod)
+        return str(pod["metadata"]["uid"])
+
+    def _settle(self, manifest: Manifest) -> str:
+        """Answer for a pod whose name is taken."""
+        name = manifest["metadata"]["name"]
+        try:
+            holder = self._api.get(PODS, name, self._namespace)
+        except NotFoundError as error:
+            raise RetryableError(f"Pod {name} has just gone", where=self._namespace) from error
+        seen = self._register.note(holder)
+        match taken(seen):
+            case Taken.USE:
+                return str(holder["metadata"]["uid"])
+            case Taken.WAIT:
+                why = "is still leaving" if seen else "belongs to somebody else"
+                raise RetryableError(f"Pod {name} {why}", where=self._namespace)
+            case Taken.REPLACE:
+                self._remove(holder["metadata"]["uid"], name, 0)
+        try:
+            return self._create(manifest)
+        except ConflictError as error:
+            raise RetryableError(error.message, where=error.where) from error
+
+    def _remove_known(self, uid: str, grace: int) -> None:
+        """Delete a pod whatever its name; one that the server does not know either is gone."""
+        name = self._register.name(uid) or self._find(uid)
+        if name is not None:
+            self._remove(uid, name, grace)
+
+    def _find(self, uid: str) -> str | None:
+        """Name of a pod of this job that no watch has shown yet."""
+        listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
+        for pod in listing.items:
+            if pod["metadata"]["uid"] == uid and self._register.note(pod) is not None:
+                return str(pod["metadata"]["name"])
+        return None
+
+    def _remove(self, uid: str, name: str, grace: int) -> None:
+        """Delete this very pod; one that is gone, or a later one of its name, is none of our business."""
+        try:
+            self._api.delete(PODS, name, namespace=self._namespace, uid=uid, grace=grace)
+        except (NotFoundError, ConflictError):
+            return
+
+    def _require_open(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise RetryableError("The cluster is closed")

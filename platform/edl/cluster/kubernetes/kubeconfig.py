@@ -1,0 +1,157 @@
+"""Which cluster, as whom, in which namespace: as kubectl decides it, or as a pod's service account.
+
+The only module that imports the Kubernetes client: its configuration knows every way to log in (certificates, tokens,
+exec plugins, OIDC).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import urllib3
+from kubernetes import config
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import kube_config
+from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import MaxRetryError
+from urllib3.exceptions import TimeoutError as SilenceError
+from yaml import YAMLError  # in which the client reads a kubeconfig
+
+from edl.cluster.kubernetes.api_client import Api, Connection, Meanwhile
+from edl.cluster.kubernetes.api_errors import AwayError, NoKubeconfigError, UnreachableError
+from edl.cluster.kubernetes.socket_options import SOCKET_OPTIONS
+
+_POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_UNUSABLE = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)
+"""What the client raises for a kubeconfig that is missing, unreadable, or has another shape."""
+SILENCES = 2
+"""After so many requests that nobody answered a command line gives up: it has waited 20 s for its first answer."""
+
+
+class Asking(urllib3.Retry):
+    """Asks a server that is busy or hangs up as often as told, and one that is silent SILENCES times at most."""
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: urllib3.BaseHTTPResponse | None = None,
+        error: Exception | None = None,
+        _pool: Any = None,
+        _stacktrace: Any = None,
+    ) -> Self:
+        """See ``urllib3.Retry.increment``."""
+        before = sum(isinstance(each.error, SilenceError) for each in self.history)
+        if isinstance(error, SilenceError) and before + 1 >= SILENCES:
+            raise MaxRetryError(_pool, url or "", error) from error
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
+
+RETRIES = Asking(
+    total=4,
+    backoff_factor=0.2,
+    backoff_jitter=0.2,
+    backoff_max=5,
+    status_forcelist=(429, 500, 502, 503, 504),
+    allowed_methods=None,
+    raise_on_status=False,
+    respect_retry_after_header=True,
+    retry_after_max=10,
+)
+"""For the command line: a busy server is asked a few times within seconds."""
+
+
+def connect(context: str | None = None, namespace: str | None = None, *, pool_size: int = 8) -> Connection:
+    """The connection that kubectl would use: ``KUBECONFIG`` or ``~/.kube/config``; in a pod, its service account.
+
+    Args:
+        context: of the kubeconfig; its current one by default.
+        namespace: the context's by default, else ``default``.
+        pool_size: connections that are kept open.
+
+    Raises:
+        NoKubeconfigError: there is none, and this is no pod.
+        UnreachableError: what is configured cannot be used.
+    """
+    settings = Configuration()
+    as_pod = context is None and in_pod() and not _configured()
+    if not as_pod:
+        _require_kubeconfig()
+    try:
+        if as_pod:
+            config.load_incluster_config(client_configuration=settings)
+            own, chosen = _POD_NAMESPACE.read_text().strip(), None
+        else:
+            config.load_kube_config(context=context, client_configuration=settings, persist_config=False)
+            found = _kubeconfig()
+            chosen = context or str(found["current-context"])
+            own = _named(found)[chosen].get("namespace") or "default"
+    except _UNUSABLE as error:
+        raise UnreachableError(
+            f"No cluster can be used: {error}",
+            where=os.environ.get("KUBECONFIG", "~/.kube/config"),
+            hint="Set KUBECONFIG, or choose with --context; `kubectl cluster-info` must work first.",
+        ) from error
+    settings.connection_pool_maxsize = pool_size
+    settings.socket_options = list(SOCKET_OPTIONS)
+    client = ApiClient(settings)
+
+    def headers() -> Mapping[str, str]:
+        try:
+            proof = settings.auth_settings().get("BearerToken")
+        except (ConfigException, OSError) as error:  # the token is read again from its file or plugin
+            raise AwayError(f"The token cannot be renewed: {error}", where=settings.host) from error
+        return {"authorization": str(proof["value"])} if proof and proof.get("value") else {}
+
+    return Connection(settings.host, client.rest_client.pool_manager, headers, namespace or own, chosen)
+
+
+def connected(context: str | None = None, namespace: str | None = None, *, meanwhile: Meanwhile | None = None) -> Api:
+    """The API server for a command line: patient with a busy server; ``meanwhile``: see ``Api``."""
+    way = connect(context, namespace)
+    return Api(way, retries=RETRIES, meanwhile=meanwhile) if meanwhile else Api(way, retries=RETRIES)
+
+
+def contexts() -> list[str]:
+    """Names of the kubeconfig's contexts, for completion; empty when there is none."""
+    try:
+        return list(_named(_kubeconfig()))
+    except _UNUSABLE:
+        return []
+
+
+def _require_kubeconfig() -> None:
+    location = kube_config.KUBE_CONFIG_DEFAULT_LOCATION
+    files = [name for name in location.split(kube_config.ENV_KUBECONFIG_PATH_SEPARATOR) if name]
+    if not any(os.path.exists(os.path.expanduser(name)) for name in files):
+        because = ", as KUBECONFIG says" if os.environ.get("KUBECONFIG") else "; KUBECONFIG is not set"
+        raise NoKubeconfigError(
+            f"No cluster can be used: no kubeconfig was found; looked for {', '.join(files)}{because}",
+            hint="Set KUBECONFIG to one; `kubectl cluster-info` must work first.",
+        )
+
+
+def _kubeconfig() -> Mapping[str, Any]:
+    """All files of the kubeconfig as one; unlike the client's list of contexts, also when none of them is current."""
+    merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION).config
+    if merged is None:
+        raise ConfigException("there is no kubeconfig")
+    value: Mapping[str, Any] = merged.value
+    return value
+
+
+def _named(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The contexts of a kubeconfig by name."""
+    return {str(entry.value["name"]): entry.value["context"] for entry in found["contexts"]}
+
+
+def in_pod() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and _POD_NAMESPACE.exists()
+
+
+def _configured() -> bool:
+    return bool(os.environ.get("KUBECONFIG")) or os.path.exists(os.path.expanduser("~/.kube/config"))

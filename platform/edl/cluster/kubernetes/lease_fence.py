@@ -1,0 +1,283 @@
+"""The fence of a job's masters: a Lease that one pod holds, renews and gives back.
+
+Every write names the resourceVersion that it changes, so that of two masters that try at the same moment one is
+refused. When it was renewed is told by the API server's clock, or by watching it stand still; never by a node's clock.
+A Lease that somebody deleted is made again, but not one that its Job took along: it would be left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from edl.core.decision import Decision
+from edl.api.errors import RetryableError
+from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS, LeaseSeen, RENEW_SECONDS, decide
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, Manifest, PODS
+
+log = logging.getLogger(__name__)
+
+_BETWEEN = "_"
+_NUMBER = re.compile(r"\b\d+\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The pod that wants to decide for a job.
+
+    Attributes:
+        job: name of the job.
+        pod: name of the pod.
+        uid: of the pod.
+        owners: owner references that the Lease gets.
+    """
+
+    job: str
+    pod: str
+    uid: str
+    owners: tuple[Manifest, ...] = field(default=())
+
+    @property
+    def holder(self) -> str:
+        """How the Lease calls it."""
+        return f"{self.pod}{_BETWEEN}{self.uid}"
+
+
+class LeaseFence:
+    """The Lease of a job, as one candidate has it; see ``edl.core.leader_election.Fence``.
+
+    Args:
+        api: with a pace of its own: a renewal must not wait for other requests.
+        candidate: this pod.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, api: Api, candidate: Candidate, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._me, self._clock = api, candidate, clock
+        self._name = names.master(candidate.job)
+        self._lock = threading.Lock()  # one request at a time: each needs the resourceVersion of the one before
+        self._version = ""
+        self._since = 0.0
+        self._renewed: float | None = None
+        self._incarnation = 0
+        self._lost = False
+        self._said = ""
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ the port
+
+    @property
+    def incarnation(self) -> int:
+        """Above that of every master that held the Lease before."""
+        return self._incarnation
+
+    def holds(self) -> bool:
+        """Whether the Lease cannot have passed to another yet."""
+        renewed = self._renewed
+        return renewed is not None and not self._lost and self._clock() - renewed < DECIDE_SECONDS
+
+    def lost(self) -> bool:
+        """Whether another master has it."""
+        return self._lost
+
+    def release(self) -> None:
+        """Stop renewing and give the Lease back; a server that is away lets it expire instead."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            if self._renewed is None or self._lost:
+                return
+            self._renewed = None
+            try:
+                self._write({"holderIdentity": None})
+            except NotFoundError:
+                log.info("the Lease is gone with its Job")
+            except ApiError as error:
+                log.warning("the Lease was not given back, it expires in %g s: %s", LEASE_SECONDS, error)
+
+    # ------------------------------------------------------------------ taking it
+
+    def acquire(self, stopped: Callable[[], bool], wait: Callable[[float], Any]) -> bool:
+        """Try until this pod has the Lease or ``stopped`` says so; then it is renewed until ``release``.
+
+        Args:
+            stopped: asked between two tries.
+            wait: waits so many seconds, less when somebody stops it.
+
+        Returns:
+            Whether this pod has it.
+
+        Raises:
+            ApiError: the server will never let this pod have it: it may not touch Leases.
+        """
+        while not stopped():
+            answer = self.attempt()
+            self._say(answer)
+            if answer.value:
+                self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
+                self._thread.start()
+                return True
+            wait(RENEW_SECONDS / 2)
+        return False
+
+    def attempt(self) -> Decision[bool]:
+        """Take the Lease if that is allowed now; whether it was, and why or why not."""
+        with self._lock:
+            began = self._clock()
+            try:
+                found, server_now = self._read()
+                seen = None if found is None else self._seen(found)
+                ended = seen is not None and self._holder_ended(seen.holder)
+                answer = decide(seen, self._me.holder, server_now, holder_ended=ended)
+                if answer.value:
+                    self._take(found, began)
+            except ConflictError:
+                return Decision(False, "another master was faster")
+            except ApiError as error:
+                if not isinstance(error, RetryableError):
+                    raise
+                return Decision(False, str(error))
+            return answer
+
+    def _take(self, found: Manifest | None, began: float) -> None:
+        self._incarnation = _incarnation(found) + 1
+        self._write({"acquireTime": _micro_time(), **self._fresh()}, new=found is None)
+        self._renewed = began
+
+    def _seen(self, found: Manifest) -> LeaseSeen:
+        version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
+        if version != self._version:
+            self._version, self._since = version, self._clock()
+        return LeaseSeen(
+            holder=spec.get("holderIdentity") or "",
+            renewed=_changed(found),
+            duration=float(spec.get("leaseDurationSeconds") or LEASE_SECONDS),
+            unchanged=self._clock() - self._since,
+        )
+
+    def _holder_ended(self, holder: str) -> bool:
+        """Whether a kubelet has seen the holder's container end. A pod that is merely gone may run on a lost node."""
+        pod, _, uid = holder.rpartition(_BETWEEN)
+        if not pod or holder == self._me.holder:
+            return False
+        try:
+            found = self._api.get(PODS, pod)
+        except NotFoundError:
+            return False
+        return str(found["metadata"]["uid"]) == uid and has_ended(found)
+
+    # ------------------------------------------------------------------ keeping it
+
+    def renew(self) -> None:
+        """Renew once; what goes wrong is remembered: ``holds`` and ``lost`` tell."""
+        with self._lock:
+            began = self._clock()
+            try:
+                self._renew(began)
+            except ApiError as error:
+                self._say(Decision(False, f"it was not renewed: {error}"))
+            else:
+                self._say(Decision(not self._lost, "another master has it" if self._lost else "it is renewed"))
+
+    def _renew(self, began: float) -> None:
+        try:
+            self._write(self._fresh())
+        except (ConflictError, NotFoundError):
+            found, _ = self._read()
+            holder = "" if found is None else found.get("spec", {}).get("holderIdentity") or ""
+            if found is not None and holder != self._me.holder:
+                self._lost = True
+                return
+            if found is None and self._job_goes():
+                raise
+            self._version = "" if found is None else found["metadata"]["resourceVersion"]
+            self._write(self._fresh(), new=found is None)
+        self._renewed = began
+
+    def _job_goes(self) -> bool:
+        """Whether the Lease is missing because its Job is being deleted, or is nobody's while this master leaves."""
+        if self._ending.is_set():
+            return True
+        try:
+            meta = self._api.get(JOBS, names.master(self._me.job))["metadata"]
+        except NotFoundError:
+            return True
+        known = {owner["uid"] for owner in self._me.owners}
+        return "deletionTimestamp" in meta or meta["uid"] not in known
+
+    def _keep(self) -> None:
+        while not self._ending.wait(RENEW_SECONDS) and not self._lost:
+            self.renew()
+
+    def _say(self, what: Decision[bool]) -> None:
+        """Log what changed; that seconds pass is no change."""
+        said = _NUMBER.sub("", what.reason)
+        if said != self._said:
+            log.log(logging.INFO if what.value else logging.WARNING, "Lease %s: %s", self._name, what.reason)
+        self._said = said
+
+    # ------------------------------------------------------------------ requests
+
+    def _fresh(self) -> Manifest:
+        duration = int(LEASE_SECONDS)
+        return {"holderIdentity": self._me.holder, "renewTime": _micro_time(), "leaseDurationSeconds": duration}
+
+    def _read(self) -> tuple[Manifest | None, float | None]:
+        """The Lease, None if there is none, and the server's clock."""
+        try:
+            answer = self._api.ask("GET", LEASES.path(self._api.namespace, self._name))
+        except NotFoundError:
+            return None, None
+        return answer.body, answer.server_time
+
+    def _write(self, spec: Manifest, *, new: bool = False) -> None:
+        meta: Manifest = {
+            "labels": names.labels(self._me.job),
+            "annotations": {names.INCARNATION: str(self._incarnation)},
+            "ownerReferences": [dict(owner) for owner in self._me.owners],
+        }
+        if new:
+            head = {"apiVersion": LEASES.api_version, "kind": LEASES.name, "metadata": {"name": self._name, **meta}}
+            written = self._api.create({**head, "spec": spec})
+        else:
+            change = {"metadata": {"resourceVersion": self._version, **meta}, "spec": spec}
+            written = self._api.patch(LEASES, self._name, change)
+        self._version = written["metadata"]["resourceVersion"]
+
+
+def has_ended(pod: Manifest) -> bool:
+    """Whether a kubelet says that every container of a pod has ended, for good.
+
+    The phase alone does not: pods of a node that is gone are called Failed by a controller that cannot see them.
+    """
+    status = pod.get("status", {})
+    containers = status.get("containerStatuses") or ()
+    terminated = bool(containers) and all("terminated" in (one.get("state") or {}) for one in containers)
+    return status.get("phase") in ("Failed", "Succeeded") and terminated
+
+
+def _incarnation(found: Manifest | None) -> int:
+    text = "" if found is None else found["metadata"].get("annotations", {}).get(names.INCARNATION, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _changed(found: Manifest) -> float | None:
+    """When the server changed the object last, in its own unix seconds."""
+    times = [entry["time"] for entry in found["metadata"].get("managedFields") or () if entry.get("time")]
+    return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
+
+
+def _micro_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

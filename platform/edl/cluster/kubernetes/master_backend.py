@@ -1,0 +1,230 @@
+"""What a master in a pod stands on: the cluster, the fence and the board of its job, and how it ends it.
+
+Nothing is asked of the API server before ``Platform.acquire``; nothing else is asked before that has succeeded: until
+then another master decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from edl.api.cluster_port import Role, Wish
+from edl.api.errors import BadInputError, RetryableError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api, Pacing
+from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
+from edl.cluster.kubernetes.service_account import connect_in_pod
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
+from edl.cluster.kubernetes.job_manifests import owner, render_pod
+from edl.cluster.kubernetes.rate_limiter import Pace
+from edl.cluster.kubernetes.status_publisher import KubeBoard
+from edl.cluster.kubernetes.lease_fence import Candidate, LeaseFence
+from edl.cluster.kubernetes.owner_references import adopt, take_token_along
+from edl.cluster.kubernetes.kube_cluster import KubeCluster
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.path_resolution import is_shared
+
+log = logging.getLogger(__name__)
+
+CONCLUDE_SECONDS = 20.0
+"""How long a master goes on removing the pods of its job, and telling Kubernetes that it has failed."""
+LEAVE_SECONDS = 5.0
+"""How long a master that goes tries to hear whether its Job is still there: its pod has 30 s in all."""
+_CONCLUDE_PAUSE_SECONDS = 0.5
+_CONNECTIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a master is, as its pod tells it.
+
+    Attributes:
+        job: name of the job.
+        job_uid: of the Job.
+        namespace: of all of it.
+        pod: name of the master's pod.
+        pod_uid: of the master's pod.
+        run_dir: directory of the run.
+        token_secret: name of the Secret that the pods of the job mount.
+    """
+
+    job: str
+    job_uid: str
+    namespace: str
+    pod: str
+    pod_uid: str
+    run_dir: str
+    token_secret: str
+
+    @classmethod
+    def from_environment(cls, job: str, variables: Mapping[str, str]) -> Place:
+        """Read what ``edl.cluster.kubernetes.job_manifests`` put into the master's pod.
+
+        Raises:
+            BadInputError: a variable is missing.
+        """
+        wanted = ("EDL_JOB_UID", "EDL_NAMESPACE", "EDL_POD", "EDL_UID", "EDL_RUN_DIR")
+        missing = [name for name in wanted if not variables.get(name)]
+        if missing:
+            raise BadInputError(f"The environment lacks {', '.join(missing)}", hint="edl submit makes a master's pod.")
+        job_uid, namespace, pod, uid, run_dir = (variables[name] for name in wanted)
+        return cls(job, job_uid, namespace, pod, uid, run_dir, variables.get("EDL_TOKEN_SECRET") or names.token(job))
+
+
+class Platform:
+    """A job on Kubernetes, as its master has it.
+
+    Args:
+        spec: of the job, as the pods of the job are rendered from it.
+        place: where the master is.
+        connect: makes an API client; called for requests that wait for one another and for those that must not.
+
+    Attributes:
+        durable: what is in the run directory outlives the master's pod.
+    """
+
+    def __init__(self, spec: JobSpec, place: Place, connect: Callable[[Pacing | None], Api]) -> None:
+        owners = (owner(place.job, place.job_uid),)
+        self._place = place
+        self.durable = is_shared(spec)
+        self.fence = LeaseFence(connect(None), Candidate(place.job, place.pod, place.pod_uid, owners))
+        self._api = connect(Pace()).fenced(self.fence.holds)
+        render = partial(self._render, spec)
+        self.cluster = KubeCluster(self._api, place.job, place.job_uid, place.namespace, render)
+        self.board = KubeBoard(connect(None).fenced(self.fence.holds), place.job)
+        self._unfenced = connect(None)
+        self._concluded = False
+        self._spec_uid: str | None = None
+
+    @classmethod
+    def from_environment(cls, spec: JobSpec, variables: Mapping[str, str]) -> Platform:
+        """The platform of this pod.
+
+        Raises:
+            BadInputError: this is no master's pod, or it has no service account.
+        """
+        place = Place.from_environment(spec.name, variables)
+        connection = connect_in_pod(variables, place.namespace, pool_size=_CONNECTIONS)
+        return cls(spec, place, lambda pace: Api(connection, pace=pace))
+
+    def acquire(self, stopping: threading.Event) -> bool:
+        """Wait for the right to decide; then what was applied by hand is made the Job's own.
+
+        Args:
+            stopping: set when this master is told to go.
+
+        Returns:
+            Whether it has the right; not, if it was told to go before.
+
+        Raises:
+            ApiError: it will never get it: its service account may not touch Leases.
+        """
+        if not self.fence.acquire(stopping.is_set, stopping.wait):
+            return False
+        threading.Thread(target=self._adopt, name="ownership", daemon=True).start()
+        return True
+
+    def conclude(self, *, failed: bool) -> None:
+        """Leave nothing of the job behind, and tell Kubernetes that one that exits 1 after this was the last master.
+
+        Goes on for a while if the server is away. When that was in vain for a job that failed, another master starts,
+        reads in the journal that the job has ended, and does this again; what a job that is done left behind goes with
+        its Job, but for a token that nobody owns.
+        """
+        until = time.monotonic() + CONCLUDE_SECONDS
+        steps: list[Callable[[], bool]] = [partial(self._clear, keep_crashed=failed and not self.durable)]
+        if failed:
+            steps.append(self._fail_job)
+        done = [_done(step, until) for step in steps]
+        if all(done):  # otherwise another master may come, and its pod mounts the token
+            self._concluded = _done(partial(self._take_token_along, over=True), until)
+
+    def close(self) -> None:
+        """Show what was published last, give the right back, and leave nothing behind if the Job is gone.
+
+        Whether a master was told to go because its node is drained or because its Job was deleted, only the Job can
+        tell. The next master must not wait for that answer.
+        """
+        self.board.close()
+        self.fence.release()
+        if not self._concluded:
+            _done(partial(self._take_token_along, over=False), time.monotonic() + LEAVE_SECONDS)
+
+    def _render(self, spec: JobSpec, role: Role, index: int, wish: Wish) -> Manifest:
+        place = self._place
+        return render_pod(
+            spec,
+            role,
+            index,
+            namespace=place.namespace,
+            job_uid=place.job_uid,
+            run_dir=place.run_dir,
+            wish=wish,
+            token_secret=place.token_secret,
+            spec_uid=self._uid_of_spec(),
+        )
+
+    def _uid_of_spec(self) -> str:
+        """Uid of the ConfigMap that pods of the job name as their controller; empty when it cannot be had.
+
+        A pod starts without it, and then ``kubectl drain`` wants ``--force``: nothing that a job would wait for.
+        """
+        if self._spec_uid is None:
+            name = names.spec(self._place.job)
+            try:
+                self._spec_uid = str(self._api.get(CONFIGMAPS, name)["metadata"]["uid"])
+            except NotFoundError:
+                self._spec_uid = ""
+                log.warning(
+                    "there is no ConfigMap %s: pods start without a controller, kubectl drain wants --force", name
+                )
+            except ApiError as error:
+                log.warning("a pod starts without a controller, and kubectl drain will want --force: %s", error)
+        return self._spec_uid or ""
+
+    def _adopt(self) -> None:
+        try:
+            adopt(self._api, self._place.job, self._place.job_uid)
+        except Exception:  # training does not depend on it
+            log.exception("the objects of the job were not made the Job's own")
+
+    def _take_token_along(self, *, over: bool) -> bool:
+        place = self._place
+        return take_token_along(self._unfenced, place.job, place.job_uid, place.token_secret, over=over)
+
+    def _clear(self, *, keep_crashed: bool) -> bool:
+        """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
+        try:
+            return self.cluster.clear(keep_crashed=keep_crashed)
+        except ApiError as error:
+            log.warning("pods of the job are still there: %s", error)
+            return not isinstance(error, RetryableError)
+
+    def _fail_job(self) -> bool:
+        """Whether the Job knows, or never will."""
+        name = names.master(self._place.job)
+        test: list[dict[str, Any]] = [
+            {"op": "test", "path": "/metadata/uid", "value": self._place.job_uid},
+            {"op": "replace", "path": "/spec/backoffLimit", "value": 0},
+        ]
+        try:
+            self._api.patch(JOBS, name, test, style="json")
+        except ApiError as error:
+            log.warning("the Job was not told that it has failed: %s", error)
+            return not isinstance(error, RetryableError)
+        return True
+
+
+def _done(step: Callable[[], bool], until: float) -> bool:
+    """Try a step until it has succeeded, or it is too late; whether it has."""
+    while not step():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_CONCLUDE_PAUSE_SECONDS)
+    return True

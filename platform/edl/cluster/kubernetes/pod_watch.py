@@ -1,0 +1,183 @@
+"""One watch of a job's pods that never ends by itself: list, follow the changes from there, on any trouble list again.
+
+A watch at the API server ends after its time, falls silent, is cut off, or answers 410 because it waited too long;
+events can be lost with any of these. What was missed is derived from the next list, deletions by uid. Bookmarks, which
+arrive about once a minute, tell a quiet watch from a silent one.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from edl.api.cluster_port import PodSeen, Synced
+from edl.api.errors import RetryableError
+from edl.cluster.watch_cache import Sightings
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_errors import BusyError, ForbiddenError
+from edl.cluster.kubernetes.resource_kinds import Manifest, PODS
+from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.pod_cache import Register
+from edl.cluster.kubernetes.response_stream import Stream
+
+log = logging.getLogger(__name__)
+
+STEADY_SECONDS = 5.0
+"""A watch that lasted as long worked, whether or not anything happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How a watch behaves.
+
+    Attributes:
+        seconds: after which the server ends it, so that it is listed again; heals events that were lost without a sign.
+        silence: seconds without a line after which it is given up; longer than ``seconds``.
+        forbidden: seconds for which 401 and 403 are borne: a server that has just started refuses everybody.
+        backoff: after failures.
+        chance: evenly distributed over 0-1.
+        now: seconds of a clock that does not go back.
+    """
+
+    seconds: int = 60
+    silence: float = 75.0
+    forbidden: float = 60.0
+    backoff: Backoff = field(default_factory=Backoff)
+    chance: Callable[[], float] = random.random
+    now: Callable[[], float] = time.monotonic
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """Failures in a row, and whether the last watch worked."""
+
+    failures: int = 0
+    worked: bool = False
+    forbidden_since: float | None = None
+
+    def over(self) -> None:
+        """Something worked."""
+        self.failures, self.worked, self.forbidden_since = 0, True, None
+
+
+class Watching:
+    """Follows the pods that a selector chooses, until ``close``.
+
+    Args:
+        api: of the cluster.
+        namespace: of the job.
+        selector: of labels; whose pod it is, the register decides.
+        register: notes every object.
+        manners: see there.
+    """
+
+    def __init__(
+        self, api: Api, namespace: str, selector: str, register: Register, manners: Manners | None = None
+    ) -> None:
+        self._api, self._namespace, self._selector, self._register = api, namespace, selector, register
+        self._manners = manners or Manners()
+        self._sightings = Sightings(register.end)
+        self._trouble = _Trouble()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+
+    def close(self) -> None:
+        """End it, also while it waits. Safe to call from another thread."""
+        with self._lock:
+            self._closed.set()
+            if self._stream is not None:
+                self._stream.close()
+
+    def pods(self) -> Iterator[PodSeen | Synced]:
+        """Yield every pod, ``Synced``, then changes.
+
+        Raises:
+            ForbiddenError: pods may not be listed here, for longer than a server needs to start.
+            BadInputError: the server will never answer this.
+        """
+        synced = False
+        while not self._closed.is_set():
+            try:
+                version, listed = self._list()
+                yield from listed
+                if not synced:
+                    synced = True
+                    yield Synced()
+                for seen in self._follow(version):
+                    yield from seen
+            except (RetryableError, ForbiddenError) as error:
+                self._bear(error)
+            else:
+                self._go_on()
+
+    def _list(self) -> tuple[str, list[PodSeen]]:
+        """Where a watch begins, and what changed until there."""
+        before = self._register.bodies()
+        listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
+        self._trouble.forbidden_since = None
+        return listing.resource_version, self._sightings.listed(self._register.listed(listing.items, before))
+
+    def _follow(self, version: str) -> Iterator[list[PodSeen]]:
+        """What each line of a watch means to the job: mostly one state, nothing for a bookmark."""
+        stream = self._open(version)
+        if stream is None:
+            return
+        began = self._manners.now()
+        try:
+            for kind, item in stream.events():
+                self._trouble.over()
+                yield self._sightings.changed(seen) if (seen := self._meant(kind, item)) is not None else []
+        finally:
+            if self._manners.now() - began >= STEADY_SECONDS:
+                self._trouble.over()
+            with self._lock:
+                self._stream = None
+            stream.release()
+
+    def _open(self, version: str) -> Stream | None:
+        stream = self._api.watch(
+            PODS,
+            resource_version=version,
+            namespace=self._namespace,
+            labels=self._selector,
+            seconds=self._manners.seconds,
+            silence=self._manners.silence,
+        )
+        with self._lock:
+            if not self._closed.is_set():
+                self._stream = stream
+                return stream
+        stream.release()
+        return None
+
+    def _meant(self, kind: str, item: Manifest) -> PodSeen | None:
+        if kind in ("ADDED", "MODIFIED"):
+            return self._register.note(item)
+        return self._register.deleted(item) if kind == "DELETED" else None
+
+    def _bear(self, error: RetryableError | ForbiddenError) -> None:
+        """Wait before the next attempt."""
+        now = self._manners.now()
+        if isinstance(error, ForbiddenError):
+            since = self._trouble.forbidden_since
+            self._trouble.forbidden_since = now if since is None else since
+            if now - self._trouble.forbidden_since > self._manners.forbidden:
+                raise error
+        if self._trouble.failures == 0:
+            log.info("the watch of the pods begins again: %s", error.message)
+        self._pause(error.retry_after if isinstance(error, BusyError) else None)
+
+    def _go_on(self) -> None:
+        """A watch ended as watches do; a server that ends each at once is not asked without a pause."""
+        if not self._trouble.worked:
+            self._pause(None)
+        self._trouble.worked = False
+
+    def _pause(self, asked: float | None) -> None:
+        self._trouble.failures, self._trouble.worked = self._trouble.failures + 1, False
+        self._closed.wait(self._manners.backoff.pause(self._trouble.failures, self._manners.chance(), asked))

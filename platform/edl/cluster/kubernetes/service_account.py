@@ -1,0 +1,78 @@
+"""The way from a pod to its API server: the service account's token and the cluster's certificate authority.
+
+What a master uses. The Kubernetes client (module ``connection``) knows every other way to log in, and takes a third of
+a second and 20 MiB for that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import urllib3
+
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes.api_client import Connection
+from edl.cluster.kubernetes.api_errors import AwayError
+from edl.cluster.kubernetes.install_hints import installed
+from edl.cluster.kubernetes.socket_options import FORGETFUL
+from edl.cluster.kubernetes.names import MASTER_ACCOUNT
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+TOKEN_SECONDS = 60.0
+"""How long a token is used before it is read again: the kubelet replaces it long before it expires."""
+
+
+def connect_in_pod(
+    variables: Mapping[str, str],
+    namespace: str,
+    *,
+    pool_size: int,
+    account: Path = ACCOUNT,
+    clock: Callable[[], float] = time.monotonic,
+) -> Connection:
+    """The connection of this pod's service account.
+
+    Args:
+        variables: of this process.
+        namespace: what a missing namespace means.
+        pool_size: connections that are kept open.
+        account: where the kubelet mounts it.
+        clock: monotonic seconds.
+
+    Raises:
+        BadInputError: this pod has no service account, or this is no pod.
+    """
+    host, port = variables.get("KUBERNETES_SERVICE_HOST"), variables.get("KUBERNETES_SERVICE_PORT", "443")
+    authority = account / "ca.crt"
+    if not host or not authority.exists():
+        raise BadInputError(
+            "This pod has no service account",
+            where=str(account),
+            hint=f"The pod of a master mounts that of {MASTER_ACCOUNT}. {installed(namespace)}",
+        )
+    pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=FORGETFUL)
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    return Connection(server, pool, _Proof(account / "token", clock), namespace)
+
+
+class _Proof:
+    """Who asks, as a header; several threads may read the token at once, which does no harm."""
+
+    def __init__(self, token: Path, clock: Callable[[], float]) -> None:
+        self._token, self._clock = token, clock
+        self._read: tuple[float, Mapping[str, str]] | None = None
+
+    def __call__(self) -> Mapping[str, str]:
+        read, now = self._read, self._clock()
+        if read is None or now - read[0] >= TOKEN_SECONDS:
+            read = now, self._header()
+            self._read = read
+        return read[1]
+
+    def _header(self) -> Mapping[str, str]:
+        try:
+            return {"authorization": f"Bearer {self._token.read_text().strip()}"}
+        except OSError as error:
+            raise AwayError(f"The token cannot be read: {error.strerror}", where=str(self._token)) from error

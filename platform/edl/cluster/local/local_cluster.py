@@ -1,0 +1,228 @@
+"""The cluster port over the supervisor's socket: what a master on this machine uses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from edl.api.cluster_port import PLAIN, PodSeen, Role, Synced, Wish
+from edl.api.errors import BadInputError, RetryableError
+from edl.cluster.watch_cache import Sightings
+from edl.cluster.local import supervisor_protocol
+
+ANSWER_SECONDS = 10.0
+"""How long one answer may take; starting a process takes milliseconds."""
+PATIENCE_SECONDS = 5.0
+"""How long to go on connecting to a supervisor that does not answer."""
+_FIRST_PAUSE_SECONDS = 0.01
+_LONGEST_PAUSE_SECONDS = 0.5
+
+
+class LocalCluster:
+    """The pods of one run on this machine. Safe to use from several threads."""
+
+    def __init__(self, path: Path, token: str, *, patience: float = PATIENCE_SECONDS) -> None:
+        self._path = path
+        self._token = token
+        self._patience = patience
+        self._asking = threading.Lock()
+        self._desk: _Connection | None = None
+        self._closed = threading.Event()
+        self._state = threading.Lock()
+        self._open: set[_Connection] = set()
+
+    @classmethod
+    def from_environment(cls, token: str, variables: Mapping[str, str] | None = None) -> LocalCluster:
+        """Return the cluster that the environment names (``os.environ`` unless told).
+
+        Raises:
+            BadInputError: ``EDL_CLUSTER_SOCKET`` is not set.
+        """
+        path = (os.environ if variables is None else variables).get("EDL_CLUSTER_SOCKET")
+        if not path:
+            raise BadInputError(
+                "The environment lacks EDL_CLUSTER_SOCKET", hint="Roles are started by `edl run`, not by hand."
+            )
+        return cls(Path(path), token)
+
+    def start(self, role: Role, index: int, wish: Wish = PLAIN) -> str:
+        """Start a pod; see ``edl.api.cluster_port.Cluster.start``. A call cut off half-way is made again.
+
+        Processes of one machine have no memory limit and no priority: wishes change nothing.
+        """
+        return str(self._ask({"op": "start", "role": role.value, "index": index})["uid"])
+
+    def delete(self, uid: str, *, grace: float) -> None:
+        """Tell a pod to go; see ``edl.api.cluster_port.Cluster.delete``."""
+        self._ask({"op": "delete", "uid": uid, "grace": grace})
+
+    def watch(self) -> Iterator[PodSeen | Synced]:
+        """Yield pods and changes; see ``edl.api.cluster_port.Cluster.watch``.
+
+        Raises:
+            RetryableError: the supervisor cannot be reached any more.
+            RefusedError: the supervisor refuses the token or the version.
+        """
+        sightings = Sightings()
+        synced = False
+        while not self._closed.is_set():
+            listed: list[PodSeen] | None = []
+            for message in self._stream():
+                if listed is None:
+                    yield from sightings.changed(supervisor_protocol.pod_of(message))
+                elif "synced" not in message:
+                    listed.append(supervisor_protocol.pod_of(message))
+                else:
+                    yield from sightings.listed(listed)
+                    listed = None
+                    if not synced:
+                        synced = True
+                        yield Synced()
+
+    def close(self) -> None:
+        """End every watch and release the connections; calls after it raise ``RetryableError``."""
+        self._closed.set()
+        with self._state:
+            for connection in self._open:
+                connection.shut()
+        with self._asking:
+            if self._desk is not None:
+                self._release(self._desk)
+                self._desk = None
+
+    def _ask(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
+        with self._asking:
+            try:
+                return self._ask_once(request)
+            except ConnectionError:  # the connection was old: one fresh one says for sure
+                return self._ask_again(request)
+
+    def _ask_again(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
+        try:
+            return self._ask_once(request)
+        except ConnectionError as error:
+            raise RetryableError(f"The supervisor does not answer: {error}", where=str(self._path)) from error
+
+    def _ask_once(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
+        if self._desk is None:
+            self._desk = self._connect()
+        try:
+            answer = self._desk.ask(request)
+        except ConnectionError:
+            self._release(self._desk)
+            self._desk = None
+            raise
+        supervisor_protocol.raise_error(answer, where=str(self._path))
+        return answer
+
+    def _stream(self) -> Iterator[supervisor_protocol.Message]:
+        """Yield what one watch connection brings, until it ends."""
+        try:
+            connection = self._connect()
+        except RetryableError:
+            if self._closed.is_set():
+                return
+            raise
+        try:
+            connection.follow()
+            while (message := connection.receive()) is not None:
+                supervisor_protocol.raise_error(message, where=str(self._path))
+                yield message
+        except ConnectionError:
+            return
+        finally:
+            self._release(connection)
+
+    def _connect(self) -> _Connection:
+        """Connect and prove the token; goes on trying for as long as patience lasts."""
+        deadline = time.monotonic() + self._patience
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return self._connect_once()
+            except OSError as error:
+                if time.monotonic() + pause > deadline or self._closed.wait(pause):
+                    raise RetryableError(f"The supervisor is away: {error}", where=str(self._path)) from error
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _connect_once(self) -> _Connection:
+        connection = _Connection(self._path)
+        with self._state:
+            if self._closed.is_set():
+                connection.close()
+                raise RetryableError("The cluster is closed", where=str(self._path))
+            self._open.add(connection)
+        try:
+            supervisor_protocol.raise_error(connection.ask(supervisor_protocol.hello(self._token)), where=str(self._path))
+        except BaseException:
+            self._release(connection)
+            raise
+        return connection
+
+    def _release(self, connection: _Connection) -> None:
+        with self._state:
+            self._open.discard(connection)
+        connection.close()
+
+
+class _Connection:
+    """One stream of messages to the supervisor.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._lines = supervisor_protocol.Lines()
+        self._arrived: list[supervisor_protocol.Message] = []
+        self._socket.settimeout(ANSWER_SECONDS)
+        try:
+            self._socket.connect(str(path))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def ask(self, message: supervisor_protocol.Message) -> supervisor_protocol.Message:
+        """Send a message and return its answer.
+
+        Raises:
+            ConnectionError: the connection ended, or the answer takes too long.
+        """
+        try:
+            self._socket.sendall(supervisor_protocol.encode(message))
+            answer = self.receive()
+        except OSError as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+        if answer is None:
+            raise ConnectionError("The connection ended")
+        return answer
+
+    def follow(self) -> None:
+        """Ask for the stream of changes, which may be silent for any time."""
+        self._socket.sendall(supervisor_protocol.encode({"op": "watch"}))
+        self._socket.settimeout(None)
+
+    def receive(self) -> supervisor_protocol.Message | None:
+        """Return the next message, or None when the connection ended."""
+        while not self._arrived:
+            data = self._socket.recv(supervisor_protocol.LONGEST_LINE)
+            if not data:
+                return None
+            self._arrived = self._lines.feed(data)
+        return self._arrived.pop(0)
+
+    def shut(self) -> None:
+        """Wake whoever waits for this connection; it stays theirs to close."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it has ended already
+            return
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self._socket.close()

@@ -1,0 +1,46 @@
+"""Ties a process's life to its parent's, so that a SIGKILL anywhere leaves nothing behind.
+
+On Linux the kernel does it (``PR_SET_PDEATHSIG``): the child gets SIGKILL when the *thread* that forked it ends, also
+when the child is stopped. All forks therefore happen in the main thread. Elsewhere see ``edl.cluster.local.orphan_reaper``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+KERNEL_TIES = sys.platform == "linux"
+"""Whether the kernel kills a child when its parent dies."""
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True) if KERNEL_TIES else None
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when its parent ``parent`` dies; does nothing where it cannot.
+
+    If the parent died before the tie was made, this process kills itself.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if _LIBC is None or not KERNEL_TIES:
+        return
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tied_to_this_process() -> Callable[[], None] | None:
+    """Return a ``preexec_fn`` that ties a child to the calling process, or None where the kernel cannot.
+
+    A ``preexec_fn`` is safe only in a process without other threads, which the supervisor is.
+    """
+    if not KERNEL_TIES:
+        return None
+    parent = os.getpid()
+    return lambda: die_with_parent(parent)

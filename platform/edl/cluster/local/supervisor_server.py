@@ -1,0 +1,219 @@
+"""Serves start, delete and watch to the master over a Unix socket; the protocol stands in ``edl.cluster.local.supervisor_protocol``."""
+
+from __future__ import annotations
+
+import hmac
+import selectors
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from edl.api.cluster_port import PodSeen, Role
+from edl.api.errors import BadInputError, EdlError, RefusedError
+from edl.cluster.local import supervisor_protocol
+from edl.cluster.local.event_loop import Loop
+
+MOST_CONNECTIONS = 64
+HELLO_SECONDS = 5.0
+"""A connection that has not proven the token by then is closed."""
+LONGEST_BACKLOG = 8 * 1024 * 1024
+"""Bytes that may wait for a slow reader before its connection is closed; it connects again and lists."""
+
+LARGEST_INDEX = 2**31 - 1
+LONGEST_GRACE_SECONDS = 86_400.0
+
+
+class Pods(Protocol):
+    """Does what is asked for."""
+
+    def start(self, role: Role, index: int) -> str:
+        """Start a pod, or return the uid of the live one."""
+        ...
+
+    def delete(self, uid: str, grace: float) -> None:
+        """Tell a pod to go."""
+        ...
+
+    def seen(self) -> Iterable[PodSeen]:
+        """Return every pod that a watch lists."""
+        ...
+
+
+class Server:
+    """Listens on ``path`` (mode 0600) until closed."""
+
+    def __init__(self, loop: Loop, path: Path, token: str, pods: Pods) -> None:
+        self._loop = loop
+        self._token = token.encode()
+        self._pods = pods
+        self._connections: set[_Connection] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        path.chmod(0o600)
+        self._listener.listen()
+        self._listener.setblocking(False)
+        loop.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept())
+
+    def publish(self, pod: PodSeen) -> None:
+        """Tell every watch about a change."""
+        for connection in [each for each in self._connections if each.watching]:
+            connection.send(supervisor_protocol.pod_message(pod))
+
+    def close(self) -> None:
+        """End every connection."""
+        self._loop.forget(self._listener)
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.close()
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        if len(self._connections) >= MOST_CONNECTIONS:
+            peer.close()
+            return
+        self._connections.add(_Connection(self._loop, peer, self))
+
+    def dropped(self, connection: _Connection) -> None:
+        """Forget a connection that closed."""
+        self._connections.discard(connection)
+
+    def proves_token(self, message: supervisor_protocol.Message) -> bool:
+        """Check a first message.
+
+        Raises:
+            RefusedError: wrong version or wrong token.
+        """
+        if message.get("edl") != supervisor_protocol.VERSION:
+            raise RefusedError(
+                f"The supervisor speaks version {supervisor_protocol.VERSION} of its protocol, the client {message.get('edl')!r}"
+            )
+        if not hmac.compare_digest(str(message.get("token", "")).encode(), self._token):
+            raise RefusedError("The token is not this job's")
+        return True
+
+    def answer(self, connection: _Connection, message: supervisor_protocol.Message) -> None:
+        """Do what a request asks for and answer it.
+
+        Raises:
+            EdlError: the request is wrong or refused.
+        """
+        match message:
+            case {"op": "start", "role": str(role), "index": int(index)}:
+                connection.send({"uid": self._pods.start(_startable(role), _index(index))})
+            case {"op": "delete", "uid": str(uid), "grace": int() | float() as grace}:
+                self._pods.delete(uid, _grace(grace))
+                connection.send({})
+            case {"op": "watch"}:
+                connection.watching = True
+                for pod in self._pods.seen():
+                    connection.send(supervisor_protocol.pod_message(pod))
+                connection.send({"synced": True})
+            case _:
+                raise BadInputError(f"The supervisor does not know the request {message.get('op')!r}")
+
+
+class _Connection:
+    """One client: what it sent so far, what waits to be sent to it."""
+
+    def __init__(self, loop: Loop, peer: socket.socket, server: Server) -> None:
+        self.watching = False
+        self._loop = loop
+        self._socket = peer
+        self._server = server
+        self._lines = supervisor_protocol.Lines()
+        self._backlog = bytearray()
+        self._proven = False
+        self._open = True
+        peer.setblocking(False)
+        loop.watch(peer, selectors.EVENT_READ, self._ready)
+        loop.after(HELLO_SECONDS, self._close_unproven)
+
+    def send(self, message: supervisor_protocol.Message) -> None:
+        """Send as much as the socket takes and keep the rest for later."""
+        if not self._open:
+            return
+        self._backlog += supervisor_protocol.encode(message)
+        self._flush()
+
+    def close(self) -> None:
+        """End the connection; does nothing the second time."""
+        if self._open:
+            self._open = False
+            self._loop.forget(self._socket)
+            self._socket.close()
+            self._server.dropped(self)
+
+    def _close_unproven(self) -> None:
+        if not self._proven:
+            self.close()
+
+    def _ready(self, mask: int) -> None:
+        if mask & selectors.EVENT_WRITE:
+            self._flush()
+        if mask & selectors.EVENT_READ and self._open:
+            self._read()
+
+    def _flush(self) -> None:
+        try:
+            del self._backlog[: self._socket.send(self._backlog)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        if len(self._backlog) > LONGEST_BACKLOG:
+            self.close()
+            return
+        writing = selectors.EVENT_WRITE if self._backlog else 0
+        self._loop.watch(self._socket, selectors.EVENT_READ | writing, self._ready)
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(supervisor_protocol.LONGEST_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        try:
+            for message in self._lines.feed(data):
+                self._take(message)
+        except RefusedError as error:
+            self.send(supervisor_protocol.error_message(error))
+            self.close()
+
+    def _take(self, message: supervisor_protocol.Message) -> None:
+        if not self._proven:
+            self._proven = self._server.proves_token(message)
+            self.send({"edl": supervisor_protocol.VERSION})
+            return
+        try:
+            self._server.answer(self, message)
+        except RefusedError:
+            raise
+        except EdlError as error:
+            self.send(supervisor_protocol.error_message(error))
+
+
+def _startable(name: str) -> Role:
+    if name not in (Role.PS, Role.WORKER):
+        raise BadInputError(f"A master starts roles 'ps' and 'worker', not {name!r}")
+    return Role(name)
+
+
+def _index(index: int) -> int:
+    if isinstance(index, bool) or not 0 <= index <= LARGEST_INDEX:  # to Python, true is a number
+        raise BadInputError(f"A pod's index is a number from 0 to {LARGEST_INDEX}, not {index}")
+    return index
+
+
+def _grace(seconds: float) -> float:
+    if seconds > LONGEST_GRACE_SECONDS:
+        raise BadInputError(f"A pod's grace is at most {LONGEST_GRACE_SECONDS:g} s, not {seconds:g}")
+    return max(0.0, float(seconds))

@@ -1,0 +1,48 @@
+"""Keeps a watch's promise: every pod that was yielded alive is yielded ended exactly once.
+
+What was missed while a watch was away is derived from the next full list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from edl.api.cluster_port import Phase, PodSeen
+
+
+def vanished(last: PodSeen) -> PodSeen:
+    """The end of a pod of which nothing is left but what it was like when it was last seen."""
+    return replace(last, phase=Phase.GONE, exit_code=None, reason="Vanished", leaving=False)
+
+
+class Sightings:
+    """What one watch has yielded so far.
+
+    Args:
+        end: the end of a pod that is not in a list any more, from what was last seen of it.
+    """
+
+    def __init__(self, end: Callable[[PodSeen], PodSeen] = vanished) -> None:
+        self._end = end
+        self._alive: dict[str, PodSeen] = {}
+        self._ended: set[str] = set()
+
+    def listed(self, pods: Iterable[PodSeen]) -> list[PodSeen]:
+        """Return what to yield for a full list: what is new in it, and an end for what vanished."""
+        pods = list(pods)
+        present = {pod.uid for pod in pods}
+        self._ended &= present
+        gone = [self._end(pod) for uid, pod in self._alive.items() if uid not in present]
+        return [pod for each in (*gone, *pods) for pod in self.changed(each)]
+
+    def changed(self, pod: PodSeen) -> list[PodSeen]:
+        """Return what to yield for one state: the state, or nothing when it says nothing new."""
+        if pod.uid in self._ended or self._alive.get(pod.uid) == pod:
+            return []
+        if pod.ended:
+            self._alive.pop(pod.uid, None)
+            self._ended.add(pod.uid)
+        else:
+            self._alive[pod.uid] = pod
+        return [pod]

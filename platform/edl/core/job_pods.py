@@ -1,0 +1,209 @@
+"""Which pods a job has and which it wants.
+
+A relaunched PS keeps its index, a relaunched worker gets a new one: with workers 0 to 3, the one after worker-0 is
+worker-4. A worker that was told to go is replaced before it has gone, a PS after: two of them cannot hold the same
+parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edl.core.pod_requests import ASK_PATIENCE, Asked, Asking, Name
+from edl.core.start_backoff import Backoff
+from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
+from edl.core.oom_policy import Memory, UNRAISED
+from edl.core.pod_index import Muster
+from edl.core.job_pod import Pod
+from edl.core.pod_lifecycle import STEPS_PER_CRASH, State, relaunch
+
+__all__ = ["ASK_PATIENCE", "Asked", "Fleet", "Name", "Pod"]
+
+_UNLIMITED = 1 << 31
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All pods of a job, by uid, and the wishes that are not yet seen fulfilled.
+
+    Attributes:
+        next_worker: index of the next worker; survives the master.
+        workers: index of every worker that ran and whose end is not entered yet, by uid; survives the master.
+        dismissed: of them, those that were told to go by a master, or ended with the run before it was resumed: they
+            are not lost; survives the master.
+        holding: uid of the PS that holds the parameters of each index; survives the master.
+        handed_over: index of each PS, by uid, whose parameters are in the cut that updates are held after; survives the
+            master.
+        memory: what workers that are asked for now get; survives the master.
+        built: uids of workers that have built their model, also if the cluster has not shown yet that they run.
+        asked: pods asked for and not yet seen, or refused.
+        not_before: when a role may be asked for again.
+        backoff: the same, after refusals.
+        crashes: of pods of a role, that no work has made good for.
+        steps: that have not made good for a crash yet, by role.
+        roles: the pods that have not ended, by what they are.
+        born: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What it says of
+            older leases may be older than what they reached.
+        offsets: by uid of a PS, what ``balance`` adds to the steps done; survives the master.
+        measured: uid of the PS of each index that the newest cut was measured with; survives the master.
+    """
+
+    ps: int
+    next_worker: int = 0
+    workers: dict[str, int] = field(default_factory=dict)
+    dismissed: set[str] = field(default_factory=set)
+    holding: dict[int, str] = field(default_factory=dict)
+    handed_over: dict[str, int] = field(default_factory=dict)
+    memory: Memory = UNRAISED
+    born: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
+    measured: dict[int, str] = field(default_factory=dict)
+    built: set[str] = field(default_factory=set)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    asked: Asking = field(default_factory=Asking)
+    roles: dict[Role, Muster] = field(default_factory=lambda: {role: Muster() for role in Role})
+    not_before: dict[Role, float] = field(default_factory=dict)
+    backoff: dict[Role, Backoff] = field(default_factory=lambda: {role: Backoff() for role in Role})
+    crashes: dict[Role, int] = field(default_factory=dict)
+    steps: dict[Role, int] = field(default_factory=dict)
+
+    def live(self, role: Role) -> list[Pod]:
+        """Pods of a role that have not ended, by index."""
+        return sorted(self.roles[role].live.values(), key=lambda p: p.index)
+
+    def staying(self, role: Role) -> list[Pod]:
+        """Pods of a role that have not ended and that nobody told to go, by index."""
+        return sorted(self.roles[role].staying.values(), key=lambda p: p.index)
+
+    def waiting(self, role: Role) -> list[Pod]:
+        """Those of them that have found no place to run yet."""
+        return sorted(self.roles[role].waiting.values(), key=lambda p: p.index)
+
+    @property
+    def refusals(self) -> dict[Name, str]:
+        """What the cluster said when it would not start a pod; the next one asked for gets the same index."""
+        return self.asked.refusals
+
+    def is_live(self, uid: str) -> bool:
+        """Whether a pod is known and has not ended."""
+        return uid in self.pods and self.pods[uid].live
+
+    def index_of(self, uid: str) -> int | None:
+        """By which people know a pod; None: the cluster has never shown it."""
+        return self.pods[uid].index if uid in self.pods else None
+
+    def has_ended(self, uid: str) -> bool:
+        """Whether a pod is known to have ended; one that the cluster has not shown yet has not."""
+        return uid in self.pods and not self.pods[uid].live
+
+    # ------------------------------------------------------------------ what the cluster says
+
+    def see(self, what: PodSeen, *, over: bool = False) -> tuple[Pod, State]:
+        """Enter what the cluster says; returns the pod and the state it was in before. ``over``: the job has ended."""
+        pod = self.pods.get(what.uid)
+        if pod is None:
+            pod = self.pods[what.uid] = Pod(what.uid, what.role, what.index, State.ASKED)
+            if what.role is Role.WORKER:
+                self.next_worker = max(self.next_worker, what.index + 1)
+        before = pod.state
+        pod.see(what, over=over)
+        self.roles[pod.role].enter(pod)
+        if self.asked.appeared((what.role, what.index)):  # the cluster takes pods of its role again
+            self.backoff[what.role] = Backoff()
+        return pod, before
+
+    def dismiss(self, pod: Pod, why: str, now: float) -> None:
+        """A pod is told to go, because it is not wanted any more."""
+        self.roles[pod.role].dismiss(pod, why, now)
+
+    def builds(self, pod: Pod) -> None:
+        """A worker was seen to start: it builds its model, unless it has told of that before."""
+        pod.building = pod.uid not in self.built
+        self.roles[pod.role].enter(pod)
+
+    def has_built(self, uid: str) -> None:
+        """A worker has built its model."""
+        self.built.add(uid)
+        if pod := self.pods.get(uid):
+            pod.building = False
+            self.roles[pod.role].enter(pod)
+
+    def refused(self, role: Role, index: int, reason: str, now: float) -> bool:
+        """The cluster would not start a pod now; whether this is the first refusal of its round."""
+        return self.asked.refused((role, index), reason) and self.backoff[role].refused(now)
+
+    # ------------------------------------------------------------------ what is wanted
+
+    def missing(self, workers: int, now: float, most: int = _UNLIMITED) -> list[Name]:
+        """What is to be asked for, ``most`` of it, so that there are all PS and so many workers that stay."""
+        ps = self._missing_ps()[: min(most, self._may(Role.PS, now))]
+        there = self._missing_workers(workers, min(most - len(ps), self._may(Role.WORKER, now)))
+        return [*((Role.PS, index) for index in ps), *((Role.WORKER, index) for index in there)]
+
+    def _missing_ps(self) -> list[int]:
+        there = {p.index for p in self.roles[Role.PS].live.values()} | self.asked.indices(Role.PS)
+        return [index for index in range(self.ps) if index not in there]
+
+    def _missing_workers(self, workers: int, most: int) -> list[int]:
+        """Indices that were refused come first; those of them that are not wanted any more are forgotten."""
+        count = max(0, workers - self.wanted_now())
+        self.asked.forget_refused(Role.WORKER, count)
+        count = min(count, most)
+        refused = self.asked.first_refused(Role.WORKER, count)
+        return [*refused, *(self.next_worker + i for i in range(count - len(refused)))]
+
+    def wanted_now(self) -> int:
+        """Workers that stay or are asked for."""
+        return len(self.roles[Role.WORKER].staying) + self.asked.count(Role.WORKER)
+
+    def _may(self, role: Role, now: float) -> int:
+        """How many of a role may be asked for now."""
+        if now < self.not_before.get(role, 0.0):
+            return 0
+        limit = self.backoff[role].limit(now)
+        return _UNLIMITED if limit is None else max(0, limit - self.asked.count(role))
+
+    def ask(self, role: Role, index: int, now: float, wish: Wish = PLAIN) -> None:
+        """Remember that a pod was asked for."""
+        self.asked.ask((role, index), wish, now)
+        if role is Role.WORKER:
+            self.next_worker = max(self.next_worker, index + 1)
+
+    def elevated(self) -> int:
+        """Workers that stay or are asked for with the higher class of a divided priority."""
+        return len(self.roles[Role.WORKER].elevated) + self.asked.elevated
+
+    # ------------------------------------------------------------------ ends and work
+
+    def ended(self, pod: Pod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
+        """A pod ended while it was needed: whether the job goes on, and why.
+
+        ``crashed``: it counts as a crash; by default if it ended with an error.
+        """
+        if crashed is None:
+            crashed = pod.state is State.CRASHED
+        if crashed:
+            self.crashes[pod.role] = self.crashes.get(pod.role, 0) + 1
+        decision = relaunch(pod.state, self.crashes.get(pod.role, 0), crashed=crashed)
+        if decision.value.delay is None:
+            return False, decision.reason
+        self.not_before[pod.role] = now + decision.value.delay
+        return True, decision.reason
+
+    def worked(self, role: Role, steps: int) -> None:
+        """Pods of the role got so many steps done, which make good for crashes; none are saved for crashes to come."""
+        if not self.crashes.get(role):
+            return
+        amends, self.steps[role] = divmod(self.steps.get(role, 0) + steps, STEPS_PER_CRASH)
+        self.forgive(role, amends)
+
+    def forgive(self, role: Role, crashes: int) -> None:
+        """So many crashes no longer count."""
+        self.crashes[role] = max(0, self.crashes.get(role, 0) - crashes)
+        if not self.crashes[role]:
+            self.steps.pop(role, None)
+
+    def ps_ready(self) -> bool:
+        """Whether every PS is there, listens to this master and holds variables."""
+        live = self.roles[Role.PS].live
+        return len(live) == self.ps and all(p.attached and p.initialized for p in live.values())

@@ -1,0 +1,280 @@
+"""Parameter servers: who listens, who holds parameters, and what goes back when one is lost."""
+
+from __future__ import annotations
+
+from edl.api.events import RolledBack, Warned
+from edl.api.journal_entries import (
+    CheckpointReplaced,
+    EvaluationAbandoned,
+    ParametersHeld,
+    ParametersRestored,
+    ParametersRolledBack,
+)
+from edl.core import evaluation_callbacks, ps_handover, snapshots, update_accounting
+from edl.core.saved_checkpoint import Checkpoint
+from edl.api.cluster_port import Role
+from edl.core.events import (
+    AttachPs,
+    CheckpointRefused,
+    DeletePod,
+    ModelDeclared,
+    PsAttached,
+    PsHeard,
+    PsRefused,
+    PsSilent,
+    ReleaseCut,
+    RevokeLeases,
+)
+from edl.core.job_pods import Pod
+from edl.core.task_kinds import TRAINING
+from edl.core.state import State
+
+ATTACH_PATIENCE = 70.0
+"""Seconds after which a PS that did not answer, and registers again, is asked again: longer than calls are retried."""
+
+
+def registered(state: State, uid: str, now: float) -> None:
+    """A PS that the cluster has shown says where it listens: make it listen to this incarnation of the master.
+
+    A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
+    """
+    pod = state.fleet.pods.get(uid)
+    if pod is None:
+        return
+    if pod.uid in state.fleet.handed_over:
+        ps_handover.stays(state, pod)  # only a successor gets what it had
+        return
+    if pod.live and not pod.attached and (pod.asked is None or now - pod.asked >= ATTACH_PATIENCE):
+        pod.loading = False
+        _attach(state, pod, None, now)
+
+
+def heard(state: State, event: PsHeard, now: float) -> None:
+    """A PS that this master knows speaks."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is not None:
+        pod.heard = now
+        ps_handover.stays(state, pod)
+
+
+def _attach(state: State, pod: Pod, restore: int | None, now: float) -> None:
+    leases = state.training.leases if state.training else {}
+    floor = state.floor()
+    revoked = {n for n, lease in leases.items() if lease.revoking is not None}
+    revoked |= {n for n in state.revoked if n >= floor}
+    live = tuple(n for n in leases if n not in revoked)
+    pod.asked, pod.stale = now, False
+    complete = restore is not None and pod.index in state.fleet.handed_over.values()
+    state.do(AttachPs(pod.uid, floor, tuple(sorted(revoked)), live, passed_cut(state), restore, complete))
+
+
+def passed_cut(state: State) -> int:
+    """No PS is to hold updates for this cut, or for one before it."""
+    if state.kept_cut:
+        return state.kept_cut - 1
+    return state.cut_number - 1 if state.cut is not None and state.cut.awaited else state.cut_number
+
+
+def attached(state: State, event: PsAttached, now: float) -> None:
+    """A PS listens. One that holds nothing though there is a checkpoint is told to load it first."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is None or not pod.live or pod.uid in state.fleet.handed_over:
+        return
+    if pod.stale:
+        pod.loading = False
+    # One that loaded for a master that never took its answer may lack a rollback since: nothing is in there yet.
+    trusted = pod.loading or state.fleet.holding.get(pod.index) == pod.uid
+    if state.checkpoint is not None and (pod.stale or not event.initialized or not trusted):
+        _load(state, pod, state.checkpoint.cut, now)
+        return
+    if pod.stale:
+        if state.settings.durable:
+            _attach(state, pod, None, now)
+        else:
+            _empty(state, pod)
+        return
+    if event.version and not trusted and _nothing_done(state):
+        _unaccounted(state, pod, now)
+        return
+    # Before the first checkpoint a worker's declaration may have been faster than this answer.
+    pod.attached, pod.version = True, event.version
+    pod.initialized = event.initialized or (pod.initialized and state.checkpoint is None)
+    state.pins[event.uid] = frozenset(event.pins)
+    if pod.initialized:
+        _holds(state, pod)
+    for revocation in state.revocations:
+        if event.uid in revocation.waiting:
+            state.do(RevokeLeases(event.uid, revocation.leases, state.floor()))
+
+
+def _nothing_done(state: State) -> bool:
+    """Whether no step of the job has been made or can be on its way, as far as the journal knows."""
+    training = state.training
+    return state.checkpoint is None and (training is None or not (training.done_steps or training.leases))
+
+
+def _unaccounted(state: State, pod: Pod, now: float) -> None:
+    """A PS holds updates whose journal is lost, and their records will be trained on again: it begins with nothing.
+
+    Its workers have nothing to do until somebody declares the model, and have done so already: others begin, too.
+    """
+    if not state.synced:
+        _attach(state, pod, None, now)
+        return
+    state.emit(Warned(f"ps-{pod.index} holds updates of which no journal is left: it is replaced"))
+    _empty(state, pod)
+    if not state.emptied:
+        state.emptied = True
+        state.do(*(DeletePod(worker.uid, 0.0) for worker in state.fleet.live(Role.WORKER) if worker.ran))
+
+
+def _load(state: State, pod: Pod, cut: int, now: float) -> None:
+    """Once: a PS that loads again forgets what it applied since."""
+    if not pod.loading:
+        pod.loading = True
+        state.record(ParametersRestored(ps=pod.uid, born=state.next_number(), index=pod.index))
+        _attach(state, pod, cut, now)
+
+
+def declared(state: State, event: ModelDeclared, now: float) -> None:
+    """A worker told every PS what the variables are: it has built its model."""
+    if event.callbacks is not None:
+        evaluation_callbacks.declare(state, event.callbacks)
+    state.fleet.has_built(event.worker)
+    for pod in state.fleet.live(Role.PS):
+        if pod.attached or state.checkpoint is None:
+            pod.initialized = True
+        if pod.attached:
+            _holds(state, pod)
+
+
+def _holds(state: State, pod: Pod) -> None:
+    """From now on, losing this PS is losing parameters; the next master has to know."""
+    if state.fleet.holding.get(pod.index) == pod.uid or pod.uid in state.fleet.handed_over:
+        return
+    if not state.settings.durable and state.training is not None and state.training.leases:
+        # It begins with initial values, and has never heard of what the leases reached before.
+        state.record(ParametersRestored(ps=pod.uid, born=state.next_number(), index=pod.index))
+    kept = state.kept_cut
+    for revocation in state.revocations if kept else ():
+        revocation.waiting.add(pod.uid)  # a successor knows as much of the leases as the one before
+    state.record(ParametersHeld(index=pod.index, ps=pod.uid))
+    if kept and not state.kept_cut:
+        state.do(ReleaseCut(kept))
+
+
+def _empty(state: State, pod: Pod) -> None:
+    """Without a checkpoint there is nothing that it could load over what it may have applied: another one begins."""
+    state.do(DeletePod(pod.uid, 0.0))
+
+
+def silent(state: State, event: PsSilent, now: float) -> None:
+    """A PS lives and does not answer: it is made to go, and what follows is what follows a lost PS."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is not None and pod.live and not state.ended:
+        state.emit(Warned(f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced"))
+        state.do(DeletePod(event.uid, 0.0))
+
+
+def refused(state: State, event: PsRefused, now: float) -> None:
+    """A PS refuses: a cut can be tried again, for a restore or a revocation nothing can stand in."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is None or not pod.live or state.ended:
+        return
+    if not event.cut:
+        state.end("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
+    elif state.cut is not None and state.cut.number == event.cut and state.cut.awaited:
+        snapshots.call_off(state, event.message, now)
+
+
+# ------------------------------------------------------------------------------------ a checkpoint that is damaged
+
+
+def unreadable(state: State, event: CheckpointRefused, now: float) -> None:
+    """A PS cannot read the checkpoint that it was told to load: the newest older one that is intact stands in."""
+    pod = state.fleet.pods.get(event.uid)
+    if pod is None or not pod.live or state.ended or state.checkpoint is None:
+        return
+    if state.checkpoint.cut == event.cut:  # else another PS said so before
+        if event.older is None:
+            state.end("Failed", f"{event.message}; {event.skipped}", kind="storage")
+            return
+        _stands_in(state, state.checkpoint, event.older, event.message)
+    pod.loading = False
+    _load(state, pod, state.checkpoint.cut, now)
+
+
+def _stands_in(state: State, newest: Checkpoint, older: Checkpoint, why: str) -> None:
+    """All that went back to the newest checkpoint goes back to an older one."""
+    reason = f"checkpoint {newest.cut} cannot be used"
+    state.record(
+        CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
+    )
+    state.emit(Warned(f"{reason}, checkpoint {older.cut} stands in: {why}"))
+    fleet = state.fleet
+    if not any(fleet.is_live(uid) for uid in fleet.holding.values()):
+        roll_back(state, reason)
+        return
+    then, now = update_accounting.lacking_at(state, older), update_accounting.lacking_at(state, newest)
+    for index in sorted(set(range(fleet.ps)) - fleet.holding.keys()):
+        more = newest.step - older.step + then.get(str(index), 0) - now.get(str(index), 0)
+        _part_back(state, index, max(0, more), reason)
+    for pod in fleet.live(Role.PS):
+        pod.stale = pod.loading and fleet.holding.get(pod.index) != pod.uid
+
+
+# ------------------------------------------------------------------------------------------------ what is lost
+
+
+def lost(state: State, pod: Pod, reason: str, now: float) -> None:
+    """A PS ended."""
+    state.pins.pop(pod.uid, None)
+    if state.cut is not None:
+        snapshots.call_off(state, f"ps-{pod.index} was lost", now, snapshots.RETRY_SECONDS)
+    for revocation in state.revocations:
+        revocation.lost(pod.uid)
+    check(state, reason)
+
+
+def check(state: State, reason: str) -> None:
+    """Who held parameters and is gone takes them along; if nobody is left, the ledger goes back with them."""
+    holding = state.fleet.holding
+    gone = sorted(index for index, uid in holding.items() if not state.fleet.is_live(uid))
+    if not gone or state.training is None or state.ended:
+        return
+    told = f"{', '.join(f'ps-{index}' for index in gone)}: {reason}"
+    if state.round is not None:
+        state.record(EvaluationAbandoned(reason=told))
+    if len(gone) == len(holding):
+        roll_back(state, told)
+        return
+    for index in gone:
+        _part_back(state, index, update_accounting.lost_with(state, index), f"ps-{index}: {reason}")
+
+
+def _part_back(state: State, index: int, updates: int, reason: str) -> None:
+    """Others survive: the slots of this PS go back to the newest checkpoint, or the start; the ledger stays."""
+    cut = state.checkpoint.cut if state.checkpoint else 0
+    state.record(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
+    state.emit(RolledBack(records=0, updates=updates, to_cut=cut or None, reason=reason))
+
+
+def roll_back(state: State, reason: str) -> None:
+    """No PS is left: parameters and ledger go back to the newest checkpoint, or to the start."""
+    training = state.ledgers[TRAINING]
+    if state.checkpoint is not None:
+        cut, ledger = state.checkpoint.cut, dict(state.checkpoint.ledger)
+    else:
+        cut, ledger = 0, training.anew().snapshot()
+    # The checkpoint may have steps that are in and that no worker has reported yet.
+    records = max(0, training.done_records - ledger["done_records"])
+    for holder in state.holders.values():
+        for number in [n for n in holder.stepped if n in training.leases]:
+            holder.drop(number)
+    state.record(ParametersRolledBack(cut=cut, records=records, ledger=ledger, reason=reason))
+    state.emit(RolledBack(records=records, updates=0, to_cut=cut or None, reason=reason))
+    for pod in state.fleet.live(Role.PS):
+        # It was asked with the leases of before, which are closed now.
+        pod.attached, pod.initialized, pod.stale = False, False, pod.asked is not None
+        if pod.stale and not state.settings.durable:
+            _empty(state, pod)

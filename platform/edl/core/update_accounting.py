@@ -1,0 +1,130 @@
+"""Steps that the ledger calls done, against steps that each PS let in.
+
+At a cut nothing is on its way: every PS has let in every step that is done there, but for those that a PS lost when it
+went back to a checkpoint. A PS counts the steps that it lets in since it began, or went back. So of each process
+
+    updates that it lacks = steps done at the cut + offset - steps that it let in
+
+The offset is 0 for one that began with the job. For one that went back it is what the checkpoint lacked less the steps
+that were done there. It grows by steps that only some PS let in, which are leased again under another number.
+
+Between cuts the counters say what is known when a PS is lost: all steps that are done by then and not in the
+checkpoint. Steps that were in and not yet reported are added at the next cut. A difference at a PS that lost nothing
+since the cut before is none of this: some worker reports steps that it did not push, or pushes steps that it does not
+report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edl.api.journal_entries import CutTaken
+    from edl.core.saved_checkpoint import Checkpoint
+    from edl.core.cuts import Cut
+    from edl.core.state import State
+
+
+def lacking_at(state: State, checkpoint: Checkpoint | None) -> Mapping[str, int]:
+    """Updates that the parameters of a checkpoint lack, by index of the PS; as now where an older EDL wrote it."""
+    if checkpoint is None:
+        return {}
+    lacking: Mapping[str, int] = checkpoint.ledger.get("lacking", state.counters.updates_of)
+    return lacking
+
+
+def lost_with(state: State, index: int) -> int:
+    """Updates that a PS loses that goes back to the newest checkpoint now, or to the start, and did not lack before."""
+    step = state.checkpoint.step if state.checkpoint is not None else 0
+    lacking = state.step - step + lacking_at(state, state.checkpoint).get(str(index), 0)
+    return max(0, lacking - state.counters.updates_of.get(str(index), 0))
+
+
+def lost(state: State, index: str, updates: int) -> None:
+    """A PS lacks so many more updates than before."""
+    counters = state.counters
+    if updates:
+        counters.updates_of[index] = counters.updates_of.get(index, 0) + updates
+        counters.updates_rolled_back += updates
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What a cut shows.
+
+    Attributes:
+        lacking: updates that the parameters of each PS lack, by its index.
+        differs: by uid of a PS: steps done less steps let in, beyond what it lost.
+    """
+
+    lacking: dict[str, int] = field(default_factory=dict)
+    differs: dict[str, int] = field(default_factory=dict)
+
+
+def at_cut(state: State, cut: Cut, done: int) -> Balance:
+    """Compare what every PS let in until it copied its parameters with the steps that are ``done`` in the cut."""
+    fleet, known = state.fleet, state.counters.updates_of
+    balance = Balance()
+    back: dict[str, int] = {}
+    steady = []
+    for uid, entered in cut.entered.items():
+        if uid not in fleet.pods or (uid in fleet.born and uid not in fleet.offsets):
+            continue  # a master of an older EDL told it to load its checkpoint
+        index = fleet.pods[uid].index
+        found = done + fleet.offsets.get(uid, 0) - entered
+        if uid in fleet.born and fleet.measured.get(index) != uid:
+            back[uid] = found
+            continue
+        before = known.get(str(index), 0)
+        balance.lacking[str(index)] = before
+        steady.append(found - before)
+        if found != before:
+            balance.differs[uid] = found - before
+    # What all others miss, those that went back miss for the same reason.
+    common = max(0, min(steady, default=0))
+    for uid, found in back.items():
+        which = str(fleet.pods[uid].index)
+        lacking = max(found - common, known.get(which, 0))
+        balance.lacking[which] = lacking
+        if found != lacking:
+            balance.differs[uid] = found - lacking
+    return balance
+
+
+def enter(state: State, entry: CutTaken) -> None:
+    """Make true what a cut shows; nothing, if no parameter server counts its steps."""
+    fleet, counters = state.fleet, state.counters
+    if entry.lacking is None:
+        return
+    counters.updates_of.update(entry.lacking)
+    counters.updates_of = {index: updates for index, updates in counters.updates_of.items() if updates}
+    counters.updates_rolled_back = sum(counters.updates_of.values())
+    fleet.measured = {index: uid for index, uid in fleet.holding.items() if str(index) in entry.lacking}
+    differs = entry.differs or {}
+    for uid, steps in differs.items():
+        fleet.offsets[uid] = fleet.offsets.get(uid, 0) - steps
+    counters.steps_not_applied += max(map(abs, differs.values()), default=0)
+
+
+def went_back(state: State, lacking: Mapping[str, int] | None) -> None:
+    """All parameters are those of a checkpoint, which lacks so many updates; None: nobody knows how many."""
+    state.fleet.measured.clear()
+    if lacking is not None:
+        state.counters.updates_of = {index: updates for index, updates in lacking.items() if updates}
+        state.counters.updates_rolled_back = sum(state.counters.updates_of.values())
+
+
+def restored(state: State, uid: str, index: int) -> None:
+    """A PS loads the newest checkpoint, or begins with initial values where there is none."""
+    step = state.checkpoint.step if state.checkpoint is not None else 0
+    state.fleet.offsets[uid] = lacking_at(state, state.checkpoint).get(str(index), 0) - step
+    state.fleet.measured.pop(index, None)
+
+
+def leased_again(state: State, steps: Mapping[str, int]) -> None:
+    """So many steps that each of these PS let in are not done: they are leased again."""
+    for uid, extra in steps.items():
+        if uid in state.fleet.offsets or uid not in state.fleet.born:
+            state.fleet.offsets[uid] = state.fleet.offsets.get(uid, 0) + extra

@@ -1,0 +1,119 @@
+"""How a data set becomes files: formats, file sizes, and directories that appear complete or not at all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from edl.api.errors import BadInputError, StorageError
+from edl.data.tf_example import Value, serialize_example
+from edl.data.data_files import beside
+from edl.data.recordio.chunk import Compression
+from edl.data.recordio.writer import Writer
+from edl.data.record_tables import DataSet, Table
+
+Format: TypeAlias = Literal["recordio", "csv"]
+Advance: TypeAlias = Callable[[int], None]
+
+ABOUT = "about.json"
+"""What is known of a data set, beside its directories."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How records become files.
+
+    Args:
+        format: ``recordio`` (Examples) or ``csv`` (a header and rows).
+        compression: of RecordIO chunks.
+        records_per_file: most records in one file.
+    """
+
+    format: Format = "recordio"
+    compression: Compression = "none"
+    records_per_file: int = 16_384
+
+    def __post_init__(self) -> None:
+        if self.records_per_file < 1:
+            raise BadInputError(f"--records-per-file {self.records_per_file}", hint="at least 1")
+        if self.format == "csv" and self.compression != "none":
+            raise BadInputError(f"--compression {self.compression} with csv", hint="only RecordIO files are compressed")
+
+
+def refuse_in_use(out: Path) -> None:
+    """Raise BadInputError if ``out`` is a file or a directory with anything in it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInputError(
+            "not an empty directory", where=str(out), hint="choose another, or --force to replace its train and test"
+        )
+
+
+def write_set(data: DataSet, out: Path, layout: Layout, advance: Advance) -> dict[str, list[Path]]:
+    """Write ``out/train`` and ``out/test``, replacing each as a whole, and ``data.about``; the records' files, by part.
+
+    Args:
+        data: the records.
+        out: the directory; see ``refuse_in_use``.
+        layout: format, compression, file size.
+        advance: is told how many records were written since the last call.
+
+    Raises:
+        StorageError: the disk refuses.
+    """
+    parts = {"train": data.training, "test": data.validation}
+    try:
+        written = {name: _write_part(table, out / name, layout, advance) for name, table in parts.items()}
+        if data.about:
+            (out / ABOUT).write_text(json.dumps(dict(data.about), indent=1) + "\n")
+    except OSError as error:
+        raise StorageError(f"cannot be written: {error.strerror}", where=str(error.filename or out)) from error
+    return written
+
+
+def _write_part(table: Table, directory: Path, layout: Layout, advance: Advance) -> list[Path]:
+    temporary = beside(directory)
+    temporary.mkdir(parents=True)
+    try:
+        names = list(_write_files(table, temporary, layout, advance))
+        if directory.exists():
+            shutil.rmtree(directory)
+        temporary.replace(directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return [directory / name for name in names]
+
+
+def _write_files(table: Table, directory: Path, layout: Layout, advance: Advance) -> Iterator[str]:
+    features, rows = table.features(), table.rows()
+    for number in range(-(-len(table) // layout.records_per_file)):
+        name = f"data-{number:05d}.{layout.format}"
+        if layout.format == "csv":
+            _write_csv(directory / name, table.columns, islice(rows, layout.records_per_file), advance)
+        else:
+            _write_recordio(directory / name, islice(features, layout.records_per_file), layout.compression, advance)
+        yield name
+
+
+def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], advance: Advance) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(columns)
+        for row in rows:
+            writer.writerow(row)
+            advance(1)
+
+
+def _write_recordio(
+    path: Path, features: Iterable[dict[str, Value]], compression: Compression, advance: Advance
+) -> None:
+    with Writer(path, compression=compression) as writer:
+        for record in features:
+            writer.write(serialize_example(record))
+            advance(1)

@@ -1,0 +1,58 @@
+"""The blocks of a data set and the shuffled order over them, as its reader tells."""
+
+from __future__ import annotations
+
+from edl.api.errors import BadInputError
+from edl.core.shuffle import Blocks, Order, choose_window
+from edl.data.reader import Reader
+
+
+def blocks_of(reader: Reader) -> Blocks | None:
+    """The blocks of all sources of a reader; None: it has no random access.
+
+    Raises:
+        BadInputError: the reader's blocks do not add up to its records.
+    """
+    found = getattr(reader, "blocks", None)
+    if found is None:
+        return None
+    sizes, taken, records = [], 0, 0
+    for source in reader.sources():
+        told = found(source.name)
+        counts = [int(count) for count in told.records]
+        if sum(counts) != source.records or any(count < 0 for count in counts):
+            raise BadInputError(
+                f"blocks() of the data reader tells of {sum(counts)} records, sources() of {source.records}",
+                where=source.name,
+                hint="the records of all blocks of a source add up to its records",
+            )
+        sizes.append(counts)
+        taken, records = taken + int(told.bytes), records + source.records
+    return Blocks.of(sizes, -(-taken // max(1, records)))
+
+
+def window_of(reader: Reader, wanted: int | None, records: int, portion: int) -> int:
+    """The window of a run over a reader's records, as ``core.shuffle.choose_window`` has it.
+
+    Args:
+        reader: of the training records; its blocks are asked for only where they may be shuffled.
+        wanted: ``train.shuffle.window``; None: as large as memory allows.
+        records: of an epoch.
+        portion: records of a lease.
+
+    Raises:
+        BadInputError: a window is wanted and the reader has no random access, or its blocks do not add up.
+    """
+    return choose_window(wanted, records, portion, None if wanted == 0 else blocks_of(reader))
+
+
+def order_of(reader: Reader, window: int, seed: int) -> Order:
+    """The shuffled order of a reader's records.
+
+    Raises:
+        BadInputError: the reader has no random access.
+    """
+    blocks = blocks_of(reader)
+    if blocks is None:
+        raise BadInputError("the data reader has no random access: its records cannot be shuffled")
+    return Order.of([(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed)

@@ -1,0 +1,232 @@
+"""Reading the records at positions of a shuffled epoch.
+
+A position is one record (``edl.core.shuffle``). The blocks of the window that is being read stay in memory, so that a
+block is read once for all the minibatches that have a record of it. That is what a window costs: its records, and the
+rest of the two blocks that its ends lie in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.api.errors import BadInputError
+from edl.core.shards import scrambled
+from edl.core.shuffle import Block, EpochOrder, Order, named
+from edl.data.gather import fastest_gather
+from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
+
+Positions: TypeAlias = npt.NDArray[np.uint64]
+
+_AT_ONCE = 4096
+"""Positions that are looked up together: NumPy is slow for the few records of a minibatch."""
+_GATHER = fastest_gather()
+
+
+def permuted_all(indices: Positions, count: int, key: int) -> Positions:
+    """``edl.core.shards.permuted`` of many indices."""
+    found = scrambled(indices, count, key)
+    while (beyond := np.flatnonzero(found >= count)).size:
+        found[beyond] = scrambled(found[beyond], count, key)
+    return found  # type: ignore[no-any-return]
+
+
+class _Piece(NamedTuple):
+    """Positions ``[start, end)``: the block of each, and its record before the window's were mixed."""
+
+    epoch: int
+    start: int
+    end: int
+    blocks: npt.NDArray[np.int64]
+    unmixed: npt.NDArray[np.int64]
+
+
+class _PackedWindow:
+    """The payloads of one window's blocks, and where each of its records lies in them: two numbers a record.
+
+    Args:
+        start: first record of the window's blocks, before mixing.
+        end: after the last one.
+        blocks: numbers of its blocks, without a gap.
+    """
+
+    def __init__(self, start: int, end: int, blocks: range) -> None:
+        self._start, self._first = start, blocks.start
+        self._payloads = [b""] * len(blocks)
+        self.blocks = len(blocks)
+        self._begins = np.zeros(end - start, np.int64)
+        self._ends = np.zeros(end - start, np.int64)
+        self.held: set[int] = set()
+
+    def put(self, block: int, first: int, packed: PackedRecords) -> None:
+        """Hold a block, whose first record is ``first`` before mixing."""
+        bounds = np.frombuffer(packed.bounds, np.uint64).astype(np.int64)
+        part = slice(first - self._start, first - self._start + len(packed))
+        self._begins[part] = bounds[:-1] + packed.gap
+        self._ends[part] = bounds[1:]
+        self._payloads[block - self._first] = packed.payload
+        self.held.add(block)
+
+    def take(self, blocks: npt.NDArray[np.int64], unmixed: npt.NDArray[np.int64]) -> Sequence[Record]:
+        """The records that are these before mixing; each is in its own of the blocks, which are held."""
+        at = unmixed - self._start
+        return _GATHER(self._payloads, blocks - self._first, self._begins[at], self._ends[at])
+
+
+class ShuffledReader:
+    """Reads positions of a shuffled order. For one thread; what it names may be asked for by any.
+
+    Args:
+        reader: of the records.
+        order: of its records.
+    """
+
+    def __init__(self, reader: Reader, order: Order) -> None:
+        self._reader = reader
+        self.order = order
+        self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
+        self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._firsts: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._packed = getattr(reader, "packed_records", None)  # of RecordIO alone
+        self._piece = _Piece(-1, 0, 0, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._packed_window = _PackedWindow(0, 0, range(0))
+        self._window: tuple[int, int] = (-1, -1)
+        self._blocks: tuple[Block, ...] = ()
+        self._held: dict[int, Sequence[Any]] = {}
+        self._damaged: set[int] = set()
+
+    def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[Record]:
+        """The records at positions ``[start, end)`` of an epoch, in order; ``on_corrupt`` as in ``Reader.read``.
+
+        Each record that cannot be read is reported by itself, with all that are damaged with it in ``whole``.
+
+        Raises:
+            CorruptRecordError: a record of one of the blocks cannot be read and ``on_corrupt`` is None.
+            BadInputError: the reader does not give the records that it was asked for.
+        """
+        found: list[Record] = []
+        while start < end:
+            piece = self._looked_up(epoch, start)
+            until = min(end, piece.end)
+            part = slice(start - piece.start, until - piece.start)
+            self._enter(epoch, start)
+            self._take(found, piece.blocks[part], piece.unmixed[part], on_corrupt)
+            start = until
+        return found
+
+    def name(self, epoch: int, start: int, end: int) -> str:
+        """Which records are at positions ``[start, end)``, for people."""
+        return named(self.order.epoch(epoch).ranges(start, end))
+
+    def _take(
+        self,
+        found: list[Record],
+        numbers: npt.NDArray[np.int64],
+        unmixed: npt.NDArray[np.int64],
+        on_corrupt: OnCorrupt | None,
+    ) -> None:
+        held = self._held
+        if len(held) < self._packed_window.blocks:
+            for number in set(numbers.tolist()).difference(held):
+                self._hold(number, self._load(number, on_corrupt))
+        if len(self._packed_window.held) == len(held):
+            found += self._packed_window.take(numbers, unmixed)
+            return
+        blocks = numbers.tolist()
+        records = (unmixed - self._firsts[numbers]).tolist()
+        taken = [held[block][record] for block, record in zip(blocks, records, strict=True)]
+        if self._damaged.isdisjoint(blocks):
+            found += taken
+            return
+        for one in taken:
+            if not isinstance(one, CorruptRange):
+                found.append(one)
+            elif on_corrupt is not None:
+                on_corrupt(one)
+
+    def _hold(self, number: int, records: Sequence[Any]) -> None:
+        self._held[number] = records
+        if isinstance(records, PackedRecords):
+            self._packed_window.put(number, int(self._firsts[number]), records)
+
+    def _load(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
+        """A block's records; in the place of one that cannot be read stands its ``CorruptRange``."""
+        block = self._epoch[1].blocks[number]
+        packed: PackedRecords | None = self._packed(block.source, block.start, block.end) if self._packed else None
+        if packed is not None:
+            return packed
+        if on_corrupt is None:
+            records = self._reader.read(block.source, block.start, block.end)
+            _check(block, len(records))
+            return records
+        corrupt: list[CorruptRange] = []
+        records = self._reader.read(block.source, block.start, block.end, corrupt.append)
+        _check(block, len(records) + sum(each.records for each in corrupt))
+        if not corrupt:
+            return records
+        self._damaged.add(number)
+        bad = {at: each for each in corrupt for at in range(each.start, each.end)}
+        good = iter(records)
+        return [_alone(bad[at], at) if at in bad else next(good) for at in range(block.start, block.end)]
+
+    def _enter(self, epoch: int, position: int) -> None:
+        """Forget the blocks that the window of a position does not have."""
+        order = self._of(epoch)
+        start, size, _ = order.window_at(position)
+        if self._window == (epoch, start):
+            return
+        # The block that the last window ended in is the first of the next one; a small data set is one window, and its
+        # blocks are those of the next epoch too.
+        held = {self._blocks[number]: records for number, records in self._held.items()}
+        damaged = {self._blocks[number] for number in self._damaged}
+        self._blocks = order.blocks
+        numbers = order.blocks_of(start, start + size)
+        self._window = (epoch, start)
+        self._held, self._damaged = {}, set()
+        self._packed_window = _PackedWindow(int(self._firsts[numbers[0]]), order.ends[numbers[-1]], numbers)
+        for number in numbers:
+            block = order.blocks[number]
+            if block in held:
+                self._hold(number, held[block])
+            if block in damaged:
+                self._damaged.add(number)
+
+    def _looked_up(self, epoch: int, position: int) -> _Piece:
+        """The piece that a position is in: as many positions after it as lie in its window, up to some thousand."""
+        piece = self._piece
+        if piece.epoch == epoch and piece.start <= position < piece.end:
+            return piece
+        order = self._of(epoch)
+        start, size, key = order.window_at(position)
+        end = min(position + _AT_ONCE, start + size)
+        offsets = np.arange(position - start, end - start, dtype=np.uint64)
+        unmixed = permuted_all(offsets, size, key).astype(np.int64) + start
+        blocks = np.searchsorted(self._ends, unmixed, side="right")
+        self._piece = _Piece(epoch, position, end, blocks.astype(np.int64), unmixed)
+        return self._piece
+
+    def _of(self, epoch: int) -> EpochOrder:
+        if self._epoch[0] != epoch:
+            order = self.order.epoch(epoch)
+            self._ends = np.array(order.ends, np.int64)
+            self._firsts = np.concatenate(([0], self._ends[:-1]))
+            self._epoch = (epoch, order)
+        return self._epoch[1]
+
+
+def _alone(corrupt: CorruptRange, record: int) -> CorruptRange:
+    damaged = corrupt.damaged
+    whole = (damaged.start, damaged.stop)
+    return CorruptRange(corrupt.source, record, record + 1, corrupt.chunk, corrupt.offset, corrupt.reason, whole)
+
+
+def _check(block: Block, found: int) -> None:
+    if found != block.end - block.start:
+        raise BadInputError(
+            f"the data reader gave {found} of the {block.end - block.start} records from {block.start} on",
+            where=block.source,
+            hint="read(source, start, end) returns the records [start, end), or reports those that it leaves out",
+        )

@@ -1,0 +1,190 @@
+"""A click log from a planted model: who clicks is drawn from chances that are known, and with them the best AUC.
+
+A record has 13 numbers and 26 ids, as display advertising logs have. Each categorical feature has ids of its own, of
+which few are frequent and most are rare (a Zipf law). The chance of a click is the logistic function of a bias, a
+weight for each number, an effect for each id and, for each pair of features, the product of two small vectors of their
+ids: what factorization machines and DeepFM can learn, and a linear model cannot wholly. Effects are hashes of ids, so
+that they need no memory whatever the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.api.errors import BadInputError
+from edl.core.partition import mix
+from edl.data.tf_example import Value
+
+NUMBERS, IDS = 13, 26
+"""Features of a record."""
+BATCH = 8192
+"""Records that are drawn at once; part of what a seed means."""
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+_BIAS, _NUMBERS_SD, _EFFECT, _PAIR = -1.3, 0.7, 0.35, 0.3
+_BITS = 21  # of a hash for each of the three numbers that an id has
+
+
+@dataclass(frozen=True)
+class ClickLaw:
+    """What chances and ids follow.
+
+    Args:
+        vocabulary: ids of all categorical features together; each has an equal share of them, one after the other.
+        exponent: of the Zipf law: the k-th most frequent id of a feature has a frequency like ``k ** -exponent``.
+        seed: of the planted model; the same one gives the same chances for the same features.
+
+    Raises:
+        BadInputError: fewer than two ids for each feature, or ids that do not get rarer.
+    """
+
+    vocabulary: int = 1_000_000
+    exponent: float = 1.05
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 2 * IDS:
+            raise BadInputError(f"--vocabulary {self.vocabulary}", hint=f"at least {2 * IDS}: two ids for each feature")
+        if not 0 < self.exponent < 10:
+            raise BadInputError(f"--exponent {self.exponent:g}", hint="above 0 and below 10; logs have about 1")
+
+    def told(self) -> Mapping[str, Any]:
+        """The law in JSON."""
+        return {"numbers": NUMBERS, "categories": IDS, **asdict(self)}
+
+    @property
+    def share(self) -> int:
+        """Ids of one feature: those of feature f are ``f * share`` to ``(f + 1) * share``."""
+        return self.vocabulary // IDS
+
+    @cached_property
+    def _reach(self) -> Floats:
+        """Cumulated frequency of the ids of a feature, the most frequent first; the last is 1."""
+        total = np.cumsum(np.arange(1, self.share + 1, dtype=np.float64) ** -self.exponent)
+        reach: Floats = total / total[-1]
+        return reach
+
+    @cached_property
+    def _scattered(self) -> Ids:
+        """Which id has which rank: frequent ids do not lie beside each other."""
+        return np.random.default_rng([self.seed, 1]).permutation(self.share).astype(np.int64)
+
+    @cached_property
+    def _weights(self) -> Floats:
+        weights = np.random.default_rng([self.seed, 2]).normal(size=NUMBERS)
+        scaled: Floats = weights * (_NUMBERS_SD / np.linalg.norm(weights))
+        return scaled
+
+    def draw_ids(self, count: int, rng: np.random.Generator) -> Ids:
+        """``[count, IDS]``."""
+        ranks = np.searchsorted(self._reach, rng.random((count, IDS)), side="right")
+        ids: Ids = self._scattered[np.minimum(ranks, self.share - 1)] + np.arange(IDS) * self.share
+        return ids
+
+    def chances(self, numbers: npt.NDArray[np.float32], ids: Ids) -> Floats:
+        """Of a click, for numbers ``[n, NUMBERS]`` and ids ``[n, IDS]``."""
+        hashes = mix(ids.astype(np.uint64) ^ np.uint64(mix(self.seed)))
+        effects, *vectors = (_EFFECT * _unit(hashes), *(_PAIR * _unit(hashes >> (_BITS * i)) for i in (1, 2)))
+        pairs = sum((np.square(v.sum(1)) - np.square(v).sum(1)) / 2 for v in vectors)
+        chances: Floats = 1 / (1 + np.exp(-(_BIAS + numbers @ self._weights + effects.sum(1) + pairs)))
+        return chances
+
+
+def _unit(hashes: npt.NDArray[np.uint64]) -> Floats:
+    """The lowest bits as numbers between -1 and 1."""
+    return (hashes & np.uint64((1 << _BITS) - 1)).astype(np.float64) / (1 << (_BITS - 1)) - 1
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """Some records: numbers ``[n, NUMBERS]``, ids ``[n, IDS]``, labels ``[n]`` of 0 or 1, and their chances ``[n]``."""
+
+    numbers: npt.NDArray[np.float32]
+    ids: Ids
+    labels: Ids
+    chances: Floats
+
+
+@dataclass(frozen=True)
+class ClickTable:
+    """A part of a log, drawn anew each time it is gone through; no more than a batch is in memory.
+
+    Args:
+        law: of chances and ids.
+        records: how many.
+        part: tells two parts of one law apart, such as training and test.
+    """
+
+    law: ClickLaw
+    records: int
+    part: int
+    columns: Sequence[str] = ("label", *(f"i{n}" for n in range(1, NUMBERS + 1)), *(f"c{n}" for n in range(1, IDS + 1)))
+
+    def __len__(self) -> int:
+        return self.records
+
+    def batches(self) -> Iterator[Clicks]:
+        """All records in order."""
+        for number, start in enumerate(range(0, self.records, BATCH)):
+            rng = np.random.default_rng([self.law.seed, 3, self.part, number])
+            count = min(BATCH, self.records - start)
+            numbers = rng.standard_normal((count, NUMBERS), np.float32)
+            ids = self.law.draw_ids(count, rng)
+            chances = self.law.chances(numbers, ids)
+            yield Clicks(numbers, ids, (rng.random(count) < chances).astype(np.int64), chances)
+
+    def features(self) -> Iterator[dict[str, Value]]:
+        """``numbers``: 13 floats; ``ids``: 26 int64; ``label``: 0 or 1 as int64."""
+        for batch in self.batches():
+            for numbers, ids, label in _lists(batch):
+                yield {"numbers": numbers, "ids": ids, "label": label}
+
+    def rows(self) -> Iterator[Sequence[object]]:
+        """The label, the numbers, the ids."""
+        for batch in self.batches():
+            for numbers, ids, label in _lists(batch):
+                yield [label, *numbers, *ids]
+
+    def best(self) -> Mapping[str, Any]:
+        """What a model that knew the chances would reach here, in JSON.
+
+        ``auc`` is with the labels as they are; ``auc_expected`` its mean over all labels that could have been drawn.
+        """
+        batches = list(self.batches())
+        labels = np.concatenate([batch.labels for batch in batches])
+        chances = np.concatenate([batch.chances for batch in batches])
+        return {
+            "records": self.records,
+            "clicked": float(labels.mean()),
+            "auc": auc(chances, labels),
+            "auc_expected": auc(chances, chances),
+        }
+
+
+def _lists(batch: Clicks) -> Iterator[tuple[list[float], list[int], int]]:
+    return zip(batch.numbers.tolist(), batch.ids.tolist(), batch.labels.tolist(), strict=True)
+
+
+def auc(scores: npt.NDArray[np.floating[Any]], clicked: npt.NDArray[Any]) -> float:
+    """Area under the ROC curve: how often a click has a higher score than a record without; half of a tie.
+
+    Args:
+        scores: ``[n]``.
+        clicked: ``[n]``, 0 or 1; or chances, which gives the expectation.
+
+    Returns:
+        nan if all were clicked, or none.
+    """
+    _, group = np.unique(scores, return_inverse=True)
+    clicks, others = (np.bincount(group, weights=weights) for weights in (clicked, 1.0 - clicked))
+    below = np.cumsum(others) - others / 2
+    pairs = clicks.sum() * others.sum()
+    return float((clicks * below).sum() / pairs) if pairs else float("nan")

@@ -1,0 +1,89 @@
+"""What a job has lost so far, counted over all of its events: those that are published are only the newest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Self
+
+from edl.api.events import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
+from edl.api.cluster_port import Cause
+from edl.jobfile.composite_types import Named
+from edl.jobfile.scalar_types import Text, Whole
+from edl.jobfile.json_object import Report
+from edl.jobfile.section_type import Option
+
+_COUNT = Whole(0)
+_BY_REASON = Named(_COUNT)
+_PLANNED = ("Completed", "Deleted", "succeeded")
+_CAUSES = {cause.value for cause in Cause}
+
+
+@dataclass(frozen=True, slots=True)
+class Losses(Report):
+    """The content of ``losses.json``."""
+
+    workers: Annotated[Mapping[str, int], Option(_BY_REASON, "Workers that were lost, by reason.")] = field(
+        default_factory=dict
+    )
+    ps: Annotated[Mapping[str, int], Option(_BY_REASON, "Parameter servers that were lost, by reason.")] = field(
+        default_factory=dict
+    )
+    master: Annotated[Mapping[str, int], Option(_BY_REASON, "Masters that were lost, by reason.")] = field(
+        default_factory=dict
+    )
+    rollbacks: Annotated[int, Option(_COUNT, "How often parameters went back to a checkpoint.")] = 0
+    records_rolled_back: Annotated[int, Option(_COUNT, "Records that went back with them.", "records")] = 0
+    rollback_reason: Annotated[str, Option(Text(r"^[\s\S]*$"), "Why, the newest time.")] = ""
+    records_returned: Annotated[int, Option(_COUNT, "Records that went back to the queue.", "records")] = 0
+    records_leased_again: Annotated[int, Option(_COUNT, "Of them, those that were leased again.", "records")] = 0
+
+
+class LossCounter:
+    """Counts the losses among events, in the order in which they happened."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, Counter[str]] = {role: Counter() for role in ("worker", "ps", "master")}
+        self._dismissed: set[tuple[str, int]] = set()
+        self._rollbacks, self._rolled_back, self._reason = 0, 0, ""
+        self._returned, self._leased = 0, 0
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self:
+        """A counter that has heard these events."""
+        counter = cls()
+        for event in events:
+            counter.hear(event)
+        return counter
+
+    def hear(self, event: Event) -> None:
+        """Count one event; whom the master itself told to go is no loss."""
+        match event:
+            case RoleLeaving() if event.cause not in _CAUSES:
+                self._dismissed.add((event.role, event.index))
+            case RoleEnded() if event.role in self._lost and event.reason not in _PLANNED:
+                if (event.role, event.index) not in self._dismissed:
+                    self._lost[event.role][event.reason.partition(": ")[0] or "no reason known"] += 1
+            case RolledBack():
+                self._rollbacks += 1
+                self._rolled_back += event.records
+                self._reason = event.reason
+            case RecordsReturned():
+                self._returned += event.end - event.start
+            case RecordsLeased():
+                self._leased += event.end - event.start
+
+    @property
+    def losses(self) -> Losses:
+        """All so far."""
+        return Losses(
+            dict(self._lost["worker"]),
+            dict(self._lost["ps"]),
+            dict(self._lost["master"]),
+            self._rollbacks,
+            self._rolled_back,
+            self._reason,
+            self._returned,
+            min(self._leased, self._returned),
+        )

@@ -1,0 +1,84 @@
+"""A document as a tree whose every node knows where it was written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from edl.jobfile.problems import Problem
+
+Scalar: TypeAlias = str | int | float | bool | None
+# not recursive: dataclass annotations that name it are evaluated in other modules, where forward references fail
+Json: TypeAlias = Scalar | list[Any] | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and its place: a scalar, a mapping of text to nodes, or a list of nodes.
+
+    A mapping's members carry the line of their key. ``where`` is ready to be printed.
+    """
+
+    value: Scalar | dict[str, Node] | list[Node]
+    where: str
+
+    def plain(self) -> Json:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+
+def tree(value: object, where: str) -> Node:
+    """A tree of plain JSON values, all of them at one place."""
+    if isinstance(value, Mapping):
+        return Node({str(key): tree(member, where) for key, member in value.items()}, where)
+    if isinstance(value, list | tuple):
+        return Node([tree(member, where) for member in value], where)
+    if value is None or isinstance(value, str | int | float):
+        return Node(value, where)
+    raise TypeError(f"not a JSON value: {value!r}")
+
+
+def json_tree(text: str, where: str) -> Node | None:
+    """The tree of a JSON text, all of it at one place; None for anything but an object without duplicate names.
+
+    Many times as fast as YAML's parser, which reads JSON too, and says what is wrong and on which line.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_distinct)
+        return tree(value, where) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("duplicate names")
+    return members
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a reader of the tree stands: the path so far, and the list that collects problems."""
+
+    path: str
+    problems: list[Problem]
+
+    def member(self, name: str) -> Place:
+        """The place of a mapping's member."""
+        return Place(f"{self.path}.{name}" if self.path else name, self.problems)
+
+    def items(self, nodes: list[Node]) -> Iterator[tuple[Node, Place]]:
+        """The members of a list, each with its place."""
+        for index, node in enumerate(nodes):
+            yield node, Place(f"{self.path}[{index}]", self.problems)
+
+    def report(self, node: Node, message: str, hint: str | None = None) -> None:
+        """Add a problem; reading goes on, so that all problems of a file are told at once."""
+        self.problems.append(Problem(node.where, self.path, message, hint))

@@ -1,0 +1,42 @@
+"""Lines of ``events.jsonl`` and of ``--json``: how the events of edl.api.events are read and written."""
+
+from __future__ import annotations
+
+import json
+
+from edl.api.events import EVENTS, Event
+from edl.jobfile import json_object
+from edl.jobfile.document_tree import Json
+from edl.jobfile.problems import Problem, SpecError
+
+
+def line(event: Event) -> str:
+    """The event as one line, without the line feed."""
+    return json.dumps(json_object.to_json(event), allow_nan=False)
+
+
+def parse(line: str, where: str = "event") -> Event:
+    """The event of a line; raises SpecError for anything that ``line`` did not write."""
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise SpecError([Problem(where, "", f"not JSON: {error}")]) from error
+    return from_json(value, where)
+
+
+def from_json(value: object, where: str = "event") -> Event:
+    """The event of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+    kind = value.get("event") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in EVENTS:
+        raise SpecError([Problem(where, "event", f"found {kind!r}, must be one of {', '.join(EVENTS)}")])
+    return json_object.from_json(EVENTS[kind], value, where)
+
+
+def schema() -> dict[str, Json]:
+    """JSON Schema of one event."""
+    return {"oneOf": [_schema(event) for event in EVENTS.values()]}
+
+
+def _schema(event: type[Event]) -> dict[str, Json]:
+    section = json_object.section_of(event)
+    return {"title": event.kind, "description": event.__doc__} | section.schema(required=("event",))

@@ -1,0 +1,90 @@
+"""What the paths of a JobSpec mean: on this machine, under ``edl run``, and in the pods of a cluster."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.pod_spec import Volume
+
+DEFAULT_STORAGE = ".edl"
+UNSHARED_STORAGE = "/edl"
+"""Storage of a job without a volume: every pod has its own, gone with the pod."""
+
+
+def resolve_local(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> JobSpec:
+    """The spec with absolute paths of this machine.
+
+    A path at or below a volume's mount means the same place in that volume's ``local`` folder; a volume without one
+    is used where it is mounted. Other relative paths start at the file's directory. Data that is named by a URL
+    (``scheme://…``, for a user's own reader) stays as written. ``storage.path`` is ``.edl`` in ``cwd`` by default.
+
+    Args:
+        spec: as loaded.
+        base_dir: the directory of the job file.
+        cwd: where the command was called; the current directory by default.
+    """
+    base = Path(os.path.abspath(base_dir))
+    volumes = tuple(
+        replace(volume, local=_absolute(volume.local, base)) if volume.local is not None else volume
+        for volume in spec.volumes
+    )
+
+    def here(path: str) -> str:
+        return _absolute(_mapped(path, volumes), base)
+
+    def all_here(paths: Iterable[str]) -> tuple[str, ...]:
+        return tuple(path if "://" in path else here(path) for path in paths)
+
+    data = spec.data
+    storage = here(spec.storage.path) if spec.storage.path is not None else str((cwd or Path.cwd()) / DEFAULT_STORAGE)
+    return replace(
+        spec,
+        model=replace(spec.model, zoo=here(spec.model.zoo)),
+        data=replace(
+            data,
+            training=all_here(data.training),
+            validation=all_here(data.validation),
+            prediction=all_here(data.prediction),
+        ),
+        export=spec.export and replace(spec.export, path=spec.export.path and here(spec.export.path)),
+        storage=replace(spec.storage, path=storage),
+        volumes=volumes,
+    )
+
+
+def pod_storage(spec: JobSpec) -> str:
+    """Directory of runs in every pod: by default ``edl/`` on the volume of ``storage.claim``, or on the first one."""
+    if spec.storage.path is not None:
+        return spec.storage.path
+    claim = spec.storage.claim
+    mounts = [volume.mount for volume in spec.volumes if claim is None or volume.claim == claim]
+    return posixpath.join(mounts[0], "edl") if mounts else UNSHARED_STORAGE
+
+
+def is_shared(spec: JobSpec) -> bool:
+    """Whether all pods of the job see one storage, which outlives them."""
+    return bool(spec.volumes or spec.storage.claim)
+
+
+def volume_of(path: str, volumes: Iterable[Volume]) -> Volume | None:
+    """The innermost volume that a path lies in."""
+    wanted = PurePosixPath(os.path.normpath(path))
+    inside = [volume for volume in volumes if wanted.is_relative_to(volume.mount)]
+    return max(inside, key=lambda candidate: len(PurePosixPath(candidate.mount).parts), default=None)
+
+
+def _mapped(path: str, volumes: tuple[Volume, ...]) -> str:
+    """The path in the local folder of the innermost volume that it lies in."""
+    volume = volume_of(path, volumes)
+    if volume is None or volume.local is None:
+        return path
+    return str(Path(volume.local) / PurePosixPath(os.path.normpath(path)).relative_to(volume.mount))
+
+
+def _absolute(path: str, base: Path) -> str:
+    return os.path.normpath(base / path)

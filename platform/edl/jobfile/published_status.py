@@ -1,0 +1,166 @@
+"""What a master publishes about its job for people without a route to it: the pages of the status ConfigMap.
+
+One page a file of the run directory, under the file's name, and the timeline. Reading is strict, as everywhere: a page
+that this version did not write raises SpecError. Sizes are bounded, since a ConfigMap holds 1 MiB: the newest events,
+a timeline that thins out as it grows, texts that are cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Self
+
+from edl.api.events import Event
+from edl.api.status import Status, Summary
+from edl.jobfile import event_json
+from edl.jobfile.scalar_types import Number, Text, Whole
+from edl.jobfile.disruptions import Losses
+from edl.jobfile.problems import Problem, SpecError
+from edl.jobfile.json_object import Report, from_json, to_json
+from edl.jobfile.section_type import Option
+
+STATUS, EVENTS, TIMELINE = "status.json", "events.jsonl", "timeline.json"
+SUMMARY, FAILURE, LOSSES = "summary.json", "failure.json", "losses.json"
+
+EVENTS_KEPT, EVENTS_BYTES = 100, 64 << 10
+MOMENTS_KEPT = 240
+_TEXT_BYTES = 16 << 10
+_STATUS_BYTES = 512 << 10
+_CUT = " […]"
+
+_COUNT = Whole(0)
+_FREE = Text(r"^[\s\S]*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment(Report):
+    """The job at one time of its life, for plots."""
+
+    time: Annotated[float, Option(Number(0.0), "When.", "unix seconds")]
+    workers: Annotated[int, Option(_COUNT, "Workers that run.", "workers")]
+    pending: Annotated[int, Option(_COUNT, "Workers that were asked for and wait for room.", "workers")] = 0
+    samples_per_second: Annotated[float, Option(Number(0.0), "Records a second, lately.", "records/s")] = 0.0
+    records_done: Annotated[int, Option(_COUNT, "Records that are done for good.", "records")] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Report):
+    """Why a job failed: the content of ``failure.json``."""
+
+    kind: Annotated[str, Option(_FREE, "What sort of thing failed: job, input, storage, crash ...")]
+    reason: Annotated[str, Option(_FREE, "Why, in a sentence or a few.")]
+    detail: Annotated[str, Option(_FREE, "More: a traceback, a log.")] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """All that a master has told so far; empty before it told anything.
+
+    Attributes:
+        events: the newest, oldest first.
+        timeline: moments of the job's whole life, oldest first.
+        summary: once the job has ended, or its master has left.
+        failure: why it failed, if it did.
+        losses: of the job's whole life; None from a master that does not count them.
+    """
+
+    status: Status | None = None
+    events: Sequence[Event] = ()
+    timeline: Sequence[Moment] = ()
+    summary: Summary | None = None
+    failure: Failure | None = None
+    losses: Losses | None = None
+
+    @property
+    def detail(self) -> str:
+        """More about a failure: a traceback, a log."""
+        return self.failure.detail if self.failure else ""
+
+    def to_pages(self) -> dict[str, str]:
+        """The pages by name, no larger than a ConfigMap takes; those of which nothing is known are left out."""
+        pages = {EVENTS: _lines(self.events), TIMELINE: _written([moment.to_json() for moment in self.timeline])}
+        if self.status is not None:
+            pages[STATUS] = _status(self.status)
+        if self.losses is not None:
+            pages[LOSSES] = _written(self.losses.to_json())
+        if self.summary is not None:
+            pages[SUMMARY] = _written(to_json(self.summary))
+        if self.failure is not None:
+            kind, reason, detail = self.failure.kind, _cut(self.failure.reason), _cut(self.failure.detail)
+            pages[FAILURE] = _written(Failure(kind, reason, detail).to_json())
+        return pages
+
+    @classmethod
+    def from_pages(cls, pages: Mapping[str, str]) -> Self:
+        """Read what ``to_pages`` wrote; raises SpecError that names the page for anything else."""
+        moments = _read(pages, TIMELINE)
+        if not isinstance(moments, list | None):
+            raise SpecError([Problem(TIMELINE, "", "must be a list of moments")])
+        status, summary, failure, losses = (_read(pages, name) for name in (STATUS, SUMMARY, FAILURE, LOSSES))
+        return cls(
+            status=None if status is None else from_json(Status, status, STATUS),
+            events=tuple(event_json.parse(line, EVENTS) for line in pages.get(EVENTS, "").splitlines()),
+            timeline=tuple(Moment.from_json(moment, TIMELINE) for moment in moments or ()),
+            summary=None if summary is None else from_json(Summary, summary, SUMMARY),
+            failure=None if failure is None else Failure.from_json(failure, FAILURE),
+            losses=None if losses is None else Losses.from_json(losses, LOSSES),
+        )
+
+
+def extended(timeline: Sequence[Moment], moment: Moment) -> tuple[Moment, ...]:
+    """A timeline with one more moment; when it is full, every second one goes, so that it covers the whole life.
+
+    The newest moment is replaced while it is nearer to the one before than those are to each other on average: after
+    many thinnings, a moment stands for a long time.
+    """
+    if len(timeline) >= 3 and moment.time - timeline[-2].time < _spacing(timeline[:-1]) / 2:
+        timeline = timeline[:-1]
+    longer = (*timeline, moment)
+    return longer if len(longer) <= MOMENTS_KEPT else (*longer[:-1:2], moment)
+
+
+def _spacing(timeline: Sequence[Moment]) -> float:
+    return (timeline[-1].time - timeline[0].time) / (len(timeline) - 1)
+
+
+def _lines(events: Sequence[Event]) -> str:
+    """The newest events, as many as there is room for, one a line."""
+    lines: list[str] = []
+    room = EVENTS_BYTES
+    for each in reversed(events[-EVENTS_KEPT:]):
+        line = event_json.line(each)
+        room -= len(line) + 1  # ASCII
+        if room < 0:
+            break
+        lines.append(line + "\n")
+    return "".join(reversed(lines))
+
+
+def _status(status: Status) -> str:
+    """A status of thousands of workers goes without most of them."""
+    text = _written(to_json(replace(status, reason=_cut(status.reason))))
+    while len(text) > _STATUS_BYTES and status.workers:
+        status = replace(status, workers=status.workers[: len(status.workers) // 2])
+        text = _written(to_json(replace(status, reason=_cut(status.reason))))
+    return text
+
+
+def _cut(text: str) -> str:
+    data = text.encode()
+    return text if len(data) <= _TEXT_BYTES else data[:_TEXT_BYTES].decode(errors="ignore") + _CUT
+
+
+def _written(value: object) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _read(pages: Mapping[str, str], name: str) -> object:
+    if name not in pages:
+        return None
+    try:
+        value: object = json.loads(pages[name])
+    except ValueError as error:
+        raise SpecError([Problem(name, "", f"not JSON: {error}")]) from error
+    return value

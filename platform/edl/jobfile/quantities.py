@@ -1,0 +1,127 @@
+"""Quantities as people write them: ``2Mi`` bytes, ``500m`` cores, ``1h30m``; each parser gives one documented unit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from edl.jobfile.scalar_types import ScalarKind, finite, whole
+from edl.jobfile.document_tree import Json, Node, Place
+
+_NUMBER = r"[0-9]+(?:\.[0-9]+)?"
+_ABOVE_ZERO = r"(?:0*[1-9][0-9]*(?:\.[0-9]+)?|0+\.0*[1-9][0-9]*)"
+"""The same but for 0, without a look-ahead: Helm's schemas have none."""
+SIZE_PATTERN = rf"^{_NUMBER}(?:[KMGT]i|[kMGT])?$"
+CORES_PATTERN = rf"^{_NUMBER}m?$"
+DURATION_PATTERN = rf"^(?:{_NUMBER}(?:ms|s|m|h|d))+$"
+
+_SIZES = {
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate("kMGT", start=1)},
+    **{f"{unit}i": 1024**power for power, unit in enumerate("KMGT", start=1)},
+}
+_SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(ScalarKind):
+    """A number in the documented unit, or text with a unit of its own: ``2Mi``, ``500m``, ``30m``."""
+
+    parse: Callable[[str], float]
+    pattern: str
+    meaning: str
+    whole: bool = False
+    above_zero: bool = False
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return self.meaning
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The value, or None with a problem reported."""
+        plain = whole if self.whole else finite
+        number = self._parsed(node.value) if isinstance(node.value, str) else plain(node.value)
+        allowed = number is not None and (number > 0 if self.above_zero else number >= 0)
+        return number if allowed else self.refuse(node, place)
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of what read accepts."""
+        return {
+            "anyOf": [
+                {
+                    "type": "integer" if self.whole else "number",
+                    "exclusiveMinimum" if self.above_zero else "minimum": 0,
+                },
+                {"type": "string", "pattern": self.pattern},
+            ]
+        }
+
+    def _parsed(self, text: str) -> float | None:
+        try:
+            return self.parse(text)
+        except (ValueError, OverflowError):
+            return None
+
+
+def size(text: str) -> int:
+    """Bytes of ``2Mi``, ``1.5G`` or ``4096``; raises ValueError for anything else and for parts of a byte."""
+    number, unit = _split(text, SIZE_PATTERN)
+    exact = Fraction(number) * _SIZES[unit]
+    if exact.denominator != 1:
+        raise ValueError(text)
+    return int(exact)
+
+
+def cores(text: str) -> float:
+    """CPU cores of ``500m`` (thousandths), ``2`` or ``1.5``; raises ValueError for anything else."""
+    number, unit = _split(text, CORES_PATTERN)
+    return float(Fraction(number) / (1000 if unit else 1))
+
+
+def size_text(count: int) -> str:
+    """Bytes as Kubernetes writes them, exactly: ``2Gi``, ``1536Mi``, ``1500000000``."""
+    for unit in ("Ti", "Gi", "Mi", "Ki"):
+        if count and count % _SIZES[unit] == 0:
+            return f"{count // _SIZES[unit]}{unit}"
+    return str(count)
+
+
+def cores_text(count: float) -> str:
+    """Cores as Kubernetes writes them: ``2``, ``250m``; rounded up to thousandths, so that some is never none."""
+    thousandths = max(math.ceil(round(count * 1000, 6)), int(count > 0))
+    return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
+
+
+def duration(text: str) -> float:
+    """Seconds of ``30m``, ``1h30m``, ``250ms``, ``1.5s`` or ``2d``; raises ValueError for anything else."""
+    if not re.fullmatch(DURATION_PATTERN, text):
+        raise ValueError(text)
+    parts = re.findall(rf"({_NUMBER})(ms|s|m|h|d)", text)
+    return float(sum(Fraction(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def _split(text: str, pattern: str) -> tuple[str, str]:
+    if not re.fullmatch(pattern, text):
+        raise ValueError(text)
+    number = re.match(_NUMBER, text)
+    assert number is not None
+    return number.group(), text[number.end() :]
+
+
+SIZE = Quantity(size, SIZE_PATTERN, "a size such as 2Mi, 1.5G or a number of bytes", whole=True)
+SOME_SIZE = Quantity(
+    size,
+    SIZE_PATTERN.replace(_NUMBER, _ABOVE_ZERO),
+    "a size above 0 such as 2Mi, 1.5G or a number of bytes",
+    whole=True,
+    above_zero=True,
+)
+SOME_CORES = Quantity(
+    cores, CORES_PATTERN.replace(_NUMBER, _ABOVE_ZERO), "CPU cores above 0 such as 2, 1.5 or 500m", above_zero=True
+)
+DURATION = Quantity(duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds")

@@ -1,0 +1,208 @@
+"""Mappings with named fields, as frozen dataclasses whose annotations say all there is to know about each field.
+
+    epochs: Annotated[int, Option(Whole(1), "How often the training records are gone through.", unit="epochs")] = 1
+
+Classes of ``edl.api`` say it with ``edl.api.fields.Field``, and the field's type says what kind of value it is.
+
+From these annotations come the reader with its error messages, the writer, and the JSON Schema: one source for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from edl.api.fields import Field
+from edl.jobfile.composite_types import ListOf, Named, Nullable
+from edl.jobfile.scalar_types import Choice, Flag, Kind, Measure, Number, Text, Whole, found
+from edl.jobfile.document_tree import Json, Node, Place
+from edl.jobfile.problems import nearest
+
+_ANY_TEXT = r"^[\s\S]*$"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of a section.
+
+    Attributes:
+        kind: what its value may be.
+        doc: one sentence for the user.
+        unit: the unit of its value, where it has one.
+        built: the values whose behaviour exists in this version; None when all that the kind admits do. Of names, the
+            kind itself knows which those are.
+        required: it must be there when it is read, though the dataclass has a default.
+    """
+
+    kind: Kind
+    doc: str
+    unit: str | None = None
+    built: tuple[Any, ...] | None = None
+    required: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether there are values that are known and not built."""
+        return self.built is not None or (isinstance(self.kind, Choice) and bool(self.kind.later))
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The field's value; a value that is known but not built is a problem, never ignored."""
+        before = len(place.problems)
+        value = self.kind.read(node, place)
+        if self.built is not None and len(place.problems) == before and value not in self.built:
+            place.report(node, f"{_written(value)} is not built yet", f"built: {', '.join(map(_written, self.built))}")
+        return value
+
+    def schema(self) -> dict[str, Json]:
+        """JSON Schema of the values that this version accepts."""
+        text = f"{self.doc} Unit: {self.unit}." if self.unit else self.doc
+        accepted = self.kind.schema()
+        if self.partial:
+            text += " Other values are not built yet."
+        if self.built is not None:
+            accepted = {"enum": [self.kind.write(value) for value in self.built]}
+        return {"description": text, **accepted}
+
+
+@cache
+def options(section: type) -> dict[str, Option]:
+    """The fields of a section, by name, in their order."""
+    hints = get_type_hints(section, include_extras=True)
+    return {field.name: _option(hints[field.name]) for field in fields(section)}
+
+
+def defaults(section: type) -> dict[str, Any]:
+    """The defaults of a section's fields; fields that must be given are absent."""
+    found_defaults = {}
+    for field in fields(section):
+        if options(section)[field.name].required:
+            continue
+        if field.default is not MISSING:
+            found_defaults[field.name] = field.default
+        elif field.default_factory is not MISSING:
+            found_defaults[field.name] = field.default_factory()
+    return found_defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping with the fields of a frozen dataclass; unknown fields are problems.
+
+    Attributes:
+        section: the dataclass.
+        constants: members of the document that the dataclass does not carry, such as apiVersion.
+        pointer: what to write in place of an unknown field that is no typo; None when it does not know the name.
+    """
+
+    section: type
+    constants: tuple[tuple[str, str], ...] = ()
+    pointer: Callable[[str], str | None] = lambda _: None
+
+    @property
+    def expected(self) -> str:
+        """What is allowed, to stand after 'must be'."""
+        return f"a mapping with {', '.join(self.names)}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that the mapping may have."""
+        return (*(name for name, _ in self.constants), *options(self.section))
+
+    def read(self, node: Node, place: Place) -> Any:
+        """The dataclass, or None when a field is missing or wrong."""
+        if not isinstance(node.value, dict):
+            advice = "leave the field out to have its defaults" if node.value is None and place.path else None
+            return place.report(node, f"found {found(node)}, must be {self.expected}", advice)
+        before = len(place.problems)
+        values = {name: self._member(name, member, place) for name, member in node.value.items()}
+        # a field that is there with a typo is not missing as well
+        meant = {nearest(name, self.names) for name in node.value if name not in self.names}
+        for name in self._missing({*node.value, *meant}):
+            place.member(name).report(node, "is missing", options(self.section)[name].doc)
+        if len(place.problems) > before:
+            return None
+        return self.section(**{name: value for name, value in values.items() if name in options(self.section)})
+
+    def write(self, value: Any) -> dict[str, Json]:
+        """All fields, defaults included."""
+        members = {name: option.kind.write(getattr(value, name)) for name, option in options(self.section).items()}
+        return {**dict(self.constants), **members}
+
+    def schema(self, required: tuple[str, ...] = ()) -> dict[str, Json]:
+        """An object without additional properties; ``required`` adds constants to the fields that have no default."""
+        properties: dict[str, Json] = {name: {"const": text} for name, text in self.constants}
+        for name, option in options(self.section).items():
+            properties[name] = option.schema() | self._default(name, option)
+        needed = [*required, *self._missing(())]
+        shape: dict[str, Json] = {"type": "object", "additionalProperties": False, "properties": properties}
+        return shape | ({"required": needed} if needed else {})
+
+    def _member(self, name: str, node: Node, place: Place) -> Any:
+        option = options(self.section).get(name)
+        if option is not None:
+            return option.read(node, place.member(name))
+        if name not in dict(self.constants):
+            return place.member(name).report(node, *self._unknown(name))
+        if node.value != dict(self.constants)[name]:
+            place.member(name).report(node, f"found {found(node)}, must be '{dict(self.constants)[name]}'")
+        return None
+
+    def _unknown(self, name: str) -> tuple[str, str]:
+        close = nearest(name, self.names) or _elsewhere(self.section, name)
+        # the pointer first: num_workers is close to workers, and means workers.max
+        guess = self.pointer(name) or (close and f"did you mean '{close}'?")
+        return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.names)}"
+
+    def _missing(self, present: Iterable[str | None]) -> list[str]:
+        return [name for name in options(self.section) if name not in {*present, *defaults(self.section)}]
+
+    def _default(self, name: str, option: Option) -> dict[str, Json]:
+        given = defaults(self.section)
+        return {"default": option.kind.write(given[name])} if name in given else {}
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value).strip('"')
+
+
+def _option(hint: Any) -> Option:
+    (said,) = (extra for extra in hint.__metadata__ if isinstance(extra, Option | Field))
+    if isinstance(said, Option):
+        return said
+    return Option(_kind(hint.__origin__, said), said.doc, said.unit, required=said.required)
+
+
+def _kind(hint: Any, said: Field) -> Kind:
+    """What the type of a field in ``edl.api`` and what is said of it mean together."""
+    inner = [each for each in get_args(hint) if each not in (NoneType, Ellipsis)]
+    if NoneType in get_args(hint):
+        return Nullable(_kind(inner[0], said))
+    if get_origin(hint) is tuple:
+        return ListOf(_kind(inner[0], said))
+    if get_origin(hint) is Mapping:
+        return Named(_kind(inner[1], said))
+    if dataclasses.is_dataclass(hint):
+        return Section(hint)  # type: ignore[arg-type]
+    if hint is bool:
+        return Flag()
+    if hint is int:
+        return Whole(said.minimum)
+    if hint is float:
+        return Measure() if said.measured else Number(None if said.minimum is None else float(said.minimum))
+    if said.choices:
+        return Choice(said.choices, said.later)
+    return Text(meaning="a name") if said.named else Text(_ANY_TEXT)
+
+
+def _elsewhere(section: type, name: str) -> str | None:
+    """The full path of a field that was written one level too high: ``epochs`` for ``train.epochs``."""
+    for outer, option in options(section).items():
+        inner = getattr(option.kind, "section", None)
+        if dataclasses.is_dataclass(inner) and name in options(inner):  # type: ignore[arg-type]
+            return f"{outer}.{name}"
+    return None

@@ -1,0 +1,235 @@
+"""Where a model's code is and what it defines, found without running it.
+
+``model.definition`` is a path under the zoo, then a name: ``mnist.mnist_functional_api.custom_model`` is
+``custom_model`` in ``<zoo>/mnist/mnist_functional_api.py``. The command line and the master ask here, because they
+never run user code; the worker asks before it imports, because these errors name what is there.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.api.errors import BadInputError
+from edl.jobfile.problems import nearest
+
+ANYTHING = "*"
+"""What a module with ``from x import *`` defines besides its other names, where ``x`` is no module of the zoo."""
+
+
+@dataclass(frozen=True, slots=True)
+class ZooModule:
+    """A model module that exists and defines what is asked of it.
+
+    Attributes:
+        path: the module's file.
+        name: what to import it as, with the zoo's parent folder on the path where the zoo's name allows that
+            (``model_zoo.mnist.mnist_functional_api``), else with the zoo itself there.
+        function: the name of the model's function or class in it.
+        names: what it defines, see :func:`names`.
+    """
+
+    path: Path
+    name: str
+    function: str
+    names: tuple[str, ...] = ()
+
+    def may_define(self, name: str) -> bool:
+        """Whether the module has a name, as far as can be told without running it."""
+        return name in self.names or ANYTHING in self.names
+
+
+def locate(zoo: Path, definition: str) -> ZooModule:
+    """The module and function that a definition means.
+
+    Raises:
+        BadInputError: no such zoo, no such module, or the module does not define the function.
+    """
+    if not zoo.is_dir():
+        raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="model.zoo names the folder")
+    *parts, function = definition.split(".")
+    if not parts:
+        raise BadInputError(
+            f"'{definition}' names no module", hint="write <module>.<function>, as in mnist.custom_model"
+        )
+    path = _module_file(zoo.resolve(), parts)
+    found = names(path, zoo.resolve())
+    _require(path, found, function)
+    return ZooModule(path, ".".join([*_package(zoo.resolve()), *parts]), function, found)
+
+
+def _package(zoo: Path) -> list[str]:
+    """The zoo as a package of its parent folder, where it can be one.
+
+    A module of the zoo that is called like the zoo (``digits/digits.py``) is found before a folder that is no package.
+    """
+    hidden = not (zoo / "__init__.py").exists() and (zoo / f"{zoo.name}.py").exists()
+    return [zoo.name] if zoo.name.isidentifier() and not hidden else []
+
+
+def names(path: Path, zoo: Path | None = None) -> tuple[str, ...]:
+    """The names that a module's top level defines or imports, in order.
+
+    Of ``from x import *`` these are the public names of ``x`` where it is a module below ``zoo``, else
+    :data:`ANYTHING`.
+
+    Raises:
+        BadInputError: a file cannot be read, or is not Python.
+    """
+    return tuple(dict.fromkeys(_names(path, zoo, ())))
+
+
+def _names(path: Path, zoo: Path | None, importers: tuple[Path, ...]) -> Iterator[str]:
+    for name in _bound(_parsed(path).body):
+        if not name.startswith(ANYTHING):
+            yield name
+            continue
+        source = _star_file(path, name, zoo) if zoo else None
+        if source is None:
+            yield ANYTHING
+        elif source not in importers:
+            inner = _names(source, zoo, (*importers, path))
+            yield from (each for each in inner if not each.startswith("_"))
+
+
+def _star_file(path: Path, star: str, zoo: Path) -> Path | None:
+    """The module of the zoo that ``*<dots><module>`` means in the module at ``path``."""
+    module = star.removeprefix(ANYTHING)
+    above = len(module) - len(module.lstrip("."))
+    parts = [part for part in module.split(".") if part]
+    folders = [path.parents[above - 1]] if above else [zoo, zoo.parent] if parts[0] == zoo.name else [zoo]
+    for folder in folders:
+        base = folder.joinpath(*parts)
+        for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
+            if candidate.is_file() and candidate.is_relative_to(zoo):
+                return candidate
+    return None
+
+
+def _parsed(path: Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes(), str(path))
+    except SyntaxError as error:
+        raise BadInputError(f"not valid Python: {error.msg}", where=f"{path}:{error.lineno}") from error
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"the model module cannot be read: {error}", where=str(path)) from error
+
+
+_MEANT = {
+    "callback": "callbacks",
+    "callback_fn": "callbacks",
+    "callbacks_fn": "callbacks",
+    "class_weights": "class_weight",
+    "custom_reader": "custom_data_reader",
+    "data_reader": "custom_data_reader",
+    "eval_metrics": "eval_metrics_fn",
+    "loss_weight": "loss_weights",
+    "metrics": "eval_metrics_fn",
+    "metrics_fn": "eval_metrics_fn",
+    "prediction_outputs_processor": "PredictionOutputsProcessor",
+    "sample_weight": "a third element of what feed yields",
+    "sample_weights": "a third element of what feed yields",
+    "weighted_metrics": "weighted_metrics_fn",
+}
+"""Names that people give to what the contract calls otherwise."""
+
+
+def misnamed(path: Path) -> Iterator[tuple[str, str]]:
+    """Names that a model module defines for nobody, and what was meant.
+
+    A lost ``class_weights`` or ``callback`` would be invisible: the job trains without it. What the module itself uses
+    is a helper of its own.
+    """
+    tree = _parsed(path)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    imports = (ast.Import, ast.ImportFrom)
+    own = dict.fromkeys(_bound([statement for statement in tree.body if not isinstance(statement, imports)]))
+    yield from ((name, _MEANT[name]) for name in own if name in _MEANT and name not in used)
+
+
+def refuse_misnamed(path: Path) -> None:
+    """Raise for the first name that a model module defines for nobody.
+
+    Raises:
+        BadInputError: it has one.
+    """
+    for name, meant in misnamed(path):
+        raise BadInputError(
+            f"the model module defines '{name}', which nothing uses",
+            where=str(path),
+            hint=f"did you mean {meant}? Else call it _{name}, or remove it",
+        )
+
+
+def _module_file(zoo: Path, parts: Sequence[str]) -> Path:
+    base = zoo.joinpath(*parts)
+    for candidate in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
+        if candidate.is_file():
+            return candidate
+    known = _modules(zoo)
+    close = nearest(".".join(parts), known)
+    hint = f"did you mean {close}?" if close else f"modules there: {', '.join(known[:20]) or 'none'}"
+    raise BadInputError(f"the zoo has no module '{'.'.join(parts)}'", where=str(zoo), hint=hint)
+
+
+def _modules(zoo: Path) -> list[str]:
+    found = []
+    for path in sorted(zoo.rglob("*.py")):
+        parts = path.relative_to(zoo).with_suffix("").parts
+        if all(part.isidentifier() for part in parts) and parts[-1] != "__init__":
+            found.append(".".join(parts))
+    return found
+
+
+def _require(path: Path, defined: Sequence[str], function: str) -> None:
+    if function in defined or ANYTHING in defined:
+        return
+    close = nearest(function, defined)
+    public = [name for name in defined if not name.startswith("_")]
+    listing = f"it defines {', '.join(public) or 'nothing'}"
+    hint = f"did you mean {close}? {listing}" if close else listing
+    raise BadInputError(f"the module does not define '{function}'", where=str(path), hint=hint)
+
+
+def _bound(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names that executing statements binds, also inside top-level if, try, with and loops.
+
+    ``from ..x import *`` gives ``*..x``.
+    """
+    for statement in statements:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Import(names=aliases):
+                yield from (alias.asname or alias.name.partition(".")[0] for alias in aliases)
+            case ast.ImportFrom(module=module, names=aliases, level=level):
+                star = f"{ANYTHING}{'.' * level}{module or ''}"
+                yield from (star if alias.name == "*" else alias.asname or alias.name for alias in aliases)
+            case _:
+                yield from _stored(statement)
+                yield from _bound(_nested(statement))
+
+
+def _stored(statement: ast.stmt) -> Iterator[str]:
+    """Names that the statement's own targets bind, nested statements left out."""
+    targets: list[ast.expr] = []
+    match statement:
+        case ast.Assign(targets=several):
+            targets = several
+        case ast.AnnAssign(target=target, value=ast.expr()) | ast.For(target=target):
+            targets = [target]
+        case ast.With(items=items):
+            targets = [item.optional_vars for item in items if item.optional_vars]
+    for target in targets:
+        yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+
+
+def _nested(statement: ast.stmt) -> list[ast.stmt]:
+    nested: list[ast.stmt] = []
+    for block in ("body", "orelse", "finalbody"):
+        nested += getattr(statement, block, [])
+    for handler in getattr(statement, "handlers", []):
+        nested += handler.body
+    return nested

@@ -1,0 +1,132 @@
+"""EDL's layers as layers of Keras, so that a ``.keras`` file is loaded by Keras alone.
+
+An ``edl.layers.Embedding`` on dense ids is a few layers and operations of Keras: an ``IntegerLookup`` where ids have no
+bound, an ``Embedding``, and the combiner's sums. Keras has nothing for sparse and ragged ids, and cannot exchange
+layers in subclassed models; there the file needs ``import edl.layers``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from edl.layers import Embedding
+from edl.keras.prediction_equivalence import alike, prediction, tolerance
+
+_LOG = logging.getLogger(__name__)
+
+Model = Any
+
+
+def of_keras(model: Model, features: Any, sample: Any) -> Model:
+    """A model that predicts the same, with Keras' layers in place of EDL's where that can be; shares all others.
+
+    Args:
+        model: built, with the values that it is exported with.
+        features: nested TensorSpecs (or specs of ragged and sparse tensors).
+        sample: features, on which both models are compared; None: they are not.
+    """
+    theirs = [layer for layer in model._flatten_layers() if type(layer) is Embedding]
+    if not theirs or not _is_graph(model) or not all(map(_can_be_exchanged, theirs)):
+        return model
+    predict = prediction(model, features)
+    if not _only_dense_ids(theirs, predict):
+        return model
+    exchanged = {id(layer): _exchanged(layer) for layer in theirs}
+    plain = keras.models.clone_model(
+        model, clone_function=lambda layer: exchanged.get(id(layer), layer), call_function=None, recursive=True
+    )
+    if sample is None or alike(predict(sample), prediction(plain, features)(sample), tolerance(model)):
+        return plain
+    _LOG.warning("layers of edl.layers stay in the .keras file: with layers of Keras the model predicts otherwise")
+    return model
+
+
+def needs_edl(model: Model) -> bool:
+    """Whether a file of the model is loaded only where ``edl.layers`` is imported."""
+    return any(isinstance(layer, Embedding) for layer in model._flatten_layers())
+
+
+def _is_graph(model: Model) -> bool:
+    """Whether Keras can clone the model: a Sequential, or a model made of inputs and outputs, not a user's subclass."""
+    kind = type(model)
+    return kind is keras.Sequential or (kind.__name__ == "Functional" and kind.__module__.startswith("keras."))
+
+
+def _can_be_exchanged(layer: Any) -> bool:
+    """Without weights; a mask of ids without a bound is nothing that Keras' Embedding could make."""
+    plain_calls = not any(node.arguments.kwargs for node in layer._inbound_nodes)
+    masked = layer.input_dim is None and layer.mask_zero and layer.combiner is None
+    return bool(layer._inbound_nodes) and plain_calls and not masked
+
+
+def _only_dense_ids(layers: Sequence[Any], predict: Any) -> bool:
+    """Whether all calls of EDL's layers are with dense ids, as seen when the model is traced.
+
+    The symbolic tensors of Keras do not say it: what ``StringLookup`` and ``Hashing`` make of sparse ones looks dense.
+    """
+    dense: list[bool] = []
+    call = Embedding.call
+
+    @functools.wraps(call)
+    def noted(layer: Any, inputs: Any, *rest: Any, **more: Any) -> Any:
+        if any(layer is each for each in layers):
+            dense.append(isinstance(inputs, tf.Tensor))
+        return call(layer, inputs, *rest, **more)
+
+    Embedding.call = noted  # type: ignore[method-assign, assignment]
+    try:
+        predict.get_concrete_function()
+    finally:
+        Embedding.call = call  # type: ignore[method-assign]
+    return all(dense)
+
+
+def _exchanged(layer: Any) -> Any:
+    if layer.input_dim is not None and layer.combiner is None:
+        return _table(layer, name=layer.name, mask_zero=layer.mask_zero)
+    ids = keras.Input(_columns(layer), dtype="int64")
+    rows = ids if layer.input_dim is not None else _lookup(np.asarray(layer.ids))(ids)
+    found = _table(layer)(rows)
+    return keras.Model(ids, _combined(layer, ids, found) if layer.combiner else found, name=layer.name)
+
+
+def _columns(layer: Any) -> tuple[int | None, ...]:
+    """The shape of the ids of a record in all calls of a layer; None where calls differ."""
+    shapes = [node.input_tensors[0].shape[1:] for node in layer._inbound_nodes]
+    return tuple(lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True))
+
+
+def _table(layer: Any, **options: Any) -> Any:
+    """Keras' Embedding with the layer's own variable: a table may be most of the memory."""
+    table = keras.layers.Embedding(*layer.embeddings.shape, dtype=layer.dtype_policy, **options)
+    table.add_weight = lambda **_: layer._embeddings
+    table.build()
+    del table.add_weight
+    return table
+
+
+def _lookup(known: Any) -> Any:
+    """1 and more for the known ids in their ascending order, 0 for others."""
+    counted = known[known >= 0]
+    gaps = np.flatnonzero(counted != np.arange(len(counted)))
+    lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=int(gaps[0]) if len(gaps) else len(counted))
+    lookup.set_vocabulary(known)
+    return lookup
+
+
+def _combined(layer: Any, ids: Any, rows: Any) -> Any:
+    """``edl.layers.combiners`` in operations of Keras."""
+    counted = ops.not_equal(ids, 0) if layer.mask_zero else ops.ones_like(ids)
+    weights = ops.expand_dims(ops.cast(counted, rows.dtype), -1)
+    summed, count = ops.sum(rows * weights, -2), ops.sum(weights, -2)
+    if layer.combiner == "sum":
+        return summed
+    return ops.divide_no_nan(summed, count if layer.combiner == "mean" else ops.sqrt(count))

@@ -1,0 +1,433 @@
+"""Metrics of an evaluation whose records are spread over workers.
+
+Each task's result is the state variables of its metrics. The master adds them up without knowing what they mean; a
+worker turns the sum into values. Keras' metrics are made for that, except a few; a user's metric may define
+``merge_state(self, states)``, with one list of arrays (in the order of ``metric.variables``) for each task. One that
+does not is tried on two batches before it is trusted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.api.errors import BadInputError
+from edl.keras.broadcast_check import refuse_broadcast
+from edl.keras.model_contract import ModelModule
+from edl.keras.metric_shapes import Given, described, give_shapes, shapes, update
+from edl.keras.model_loss import by_class_of_labels, spread
+from edl.keras.user_code import defined_in, user_code
+
+_LOG = logging.getLogger(__name__)
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One metric.
+
+    Attributes:
+        name: what its value is called.
+        metric: a ``keras.metrics.Metric``.
+        output: of which of the model's outputs; None for all that the model gives.
+        place: of that output among them; None where the model names it.
+        weighted: whether sample weights count in it.
+    """
+
+    name: str
+    metric: Any
+    output: str | None = None
+    place: int | None = None
+    weighted: bool = False
+
+    @property
+    def additive(self) -> bool:
+        return not hasattr(self.metric, "merge_state")
+
+    def given(self, labels: Any, predictions: Any, weights: Any = None) -> Given:
+        """What of a minibatch the metric is given."""
+        if self.output is not None:
+            labels, weights = self._part(labels), self._part(weights)
+            predictions = self._part(predictions) if self.place is not None else predictions[self.output]
+        return (labels, predictions, weights) if self.weighted and weights is not None else (labels, predictions)
+
+    def _part(self, structure: Any) -> Any:
+        """What belongs to the output; all of it where it is not told apart."""
+        if isinstance(structure, Mapping):
+            return structure.get(self.output, structure)
+        return structure[self.place] if self.place is not None and isinstance(structure, list | tuple) else structure
+
+
+class _Averaged(keras.metrics.Metric):  # type: ignore[misc]
+    """A function of labels and predictions, averaged over records.
+
+    The function gives one value a record, or the mean over the records of a batch.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
+        super().__init__(name=name)
+        self._function = function
+        self._total = self.add_variable((), "zeros", name="total")
+        self._records = self.add_variable((), "zeros", name="records")
+
+    def update_state(self, labels: Any, predictions: Any, sample_weight: Any = None) -> None:
+        records = tf.cast(record_count(predictions), tf.float32)
+        found = self._function(labels, predictions)
+        refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, found)
+        found = tf.cast(found, tf.float32)
+        if sample_weight is not None:  # a mean over the weights, as that of Keras' weighted metrics
+            values = tf.reduce_mean(tf.reshape(found, [records, -1]), -1) if found.shape.rank else found
+            weights = tf.reshape(spread(sample_weight, values, f"the metric '{self.name}'"), [-1])
+            self._total.assign_add(tf.reduce_sum(values * weights))
+            self._records.assign_add(tf.reduce_sum(weights))
+            return
+        self._total.assign_add(tf.reduce_mean(found) * records)
+        self._records.assign_add(records)
+
+    def result(self) -> Any:
+        return tf.math.divide_no_nan(self._total.value, self._records.value)
+
+
+class _Accuracy(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
+    """``"accuracy"``: which one it is follows from the shapes of labels and predictions, as with Keras' compile."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(fn=_accuracy, name=name)
+        self._direction = "up"
+
+
+def _accuracy(labels: Any, predictions: Any) -> Any:
+    kind = by_class_of_labels(tf.convert_to_tensor(labels), predictions)
+    functions = {
+        "binary": keras.metrics.binary_accuracy,
+        "sparse": keras.metrics.sparse_categorical_accuracy,
+        "categorical": keras.metrics.categorical_accuracy,
+    }
+    return functions[kind](labels, predictions)
+
+
+class Metrics:
+    """The loss and the user's metrics, as states that can be sent.
+
+    Args:
+        entries: the user's metrics.
+        fresh: makes them anew.
+        module: the user's.
+    """
+
+    def __init__(
+        self, entries: tuple[_Entry, ...], fresh: Callable[[], tuple[_Entry, ...]], module: ModelModule
+    ) -> None:
+        self._loss = _Averaged(lambda _, loss: loss, LOSS)
+        self._entries = entries
+        self._fresh = fresh
+        self._module = module
+        self.trusted = all(not entry.additive or type(entry.metric) in (_Averaged, _Accuracy) for entry in entries)
+        self._warned = False
+        self._at_first = {entry.name: shapes(entry.metric) for entry in entries}
+        self._descriptions: dict[str, list[Any] | None] = {}
+        """Of what each metric was given, those that have been updated."""
+
+    @classmethod
+    def of(cls, module: ModelModule, outputs: Sequence[str] = ()) -> Metrics:
+        """The metrics of a module.
+
+        Args:
+            module: the user's.
+            outputs: names of the model's outputs, in order.
+
+        Raises:
+            BadInputError: ``eval_metrics_fn`` or ``weighted_metrics_fn`` returns something else than metrics by name,
+                or a list of them, or a function that takes other arguments than labels and predictions.
+        """
+
+        def fresh() -> tuple[_Entry, ...]:
+            found = _entries(module.eval_metrics_fn, outputs)
+            taken = {entry.name for entry in found}
+            for entry in _entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
+                name = f"weighted_{entry.name}" if entry.name in taken else entry.name
+                found.append(replace(entry, name=name, weighted=True))
+            return tuple(found)
+
+        first = fresh()
+
+        def again() -> tuple[_Entry, ...]:
+            """With the names of the first ones: Keras calls a second ``AUC()`` of a process ``auc_1``."""
+            return tuple(replace(entry, name=known.name) for entry, known in zip(fresh(), first, strict=True))
+
+        return cls(first, again, module)
+
+    @property
+    def directions(self) -> dict[str, str | None]:
+        """Of each metric, the loss included, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        return {entry.name: getattr(entry.metric, "_direction", None) for entry in self._all()}
+
+    def trust(self, labels: Any, predictions: Any, weights: Any = None) -> None:
+        """Check on the halves of a minibatch that states add up.
+
+        Where states are not finite, as when training diverged, they cannot show it: a later minibatch decides.
+
+        Raises:
+            BadInputError: the sum of both halves' states is not the state after both; the metric is named.
+            ModuleError: a metric raised; it is named.
+        """
+        halves = [_part(labels, predictions, weights, half) for half in (0, 1)]
+        undecided = None
+        for first, second, both in zip(self._fresh(), self._fresh(), self._fresh(), strict=True):
+            if not first.additive:
+                continue
+            for entry, half in ((first, 0), (second, 1), (both, 0), (both, 1)):
+                self._update(entry, *halves[half])
+            if not _add_up(first, second, both):
+                undecided = both
+        self.trusted = undecided is None
+        if undecided is not None and not self._warned:
+            self._warned = True
+            what = f"the states of the metric '{undecided.name}'" if _are_finite(predictions) else "predictions"
+            _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
+
+    def update(self, loss: Any, labels: Any, predictions: Any, weights: Any = None) -> None:
+        """Take a minibatch in; also while a graph is traced.
+
+        Raises:
+            BadInputError: a function compares each label with every prediction; it is named.
+            ModuleError: a metric raised; it is named.
+        """
+        records = tf.cast(record_count(predictions), tf.float32)
+        self._loss._total.assign_add(loss * records)
+        self._loss._records.assign_add(records)
+        for entry in self._entries:
+            self._update(entry, labels, predictions, weights)
+
+    def reset(self) -> None:
+        """Begin anew."""
+        for entry in self._all():
+            entry.metric.reset_state()
+
+    def states(self) -> dict[str, Any]:
+        """JSON: ``{name: {"additive": bool, "states": [[number, ...], ...]}}``.
+
+        A metric that this worker has never updated may have no variables yet, and gives no states. One that got its
+        variables from records says from which, as ``given``.
+        """
+        return {entry.name: self._state(entry) for entry in self._all()}
+
+    def _state(self, entry: _Entry) -> dict[str, Any]:
+        if entry.metric is not self._loss and entry.name not in self._descriptions:
+            return {"additive": entry.additive, "states": []}
+        found = {"additive": entry.additive, "states": [v.ravel().tolist() for v in _values(entry.metric)]}
+        grown = shapes(entry.metric) != self._at_first.get(entry.name, shapes(entry.metric))
+        return found | ({"given": self._descriptions[entry.name]} if grown else {})
+
+    def values(self, merged: Mapping[str, Any]) -> dict[str, float]:
+        """Values of added states; ``states`` of a metric that merges by itself is a list with one entry a task.
+
+        Raises:
+            BadInputError: the states are not those of the metric; it is named.
+            ModuleError: a metric raised; it is named.
+        """
+        found: dict[str, float] = {}
+        for entry in (_Entry(LOSS, _Averaged(lambda _, loss: loss, LOSS)), *self._fresh()):
+            with self._of_user(entry):
+                _give_states(entry, merged[entry.name])
+                found |= _numbers(entry.name, entry.metric.result())
+        return found
+
+    def _update(self, entry: _Entry, labels: Any, predictions: Any, weights: Any) -> None:
+        with self._of_user(entry):
+            given = entry.given(labels, predictions, weights)
+            update(entry.metric, given)
+        self._descriptions[entry.name] = described(given)
+
+    def _of_user(self, entry: _Entry) -> AbstractContextManager[None]:
+        return user_code(self._module.zoo, f"the metric '{entry.name}'", of=self._module.eval_metrics_fn)
+
+    def _all(self) -> tuple[_Entry, ...]:
+        return (_Entry(LOSS, self._loss), *self._entries)
+
+
+def record_count(structure: Any) -> Any:
+    """Number of records in a minibatch: the first dimension of its first tensor."""
+    return tf.shape(tf.nest.flatten(structure)[0])[0]
+
+
+def output_names(model: Any) -> tuple[str, ...]:
+    """The names of a model's outputs, in order; none of a model that does not say them."""
+    graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
+    return tuple(getattr(graph, "output_names", None) or ())
+
+
+def _entries(make: Callable[[], Any], outputs: Sequence[str]) -> list[_Entry]:
+    """The metrics that a function of the module gives: by name, by output and name, or in lists as for ``compile``."""
+    found, where = make(), defined_in(make)
+    if isinstance(found, list | tuple):
+        if len(outputs) < 2 and not any(isinstance(each, list | tuple) for each in found):
+            return [_unnamed(each, where) for each in found]
+        found = _by_output(make, found, outputs)
+    if not isinstance(found, Mapping):
+        expected = "expected metrics by name, or a list of them"
+        raise BadInputError(f"{_called(make)} returned {type(found).__name__}, {expected}", where=where)
+    entries = []
+    for name, metric in found.items():
+        place = outputs.index(name) if name in outputs else None
+        if isinstance(metric, Mapping):
+            entries += [_entry(f"{name}_{inner}", each, where, name, place) for inner, each in metric.items()]
+        elif isinstance(metric, list | tuple):
+            each_of = [_unnamed(each, where) for each in metric]
+            entries += [replace(entry, name=f"{name}_{entry.name}", output=name, place=place) for entry in each_of]
+        else:
+            entries.append(_entry(name, metric, where))
+    return entries
+
+
+def _by_output(make: Callable[[], Any], found: Sequence[Any], outputs: Sequence[str]) -> dict[str, Any]:
+    """A list for each output, by the outputs' names."""
+    if len(found) != len(outputs) or not all(isinstance(each, list | tuple) for each in found):
+        raise BadInputError(
+            f"{_called(make)} returned a list of {len(found)} metrics, and the model has {len(outputs)} outputs: "
+            f"{', '.join(outputs)}",
+            where=defined_in(make),
+            hint="return lists by output: {output: [metric, ...]}",
+        )
+    return dict(zip(outputs, found, strict=True))
+
+
+def _called(make: Callable[[], Any]) -> str:
+    return f"{getattr(make, '__name__', 'eval_metrics_fn')}()"
+
+
+def _unnamed(given: Any, where: str | None) -> _Entry:
+    """A metric of a list: its name is Keras'."""
+    if isinstance(given, str):
+        return _entry(given, given, where)
+    name = getattr(given, "name", None) or getattr(given, "__name__", None) or type(given).__name__
+    return _entry(str(name), given, where)
+
+
+def _named_metric(name: str, where: str | None) -> Any:
+    if name.lower() in ("accuracy", "acc"):
+        return _Accuracy(name)
+    try:
+        found = keras.metrics.get(name)
+    except ValueError as error:
+        hint = "a name is one of keras.metrics, such as accuracy or AUC"
+        raise BadInputError(f"Keras knows no metric called '{name}'", where=where, hint=hint) from error
+    return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, name=name)
+
+
+def _entry(name: str, found: Any, where: str | None, output: str | None = None, place: int | None = None) -> _Entry:
+    if isinstance(found, str):
+        found = _named_metric(found, where)
+    if isinstance(found, keras.metrics.Metric):
+        return _Entry(name, found, output, place)
+    if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
+        said = f"is the class {found.__name__}, expected an instance: {found.__name__}()"
+    elif callable(found):
+        said = _cannot_be_called(found)
+    else:
+        said = f"is {type(found).__name__}, expected a keras.metrics.Metric or a function of (labels, predictions)"
+    if said:
+        raise BadInputError(f"the metric '{name}' {said}", where=where)
+    return _Entry(name, _Averaged(found, name), output, place)
+
+
+def _cannot_be_called(function: Callable[..., Any]) -> str:
+    """Why not, if labels and predictions are not what it takes; otherwise empty."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # built in C: nothing to check
+        return ""
+    try:
+        signature.bind("labels", "predictions")
+    except TypeError as error:
+        return f"takes {signature} and cannot be called as (labels, predictions): {error}"
+    return ""
+
+
+def _part(labels: Any, predictions: Any, weights: Any, half: int) -> tuple[Any, Any, Any]:
+    count = int(record_count(predictions))
+    middle = count // 2
+    place = slice(None) if count < 2 else (slice(0, middle), slice(middle, None))[half]
+    cut = tf.nest.map_structure(lambda tensor: tensor[place], (labels, predictions))
+    parts = None if weights is None else tf.nest.map_structure(lambda tensor: tensor[place], weights)
+    return cut[0], cut[1], parts
+
+
+def _add_up(first: _Entry, second: _Entry, both: _Entry) -> bool:
+    """True if the states of two batches add up to those of both; False if that cannot be said of some of them.
+
+    Raises:
+        BadInputError: they do not.
+    """
+    decided = True
+    for a, b, together in zip(*(_values(entry.metric) for entry in (first, second, both)), strict=True):
+        with np.errstate(invalid="ignore", over="ignore"):
+            added = a + b
+        finite = np.isfinite(added) & np.isfinite(together)
+        decided = decided and bool(finite.all())
+        if not np.allclose(added[finite], together[finite], rtol=1e-3, atol=1e-4):
+            raise BadInputError(
+                f"the states of the metric '{first.name}' ({type(first.metric).__name__}) do not add up over workers",
+                hint="define merge_state(self, states) in it: states has one list of arrays for each task",
+            )
+    return decided
+
+
+def _are_finite(predictions: Any) -> bool:
+    tensors = (tf.convert_to_tensor(tensor) for tensor in tf.nest.flatten(predictions, expand_composites=True))
+    return all(bool(tf.reduce_all(tf.math.is_finite(tensor))) for tensor in tensors if tensor.dtype.is_floating)
+
+
+def _values(metric: Any) -> list[Any]:
+    return [np.asarray(variable) for variable in metric.variables]
+
+
+def _give_states(entry: _Entry, merged: Mapping[str, Any]) -> None:
+    """Let a new metric become what was merged; one that no record has reached stays new.
+
+    Raises:
+        BadInputError: the states are of other variables.
+    """
+    metric = entry.metric
+    sets = [states for states in ([merged["states"]] if entry.additive else merged["states"]) if states]
+    if not sets:
+        return
+    if merged.get("given"):
+        give_shapes(metric, merged["given"])
+    arrays = [_like_variables(entry, states) for states in sets]
+    if not entry.additive:
+        metric.merge_state(arrays)
+        return
+    for variable, value in zip(metric.variables, arrays[0], strict=True):
+        variable.assign(value)
+
+
+def _like_variables(entry: _Entry, states: Sequence[Any]) -> list[Any]:
+    variables = entry.metric.variables
+    sizes = [np.size(state) for state in states]
+    if sizes != [int(np.prod(shape)) for shape in shapes(entry.metric)]:
+        raise BadInputError(
+            f"the metric '{entry.name}' ({type(entry.metric).__name__}) has {len(variables)} variables of shapes "
+            f"{', '.join(map(str, shapes(entry.metric)))}, and the evaluation gave {len(sizes)} states of "
+            f"{', '.join(map(str, sizes))} values",
+            hint="add the metric's variables in its __init__, or by the shapes of labels and predictions that are "
+            "tensors; eval_metrics_fn() must give the same metrics in all workers",
+        )
+    return [np.reshape(s, v.shape).astype(v.dtype) for s, v in zip(states, variables, strict=True)]
+
+
+def _numbers(name: str, result: Any) -> dict[str, float]:
+    """A scalar is one number; of a dict or a vector (F1Score without averaging) each element is."""
+    if isinstance(result, Mapping):
+        return {f"{name}_{key}": float(value) for key, value in result.items()}
+    array = np.asarray(result, np.float64)
+    return {name: float(array)} if array.ndim == 0 else {f"{name}_{i}": float(v) for i, v in enumerate(array.ravel())}

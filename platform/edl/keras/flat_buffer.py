@@ -1,0 +1,167 @@
+"""How a model lies in memory on its way to and from the parameter servers.
+
+All dense variables form one float32 *slab*; each PS owns one slice of it. Served tables travel as ids and rows.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.transport import edl_pb2 as pb
+from edl.transport.spec_messages import table_to_message, variable_to_message
+from edl.numerics import aligned_memory
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+
+class Rows(NamedTuple):
+    """Some rows of a table: ids ``[n]``, unique, and what belongs to each, ``[n, dim]`` float32."""
+
+    ids: Ids
+    values: Floats
+
+
+RowsByTable: TypeAlias = Mapping[str, Rows]
+
+
+class Layout:
+    """The slab of one model, and what each PS is told of it.
+
+    Args:
+        variables: in slab order: by PS, on each the trained ones before the statistics.
+        slices: of the slab, by PS.
+        tables: served tables.
+        fingerprint: of the model.
+        initial: initial values, the whole slab.
+        optimizer: OptimizerSpec as JSON.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[VariableSpec],
+        slices: Sequence[slice],
+        tables: Sequence[TableSpec],
+        fingerprint: str,
+        initial: Floats,
+        optimizer: str,
+    ) -> None:
+        self.slices = tuple(slices)
+        self.parts = range(len(self.slices))
+        self.dims = {table.name: table.dim for table in tables}
+        self.size = initial.size
+        self._variables = tuple(variables)
+        self._tables = tuple(tables)
+        self._fingerprint = fingerprint
+        self._initial = np.ascontiguousarray(initial, np.float32)
+        self._optimizer = optimizer
+
+    def view(self, slab: Floats, part: int) -> memoryview:
+        """The bytes of one PS' slice, writable."""
+        return slab[self.slices[part]].data.cast("B") if self._bytes(part) else memoryview(bytearray())
+
+    def take(self, slab: Floats, part: int, body: memoryview) -> bool:
+        """Make sure that a slice holds the body of an answer; False if the answer has none."""
+        if body.nbytes != self._bytes(part):
+            return False
+        mine = self.view(slab, part)
+        if body.nbytes and not np.shares_memory(np.frombuffer(body, np.uint8), np.frombuffer(mine, np.uint8)):
+            mine[:] = body
+        return True
+
+    def declaration(self, part: int) -> tuple[bytes, Floats]:
+        """Head and body of the Declare frame for one PS."""
+        head = pb.Declare(
+            dense=[variable_to_message(variable) for variable in self.owned(part)],
+            tables=[table_to_message(table) for table in self._tables],
+            optimizer=self._optimizer,
+            fingerprint=self._fingerprint,
+        )
+        return head.SerializeToString(), self._initial[self.slices[part]]
+
+    def named(self, slab: Floats) -> Iterator[tuple[str, Floats]]:
+        """Every variable's name and its values in a slab, in its shape."""
+        at = 0
+        for variable in self._variables:
+            yield variable.name, slab[at : at + variable.size].reshape(variable.shape)
+            at += variable.size
+
+    def owned(self, part: int) -> list[VariableSpec]:
+        """The variables of one PS, in slab order."""
+        wanted, at, owned = self.slices[part], 0, []
+        for variable in self._variables:
+            if wanted.start <= at < wanted.stop:
+                owned.append(variable)
+            at += variable.size
+        return owned
+
+    def _bytes(self, part: int) -> int:
+        return 4 * int(self.slices[part].stop - self.slices[part].start)
+
+
+class _Memory:
+    """One slab, and whether anybody holds what was lent of it."""
+
+    def __init__(self, size: int) -> None:
+        self.values = aligned_memory.empty(size)
+        self._lent: weakref.ref[Floats] | None = None
+
+    @property
+    def held(self) -> Floats | None:
+        """What was lent, if anybody holds it."""
+        return None if self._lent is None else self._lent()
+
+    def lend(self) -> Floats:
+        view = self.held
+        if view is None:
+            view = self.values[:]
+            self._lent = weakref.ref(view)
+        return view
+
+
+class SlabPair:
+    """Two slabs, so that values that arrive never overwrite those that a step may still read.
+
+    TensorFlow reads what is lent without a copy, and may hold it for longer than a step. Such memory is left to it.
+
+    Attributes:
+        fresh: the newest values are complete.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._current = _Memory(layout.size)
+        self._spare = _Memory(layout.size)
+        self._lent: _Memory | None = None
+        self.fresh = False
+
+    @property
+    def newest(self) -> Floats:
+        """The values that arrived last."""
+        return self._current.values
+
+    def lend(self) -> Floats:
+        """The newest values; those that were lent before are given back by that."""
+        self._lent = self._current
+        return self._current.lend()
+
+    def next(self) -> Floats:
+        """Where the next values go: over newer ones that nobody reads rather than over older ones that are lent."""
+        if self._current is not self._lent:
+            self.fresh = False  # until all of the next ones have arrived
+            return self._current.values
+        if self._spare.held is not None:
+            self._spare = _Memory(self._current.values.size)
+        return self._spare.values
+
+    def swap(self, *, complete: bool) -> None:
+        """The next values have arrived, all of them or not."""
+        if self._current is self._lent:
+            self._current, self._spare = self._spare, self._current
+        self.fresh = complete

@@ -1,0 +1,70 @@
+"""FTRL with a group lasso: whole rows of embeddings become exactly zero, and can be left out when a model is served.
+
+An option that Keras' Ftrl lacks. In a model module::
+
+    from edl.keras.group_ftrl import GroupFtrl
+
+    def optimizer():
+        return GroupFtrl(0.05, group_lasso_regularization_strength=0.01)
+
+The parameter servers apply the same rule; under strategy Local Keras runs this class itself.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+import keras
+from keras import ops
+
+_ROWS = 2  # dimensions of an embedding
+
+
+class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
+    """``keras.optimizers.Ftrl`` with one more penalty: strength * sqrt(width) * the L2 norm of each embedding row.
+
+    Args:
+        learning_rate: as in Keras.
+        group_lasso_regularization_strength: at least 0; 0 gives Keras' Ftrl.
+        **arguments: the others of ``keras.optimizers.Ftrl``.
+
+    Raises:
+        ValueError: the strength is negative.
+    """
+
+    def __init__(
+        self, learning_rate: Any = 0.001, group_lasso_regularization_strength: float = 0.0, **arguments: Any
+    ) -> None:
+        super().__init__(learning_rate, **arguments)
+        if group_lasso_regularization_strength < 0:
+            raise ValueError(
+                f"group_lasso_regularization_strength is {group_lasso_regularization_strength}, must be 0 or more"
+            )
+        self.group_lasso_regularization_strength = group_lasso_regularization_strength
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Keras' step, then each row of an embedding is drawn towards zero."""
+        super().update_step(gradient, variable, learning_rate)
+        if self.group_lasso_regularization_strength and _is_embedding(variable):
+            self.assign(variable, ops.multiply(variable, self._kept(variable)))
+
+    def get_config(self) -> dict[str, Any]:
+        """All arguments."""
+        return {
+            **super().get_config(),
+            "group_lasso_regularization_strength": self.group_lasso_regularization_strength,
+        }
+
+    def _kept(self, variable: Any) -> Any:
+        """The share of each row that is left, ``[rows, 1]``."""
+        linear, l1 = self._linears[self._get_variable_index(variable)], self.l1_regularization_strength
+        pull = ops.subtract(ops.clip(linear, -l1, l1), linear)
+        lengths = ops.sqrt(ops.sum(ops.square(pull), axis=1, keepdims=True))
+        limit = self.group_lasso_regularization_strength * sqrt(variable.shape[1])
+        return 1 - limit / ops.maximum(lengths, limit)
+
+
+def _is_embedding(variable: Any) -> bool:
+    """By the last part of its name; ``:0`` ends it where Keras passes TensorFlow's variable."""
+    return len(variable.shape) == _ROWS and str(variable.name).rpartition("/")[2].split(":")[0] == "embeddings"

@@ -1,0 +1,424 @@
+"""The loss of a minibatch, as Keras' ``compile`` and ``fit`` have it.
+
+The model module says it in one of three ways:
+
+* ``loss(labels, predictions)``: a function of all labels and all predictions. It gives a value, one value a record
+  (these are averaged), or a mapping of such by output (these are added up);
+* ``loss = "mse"``, or a ``keras.losses.Loss``: for each of the model's outputs;
+* ``loss = {"output": "mse", ...}`` or a list: one for each output, of which each may also be a function of that
+  output's labels and predictions. Outputs without one are not trained by a loss.
+
+``loss_weights`` weighs the outputs. Sample weights, the third part of what ``feed`` yields, weigh records: the mean is
+over the number of records and not over the sum of the weights, which is what Keras means by ``sum_over_batch_size``.
+``class_weight`` gives each record of training the weight of its class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.api.errors import BadInputError
+from edl.keras.broadcast_check import refuse_broadcast
+from edl.keras.model_contract import ModelModule
+from edl.keras.user_code import defined_in, user_code
+
+_SAID_OF_WEIGHTS = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
+"""What the third argument of a loss is called that weighs records itself."""
+_BY_SHAPE = ("crossentropy", "ce")
+"""Names that Keras' compile resolves by the shapes of labels and predictions."""
+
+
+class Objective:
+    """The loss that a model is trained and evaluated by; may be called while a graph is traced.
+
+    Args:
+        module: the user's.
+        outputs: names of the model's outputs, in order.
+
+    Raises:
+        BadInputError: ``loss``, ``loss_weights`` or ``class_weight`` is nothing that Keras knows; it is named.
+    """
+
+    def __init__(self, module: ModelModule, outputs: Sequence[str] = ()) -> None:
+        self._module = module
+        self._outputs = tuple(outputs)
+        self._where = defined_in(module.feed)
+        given = module.loss
+        self._is_function = callable(given) and not isinstance(given, keras.losses.Loss | type)
+        self._weighs_itself = self._is_function and _takes_weights(given)
+        self._losses = None if self._is_function else _resolved(given, module)
+        self._class_weight = _class_weights(module)
+
+    def __call__(
+        self, labels: Any, predictions: Any, weights: Any = None, own: Sequence[Any] = (), *, training: bool
+    ) -> Any:
+        """The loss, a float32 scalar.
+
+        Args:
+            labels: as ``feed`` gave them.
+            predictions: as the model gave them.
+            weights: sample weights as ``feed`` gave them: ``(n,)`` or ``(n, 1)``, or one of these for each output.
+            own: the model's own losses, which are added.
+            training: whether ``class_weight`` counts; Keras uses it in training only.
+
+        Raises:
+            BadInputError: labels, weights or outputs do not fit each other.
+        """
+        if training and self._class_weight is not None:
+            weights = self._weights_of_classes(labels, weights)
+        if self._is_function:
+            loss = self._of_function(labels, predictions, weights)
+        else:
+            loss = self._of_outputs(labels, predictions, weights)
+        extra = (tf.cast(tf.reduce_sum(each), tf.float32) for each in own)
+        return tf.add_n([tf.cast(loss, tf.float32), *extra])
+
+    # ------------------------------------------------------------------ a function of everything
+
+    def _of_function(self, labels: Any, predictions: Any, weights: Any) -> Any:
+        function = self._module.loss
+        if weights is not None and self._weighs_itself:
+            found = function(labels, predictions, weights)
+            refuse_broadcast("loss()", function, labels, predictions, found, weights)
+            weights = None
+        else:
+            found = function(labels, predictions)
+            refuse_broadcast("loss()", function, labels, predictions, found)
+        if not isinstance(found, Mapping):
+            return weighted_mean(found, weights, "loss()", self._where)
+        known = self._by_output(predictions, "the model")
+        self._refuse_unknown(found, known, "loss() gives")
+        parts = self._weights_by_output(weights, known)
+        return self._added_up(
+            {
+                name: weighted_mean(value, parts[name], f"loss() of '{name}'", self._where)
+                for name, value in found.items()
+            }
+        )
+
+    # ------------------------------------------------------------------ a loss for each output
+
+    def _of_outputs(self, labels: Any, predictions: Any, weights: Any) -> Any:
+        by_output = self._by_output(predictions, "the model")
+        losses = self._assigned(by_output)
+        answers = self._labels_by_output(labels, by_output, losses)
+        parts = self._weights_by_output(weights, by_output)
+        found = {}
+        for name, given in losses.items():
+            label, prediction = answers[name], by_output[name]
+            loss = _loss_for(given, label, prediction)
+            if _is_of_keras(loss):
+                self._refuse_strings(label, f"the loss {getattr(loss, 'called', type(loss).__name__)} needs numbers")
+            value = loss(label, prediction, parts[name])
+            if _is_users(loss):
+                what = f"the loss {type(loss).__name__}" + (f" of '{name}'" if len(by_output) > 1 else "")
+                refuse_broadcast(what, loss, label, prediction, value, where=defined_in(type(loss)))
+            found[name] = tf.reduce_mean(value)
+        return self._added_up(found)
+
+    def _refuse_strings(self, labels: Any, why: str) -> None:
+        if tf.convert_to_tensor(labels).dtype == tf.string:
+            raise self._wrong(
+                f"feed gives labels that are strings, and {why}",
+                "make numbers of them in feed: of digits by tf.strings.to_number, of names by "
+                "keras.layers.StringLookup(vocabulary=[...], num_oov_indices=0)",
+            )
+
+    def _assigned(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The loss of each output that has one."""
+        losses = self._losses
+        if isinstance(losses, Mapping):
+            self._refuse_unknown(losses, outputs, "loss has")
+            found = dict(losses)
+        elif isinstance(losses, list):
+            if len(losses) != len(outputs):
+                raise self._wrong(
+                    f"loss has {len(losses)} entries, the model {len(outputs)} outputs: {_listed(outputs)}"
+                )
+            found = dict(zip(outputs, losses, strict=True))
+        else:
+            found = dict.fromkeys(outputs, losses)
+        return {name: loss for name, loss in found.items() if loss is not None}
+
+    def _labels_by_output(
+        self, labels: Any, outputs: Mapping[str, Any], losses: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        if isinstance(labels, Mapping):
+            missing = [name for name in losses if name not in labels]
+            if missing and len(labels) == len(outputs) == 1:
+                return dict(zip(outputs, labels.values(), strict=True))
+            if missing:
+                raise self._wrong(f"feed gives labels for {_listed(labels)}, and there is a loss for '{missing[0]}'")
+            return labels
+        each = list(labels) if isinstance(labels, list | tuple) else [labels]
+        if len(each) != len(outputs):
+            raise self._wrong(
+                f"feed gives {len(each)} labels a record, and the model has {len(outputs)} outputs: {_listed(outputs)}",
+                "give labels by the outputs' names, as a dict",
+            )
+        return dict(zip(outputs, each, strict=True))
+
+    def _added_up(self, by_output: Mapping[str, Any]) -> Any:
+        weights = _loss_weights(self._module, by_output)
+        values = [tf.cast(value, tf.float32) * weights[name] for name, value in by_output.items()]
+        if not values:
+            raise self._wrong("there is no loss for any of the model's outputs")
+        return tf.add_n(values)
+
+    def _by_output(self, structure: Any, what: str) -> dict[str, Any]:
+        """The tensors of a flat structure by the outputs' names; where there are none, by number."""
+        if isinstance(structure, Mapping):
+            found = dict(structure)
+        else:
+            each = list(structure) if isinstance(structure, list | tuple) else [structure]
+            names = self._outputs if len(self._outputs) == len(each) else tuple(map(str, range(len(each))))
+            found = dict(zip(names, each, strict=True))
+        nested = [name for name, value in found.items() if isinstance(value, Mapping | list | tuple)]
+        if nested:
+            raise self._wrong(
+                f"{what} gives several tensors for '{nested[0]}'", "write loss(labels, predictions) as a function"
+            )
+        return found
+
+    def _weights_by_output(self, weights: Any, outputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keras weighs every output by sample weights that are one tensor."""
+        if isinstance(weights, Mapping):
+            self._refuse_unknown(weights, outputs, "feed gives sample weights for")
+            return {name: weights.get(name) for name in outputs}
+        if not isinstance(weights, list | tuple):
+            return dict.fromkeys(outputs, weights)
+        if len(weights) != len(outputs):
+            raise self._wrong(f"feed gives {len(weights)} sample weights, the model has {len(outputs)} outputs")
+        return dict(zip(outputs, weights, strict=True))
+
+    def _refuse_unknown(self, named: Mapping[str, Any], outputs: Mapping[str, Any], what: str) -> None:
+        unknown = [name for name in named if name not in outputs]
+        if unknown:
+            raise self._wrong(f"{what} '{unknown[0]}', and the outputs of the model are {_listed(outputs)}")
+
+    # ------------------------------------------------------------------ class weights
+
+    def _weights_of_classes(self, labels: Any, weights: Any) -> Any:
+        """As Keras does: a class is a label, or the place of the 1 in a one-hot label; others count once."""
+        table = self._class_weight
+        assert table is not None
+        if weights is not None:
+            raise self._wrong(
+                "feed yields sample weights, and the model module has class_weight",
+                "multiply them in feed, and leave class_weight out",
+            )
+        if isinstance(labels, Mapping | list | tuple):
+            raise self._wrong("class_weight is for one output, and labels have several", "yield sample weights in feed")
+        self._refuse_strings(labels, "class_weight is by numbers")
+        labels = tf.convert_to_tensor(labels)
+        if labels.shape.rank > 1 and labels.shape[-1] != 1:
+            classes = tf.argmax(labels, axis=-1, output_type=tf.int32)
+        else:
+            squeezed = tf.squeeze(labels, axis=-1) if labels.shape.rank > 1 else labels
+            classes = tf.cast(tf.round(squeezed) if labels.dtype.is_floating else squeezed, tf.int32)
+        known = tf.logical_and(classes >= 0, classes < len(table))
+        found = tf.gather(tf.constant(table), tf.where(known, classes, 0))
+        return tf.where(known, found, 1.0)
+
+    def _wrong(self, message: str, hint: str | None = None) -> BadInputError:
+        return BadInputError(message, where=self._where, hint=hint)
+
+
+def _is_users(loss: Any) -> bool:
+    """Whether the class of a loss is none of Keras' or EDL's, which give labels and predictions one rank."""
+    return type(loss).__module__.partition(".")[0] not in ("keras", "edl")
+
+
+def _is_of_keras(loss: Any) -> bool:
+    """Whether Keras computes a loss."""
+    return loss.of_keras if isinstance(loss, _FunctionLoss) else _is_keras_module(type(loss).__module__)
+
+
+def _is_keras_module(module: str) -> bool:
+    return module.partition(".")[0] == "keras"
+
+
+class _FunctionLoss(keras.losses.Loss):  # type: ignore[misc]
+    """A function of one output's labels and predictions, squeezed to one rank as Keras' compile does."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
+        super().__init__(name=name)
+        self.called = name
+        self._function = function
+
+    @property
+    def of_keras(self) -> bool:
+        """Whether the function is one of Keras, which takes numbers."""
+        return _is_keras_module(getattr(self._function, "__module__", ""))
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self._function(*same_rank(y_true, y_pred))
+
+
+def same_rank(labels: Any, predictions: Any) -> tuple[Any, Any]:
+    """Both with one rank where one of them has a last dimension of 1 more, as Keras' losses do it."""
+    labels, predictions = tf.convert_to_tensor(labels), tf.convert_to_tensor(predictions)
+    ranks = labels.shape.rank, predictions.shape.rank
+    if ranks[0] == ranks[1] + 1 and labels.shape[-1] == 1:
+        return (labels, predictions[..., None]) if ranks[1] == 1 else (labels[..., 0], predictions)
+    if ranks[1] == ranks[0] + 1 and predictions.shape[-1] == 1:
+        return (labels[..., None], predictions) if ranks[0] == 1 else (labels, predictions[..., 0])
+    return labels, predictions
+
+
+def weighted_mean(values: Any, weights: Any, what: str, where: str | None = None) -> Any:
+    """The mean of values, each times the weight of its record; over how many values there are.
+
+    Args:
+        values: any shape, records first; a scalar only without weights.
+        weights: ``(n,)``, or as many dimensions as the values; None: each value counts once.
+        what: whose values, for people.
+        where: the user's file.
+
+    Raises:
+        BadInputError: the values are one number for all records.
+    """
+    values = tf.convert_to_tensor(values)
+    if weights is None:
+        return tf.reduce_mean(values)
+    return tf.reduce_mean(values * spread(weights, values, what, where))
+
+
+def spread(weights: Any, values: Any, what: str, where: str | None = None) -> Any:
+    """Sample weights with as many dimensions as the values.
+
+    Raises:
+        BadInputError: the values are one number for all records.
+    """
+    if values.shape.rank == 0:
+        raise BadInputError(
+            f"{what} is one number for all records of the minibatch: sample weights cannot be applied to it",
+            where=where,
+            hint="return one value a record, or take the weights as a third argument: "
+            "loss(labels, predictions, sample_weights)",
+        )
+    weights = tf.cast(tf.convert_to_tensor(weights), values.dtype)
+    if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:
+        weights = weights[..., 0]
+    while weights.shape.rank < values.shape.rank:
+        weights = weights[..., None]
+    return weights
+
+
+def by_class_of_labels(labels: Any, predictions: Any) -> str:
+    """``binary``, ``sparse`` or ``categorical``: what Keras' compile takes for accuracy and crossentropy."""
+    if predictions.shape[-1] == 1:
+        return "binary"
+    sparse = labels.shape.rank < predictions.shape.rank or labels.shape[-1] == 1
+    return "sparse" if sparse else "categorical"
+
+
+_CROSSENTROPIES: Mapping[str, str] = {
+    "binary": "binary_crossentropy",
+    "sparse": "sparse_categorical_crossentropy",
+    "categorical": "categorical_crossentropy",
+}
+
+
+def _loss_for(loss: Any, labels: Any, predictions: Any) -> Any:
+    if not isinstance(loss, str):
+        return loss
+    name = _CROSSENTROPIES[by_class_of_labels(tf.convert_to_tensor(labels), predictions)]
+    return _FunctionLoss(keras.losses.get(name), name)
+
+
+def _resolved(given: Any, module: ModelModule) -> Any:
+    """A loss, a list or a mapping of losses, as objects."""
+    if isinstance(given, Mapping):
+        return {name: _loss(each, module, f"loss['{name}']") for name, each in given.items()}
+    if isinstance(given, list | tuple):
+        return [_loss(each, module, f"loss[{at}]") for at, each in enumerate(given)]
+    return _loss(given, module, "loss")
+
+
+def _loss(given: Any, module: ModelModule, what: str) -> Any:
+    where = defined_in(module.feed)
+    if given is None or isinstance(given, keras.losses.Loss) or (isinstance(given, str) and given in _BY_SHAPE):
+        return given
+    if isinstance(given, type) and issubclass(given, keras.losses.Loss):
+        raise BadInputError(
+            f"{what} is the class {given.__name__}, expected an instance: {given.__name__}()", where=where
+        )
+    if isinstance(given, str):
+        try:
+            found = keras.losses.get(given)
+        except ValueError as error:
+            hint = "a name is one of keras.losses, such as mse or sparse_categorical_crossentropy"
+            raise BadInputError(f"{what}: Keras knows no loss called '{given}'", where=where, hint=hint) from error
+        return found if isinstance(found, keras.losses.Loss) else _FunctionLoss(found, given)
+    if not callable(given):
+        raise BadInputError(
+            f"{what} is {type(given).__name__}, expected a name, a keras.losses.Loss or a function of (labels, "
+            "predictions)",
+            where=where,
+        )
+
+    def guarded(labels: Any, predictions: Any) -> Any:
+        with user_code(module.zoo, what, of=given):
+            return given(labels, predictions)
+
+    name = getattr(given, "__name__", "")
+    return _FunctionLoss(guarded, name if name.isidentifier() else "loss")  # a lambda's is none of TensorFlow's
+
+
+def _loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Mapping[str, float]:
+    given, where = module.loss_weights, defined_in(module.feed)
+    if given is None:
+        return dict.fromkeys(outputs, 1.0)
+    if isinstance(given, Mapping):
+        unknown = [name for name in given if name not in outputs]
+        if unknown:
+            raise BadInputError(
+                f"loss_weights has '{unknown[0]}', and there are losses for {_listed(outputs)}", where=where
+            )
+        return {name: float(given.get(name, 1.0)) for name in outputs}
+    each = [given] if isinstance(given, int | float) else list(given)
+    if len(each) != len(outputs):
+        raise BadInputError(
+            f"loss_weights has {len(each)} entries, and there are {len(outputs)} losses: {_listed(outputs)}",
+            where=where,
+        )
+    return dict(zip(outputs, map(float, each), strict=True))
+
+
+def _class_weights(module: ModelModule) -> Any:
+    """Weights by class, those that are not named 1; None if there are none."""
+    given, where = module.class_weight, defined_in(module.feed)
+    given = given() if callable(given) else given
+    if given is None:
+        return None
+    try:
+        weights = {int(label): float(weight) for label, weight in dict(given).items()}
+    except (TypeError, ValueError) as error:
+        raise BadInputError(f"class_weight is {given!r}, expected weights by class", where=where) from error
+    if not weights or min(weights) < 0 or not all(np.isfinite(list(weights.values()))):
+        raise BadInputError(
+            f"class_weight is {given!r}: classes are counted from 0, and weights are finite numbers", where=where
+        )
+    table = np.ones(max(weights) + 1, np.float32)
+    for label, weight in weights.items():
+        table[label] = weight
+    return table
+
+
+def _takes_weights(function: Callable[..., Any]) -> bool:
+    try:
+        names = [str(name).lower() for name in inspect.signature(function).parameters]
+    except ValueError:  # built in C: nothing to look at
+        return False
+    return len(names) > 2 and names[2] in _SAID_OF_WEIGHTS
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"

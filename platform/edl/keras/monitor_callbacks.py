@@ -1,0 +1,156 @@
+"""Keras' callbacks that decide by evaluations: found in the user's list, checked, and declared to the master.
+
+``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` want the values of an evaluation.
+Under strategy Local the process that trains has them, and Keras' own code decides. Where parameter servers hold the
+weights the master decides for all workers (``edl.core.callback_decisions``), from what is declared here; the code of a subclass
+cannot run there, so it is refused. In either case an evaluation is to them what an epoch is to ``keras.fit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from edl.core.callback_decisions import BestCheckpoint, Callback, EarlyStopping, ReduceLROnPlateau
+from edl.api.errors import BadInputError
+from edl.jobfile.job_spec import JobSpec
+
+Directions = Mapping[str, str | None]
+"""By metric of the evaluation: ``up`` or ``down`` is better, None: it does not say."""
+
+
+def is_monitor(callback: Any) -> bool:
+    """Whether a callback decides by the values of evaluations; subclasses count as what they extend."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_best_only)
+    return isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau)
+
+
+def check_monitors(monitors: Sequence[Any], directions: Directions, spec: JobSpec) -> None:
+    """Refuse callbacks that could never decide; give those of mode ``auto`` the mode that their metric says.
+
+    Args:
+        monitors: of the user's list, those of which ``is_monitor`` is true.
+        directions: of the job's metrics, the loss included.
+        spec: the job.
+
+    Raises:
+        BadInputError: there is nothing to evaluate on, no such metric, or nothing says which values are better.
+    """
+    for callback in monitors:
+        named = f"the callback {type(callback).__name__}"
+        if not spec.data.validation:
+            raise BadInputError(
+                f"{named} decides by evaluations, and there are no records to evaluate on",
+                hint="set data.validation, or leave the callback out",
+            )
+        if spec.train.evaluation_steps is None and not isinstance(callback, keras.callbacks.ModelCheckpoint):
+            raise BadInputError(
+                f"{named} decides by evaluations, and the only one is at the end",
+                hint="set train.evaluation_steps, for example to the steps of an epoch: the training records divided "
+                "by train.minibatch_size. patience counts evaluations",
+            )
+        metric = _metric(callback, named, directions)
+        if callback.mode == "auto":
+            callback.mode = _mode(callback, named, directions.get(metric), metric)
+
+
+def _metric(callback: Any, named: str, directions: Directions) -> str:
+    """The metric's name without ``val_``; values of one metric with several are called ``NAME_...``."""
+    monitor = str(callback.monitor)
+    metric = monitor.removeprefix("val_")
+    known = ", ".join(f"val_{name}" for name in directions)
+    if metric == monitor:
+        raise BadInputError(
+            f"{named} monitors '{monitor}', a value of training: it decides by those of evaluations",
+            hint=f"monitor one of {known}",
+        )
+    if metric not in directions and not any(metric.startswith(f"{name}_") for name in directions):
+        raise BadInputError(f"{named} monitors '{monitor}', and an evaluation gives {known}")
+    return metric
+
+
+def _mode(callback: Any, named: str, direction: str | None, metric: str) -> str:
+    if metric == "loss":
+        return "min"
+    if direction is None:
+        raise BadInputError(
+            f"{named} monitors 'val_{metric}', and nothing says whether more of it is better",
+            hint="give it mode='max' or mode='min'",
+        )
+    return "max" if direction == "up" else "min"
+
+
+def declared(monitors: Sequence[Any], optimizer: Any) -> tuple[Callback, ...]:
+    """What the master is to decide, of callbacks that were checked.
+
+    Args:
+        monitors: Keras' callbacks.
+        optimizer: the job's, with the rate that ``optimizer()`` gave it.
+
+    Raises:
+        BadInputError: a subclass, whose code the master cannot run; or an optimizer whose rate is not to be set.
+    """
+    return tuple(_declared(callback, optimizer) for callback in monitors)
+
+
+def _declared(callback: Any, optimizer: Any) -> Callback:
+    kind = type(callback)
+    of_keras = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
+    if kind not in of_keras:
+        base = next(each.__name__ for each in of_keras if isinstance(callback, each))
+        raise BadInputError(
+            f"the callback {kind.__name__} (a keras.callbacks.{base}) cannot be used: the master decides for all "
+            "workers, and does not run the code of a subclass",
+            hint=f"use keras.callbacks.{base} itself, or strategy: {{name: Local}}, which runs subclasses",
+        )
+    common = (str(callback.monitor).removeprefix("val_"), callback.mode, float(callback.min_delta))
+    if kind is keras.callbacks.EarlyStopping:
+        return EarlyStopping(
+            *common,
+            patience=int(callback.patience),
+            baseline=None if callback.baseline is None else float(callback.baseline),
+            restore_best_weights=bool(callback.restore_best_weights),
+            start_from_epoch=int(callback.start_from_epoch),
+        )
+    if kind is keras.callbacks.ReduceLROnPlateau:
+        if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            raise BadInputError(
+                "the callback ReduceLROnPlateau cannot be used: the rate is a schedule's, and not to be set",
+                hint="give the optimizer a number as learning_rate",
+            )
+        return ReduceLROnPlateau(
+            *common,
+            factor=float(callback.factor),
+            patience=int(callback.patience),
+            cooldown=int(callback.cooldown),
+            min_lr=float(callback.min_lr),
+            rate=float(optimizer.learning_rate),
+        )
+    if callback.save_freq != "epoch":
+        raise BadInputError(
+            f"save_freq={callback.save_freq!r} of the callback ModelCheckpoint cannot be used with save_best_only: "
+            "which model is the best is known after an evaluation",
+            hint="leave save_freq out",
+        )
+    threshold = None if callback.best is None else float(callback.best)
+    return BestCheckpoint(
+        *common, threshold=threshold, filepath=callback.filepath, weights_only=bool(callback.save_weights_only)
+    )
+
+
+def refuse_two_rates(others: Sequence[Any], declared: Sequence[Callback]) -> None:
+    """The master would lower the rate, and the worker's own callback would set it at the next epoch.
+
+    Raises:
+        BadInputError: there are both.
+    """
+    schedulers = [each for each in others if isinstance(each, keras.callbacks.LearningRateScheduler)]
+    if schedulers and any(isinstance(callback, ReduceLROnPlateau) for callback in declared):
+        raise BadInputError(
+            "the callbacks ReduceLROnPlateau and LearningRateScheduler both set the learning rate, the one for the "
+            "whole job, the other in each worker",
+            hint="leave one of them out, or use strategy: {name: Local}",
+        )

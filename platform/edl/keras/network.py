@@ -1,0 +1,437 @@
+"""The user's model as functions over flat float32 arrays.
+
+The worker holds no parameters: a slab comes in, gradients go out. Each kind of step is one ``tf.function`` that cuts
+the slab into the model's variables (a Keras StatelessScope: nothing is assigned), runs the model, and joins gradients
+and changed statistics into a slab again. It is traced once, for any number of records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.api.errors import BadInputError
+from edl.numerics.table_limits import check_table
+from edl.keras.out_of_range_ids import dense_ids, ids_within_tables, outside
+from edl.keras.model_contract import ModelModule
+from edl.keras.ps_embedding import ServedEmbedding, served_layers
+from edl.keras.feature_spec import feature_spec
+from edl.keras.model_building import diverge, is_generator, new_model
+from edl.keras.unsupported_variable_uses import THE_MODEL, refuse_hidden_uses
+from edl.keras.id_dependencies import check_ids
+from edl.keras.id_tracing import LookedUp
+from edl.keras.row_binding import Lent, Recording, rows_from
+from edl.keras.loss_scaling import warn_if_unscaled
+from edl.keras.evaluation_metrics import Metrics, output_names
+from edl.keras.model_loss import Objective
+from edl.keras.optimizer_translation import Reproduced, name_in_keras, refuse_spread_tables, reproduce
+from edl.keras.unsupported_models import refuse_stateful
+from edl.keras.flat_buffer import RowsByTable
+from edl.keras.traced_function import Traced, array
+from edl.keras.user_code import user_code
+from edl.keras.model_variables import Variables
+from edl.numerics.unique_ids import Distinct, WantedIds, positions_among
+
+_LOG = logging.getLogger(__name__)
+
+Slab = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one minibatch gave.
+
+    Attributes:
+        loss: of the minibatch, with the model's own losses; may be NaN.
+        slab: gradients of trained variables, clipped; new - old of statistics. Not to be written to.
+        rows: by served table, gradients ``[n, dim]`` aligned to the ids of the rows that were passed; clipped. Not to
+            be written to.
+    """
+
+    loss: float
+    slab: Slab
+    rows: Mapping[str, Slab]
+
+
+class Network:
+    """See the module's docstring. Made by :meth:`build`.
+
+    One thread may ask for ids while another one does anything else; apart from that it is used by one at a time.
+
+    Attributes:
+        module: the user's.
+        model: the Keras model that is run; its variables hold initial values.
+        optimizer: the user's optimizer, divided between PS and worker. Its clipping is applied by :meth:`train`.
+        sample: features that the model was built with.
+    """
+
+    def __init__(
+        self,
+        module: ModelModule,
+        model: Any,
+        variables: Variables,
+        served: tuple[ServedEmbedding, ...],
+        keras_optimizer: Any,
+        sample: Any,
+    ) -> None:
+        self.module = module
+        self.model = model
+        self.keras_optimizer = keras_optimizer
+        trained = {variables.specs[at].name: name_in_keras(variables.weights[at]) for at in variables.trained}
+        tables = {layer.served_table.name: f"{layer.served_table.name}:0" for layer in served}
+        self.optimizer: Reproduced = reproduce(keras_optimizer, trained | tables, module.zoo)
+        refuse_spread_tables(self.optimizer.spec, list(tables), len(variables.slices))
+        self.sample = sample
+        self._variables = variables
+        self._served = served
+        self._initial = variables.values()
+        outputs = output_names(model)
+        self._metrics = Metrics.of(module, outputs)
+        self._objective = Objective(module, outputs)
+        self._train = Traced(self._train_graph)
+        self._evaluate = Traced(self._evaluate_graph)
+        self._predict = Traced(self._predict_graph)
+        self._looked_up = LookedUp(self._ids_graph)
+        self._distinct = Distinct()
+        self._told: set[str] = set()
+
+    @classmethod
+    def build(
+        cls,
+        module: ModelModule,
+        *,
+        seed: int,
+        embedding_threshold: int,
+        part: Callable[[str], int],
+        parts: int,
+        sample: Any = None,
+        worker: int = 0,
+    ) -> Network:
+        """Make the user's model and its functions.
+
+        Args:
+            module: the user's.
+            seed: of the initial values: equal in all workers.
+            embedding_threshold: bytes from which on an Embedding is served as rows.
+            part: the index of the PS that owns a variable.
+            parts: number of PS.
+            sample: features of a minibatch, as ``feed`` gives them; models that are built by their first call need it.
+            worker: index of the worker: two of them draw other random numbers (Dropout), each the same ones again.
+
+        Raises:
+            BadInputError: the model or its optimizer cannot be trained by EDL; says what and why.
+            ModuleError: the user's code raised.
+        """
+        model = new_model(module, seed=seed, sample=sample, lean_from=embedding_threshold)
+        refuse_stateful(model)
+        served = served_layers(model, embedding_threshold)
+        if served:
+            for table in (layer.served_table for layer in served):
+                check_table(table)
+            with user_code(module.zoo, "the model"):
+                check_ids(model, served, feature_spec(model, sample))
+        variables = Variables.of(model, part, parts)
+        if not variables.trained and not served:
+            raise BadInputError("the model has no trained variable")
+        network = cls(module, model, variables, served, module.optimizer(), sample)
+        warn_if_unscaled(model, network.keras_optimizer, local=False)
+        diverge(variables.local, seed, worker)
+        return network
+
+    @property
+    def variables(self) -> tuple[VariableSpec, ...]:
+        """Dense variables in slab order."""
+        return self._variables.specs
+
+    @property
+    def metric_directions(self) -> dict[str, str | None]:
+        """Of each metric, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        return self._metrics.directions
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The slab slice of each part."""
+        return self._variables.slices
+
+    @property
+    def offsets(self) -> tuple[slice, ...]:
+        """The slab slice of each variable."""
+        return self._variables.offsets
+
+    @property
+    def tables(self) -> tuple[TableSpec, ...]:
+        """Served tables."""
+        return tuple(layer.served_table for layer in self._served)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of variables and tables: equal in all workers of a job."""
+        return self._variables.fingerprint([[t.name, t.rows, t.dim, dict(t.initializer)] for t in self.tables])
+
+    @property
+    def traces(self) -> int:
+        """How often the training step was traced."""
+        return self._train.count
+
+    def initial(self) -> Slab:
+        """Initial values: a new slab."""
+        return self._initial.copy()
+
+    def load(self, path: Path) -> Slab:
+        """The values of a ``.keras`` or ``.weights.h5`` file of this model as a slab.
+
+        Raises:
+            BadInputError: the file cannot be read, or is of another model; or a table of the model is served.
+        """
+        if self.tables:
+            table = self.tables[0]
+            reason = "is served by the parameter servers" if table.rows else "has no bound"
+            raise BadInputError(
+                f"the embedding '{table.name}' {reason}, and its rows cannot be looked up in a file",
+                where=str(path),
+                hint="give the run instead, as in edl predict --from r2: its checkpoint has the rows. Or load the file "
+                "with Keras",
+            )
+        try:
+            self.model.load_weights(path)
+            return self._variables.values()
+        except Exception as error:  # Keras, HDF5 and zipfile raise what they like, and it is always the file
+            raise BadInputError(f"the weights cannot be loaded into the model: {error}", where=str(path)) from error
+        finally:
+            self._variables.assign(self._initial)
+
+    def ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
+        """The ids of each served table that a minibatch needs, each once; may be called while another thread trains.
+
+        Raises:
+            BadInputError: an id is outside of its table.
+            ModuleError: the model raised.
+        """
+        return dict(self._wanted(features))
+
+    def train(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> Step:
+        """Loss and gradients of a minibatch.
+
+        Args:
+            slab: values of the dense variables; read only.
+            rows: of each served table, with the ids as :meth:`ids` gave them.
+            features: as ``feed`` gave them.
+            labels: as ``feed`` gave them.
+            weights: of the records, as ``feed`` gave them.
+
+        Raises:
+            BadInputError: an id is outside of a dense table.
+            ModuleError: model or loss raised.
+        """
+        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
+            loss, gradients, row_gradients = self._train(
+                slab, self._lent(rows, features), features, labels, *_if_given(weights)
+            )
+        taken = array if self.optimizer.clip is None else _copied
+        found = zip(self.tables, row_gradients, strict=True)
+        step = Step(float(loss), taken(gradients), {table.name: taken(gradient) for table, gradient in found})
+        if self.optimizer.clip is not None:
+            self.optimizer.clip([*self._trained_views(step.slab), *step.rows.values()])
+        return step
+
+    def evaluate(self, slab: Slab, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
+        """Update loss and metrics with a minibatch.
+
+        Raises:
+            BadInputError: a metric's states do not add up, and it cannot merge them.
+            ModuleError: model, loss or a metric raised.
+        """
+        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
+            if not self._metrics.trusted:
+                self._metrics.trust(labels, self._predict(slab, self._lent(rows, features), features), weights)
+            self._evaluate(slab, self._lent(rows, features), features, labels, *_if_given(weights))
+
+    def reset_metrics(self) -> None:
+        """Begin an evaluation."""
+        self._metrics.reset()
+
+    def metric_states(self) -> dict[str, Any]:
+        """JSON: by metric, whether its states add up, and the states."""
+        return self._metrics.states()
+
+    def metric_values(self, states: Mapping[str, Any]) -> dict[str, float]:
+        """Values of merged states (``edl.core.evaluation.add``), in JSON."""
+        with user_code(self.module.zoo, "eval_metrics_fn()"):
+            return self._metrics.values(states)
+
+    def predict(self, slab: Slab, rows: RowsByTable, features: Any) -> Any:
+        """Outputs of a minibatch: nested arrays as the model nests them."""
+        with user_code(self.module.zoo, "the model"), dense_ids(self.model):
+            found = self._predict(slab, self._lent(rows, features), features)
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
+
+    def _wanted(self, features: Any) -> Iterator[tuple[str, WantedIds]]:
+        if not self._served:
+            return
+        with user_code(self.module.zoo, "the model"), dense_ids(self.model):
+            looked_up = self._looked_up(features)
+        for table, ids in zip(self.tables, self._distinct.each(looked_up), strict=True):
+            yield table.name, _checked(table, ids)
+
+    def _lent(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
+        """For each table, where each look-up finds its row, and the rows."""
+        pulled = {table.name: rows[table.name] for table in self.tables}
+        known = {name: ids for name, (ids, _) in pulled.items() if isinstance(ids, WantedIds)}
+        wanted = known if len(known) == len(pulled) else dict(self._wanted(features))
+        return tuple((positions_among(ids, wanted[name]), values) for name, (ids, values) in pulled.items())
+
+    def _trained_views(self, slab: Slab) -> list[Slab]:
+        return [slab[self._variables.offsets[index]] for index in self._variables.trained]
+
+    # ------------------------------------------------------------------ what is traced
+
+    def _train_graph(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> Any:
+        values = self._cut(slab)
+        trained = [values[index] for index in self._variables.trained]
+        lent = [values for _, values in rows]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([trained, lent])
+            loss, scope = self._loss(values, rows, features, labels, weights)
+        self._refuse_what_cannot_train(loss.graph, scope, values, lent)
+        found, found_of_rows = tape.gradient(loss, [trained, lent])
+        self._leave_alone(found, [self.variables[index].name for index in self._variables.trained])
+        looked_up = [values.consumers() for values in lent]  # what no call looks up is not pushed
+        self._leave_alone(
+            compress(found_of_rows, looked_up), compress([table.name for table in self.tables], looked_up)
+        )
+        gradients, row_gradients = _or_zeros(found, trained), _or_zeros(found_of_rows, lent)
+        self._keep_local(scope)
+        by_position = dict(zip(self._variables.trained, gradients, strict=True))
+        pieces = [
+            by_position[index] if index in by_position else scope.get_current_value(weight) - values[index]
+            for index, weight in enumerate(self._variables.weights)
+        ]
+        flat = [tf.reshape(tf.convert_to_tensor(piece), [-1]) for piece in pieces]
+        return loss, tf.concat([tf.zeros([0]), *flat], 0), [tf.convert_to_tensor(g) for g in row_gradients]
+
+    def _loss(self, values: Any, rows: Any, features: Any, labels: Any, weights: Any) -> tuple[Any, Any]:
+        with self._given(values, rows) as scope:
+            predictions = self.model(features, training=True)
+            own = self.model.losses
+        return self._objective(labels, predictions, weights, own, training=True), scope
+
+    def _refuse_what_cannot_train(self, graph: Any, scope: Any, values: Any, lent: Any) -> None:
+        weights = dict(zip([_named(spec.name) for spec in self.variables], self._variables.weights, strict=True))
+        given = dict(zip(weights, values, strict=True))
+        tables = {f"the embedding '{table.name}'": rows for table, rows in zip(self.tables, lent, strict=True)}
+        refuse_hidden_uses(graph, given | tables, weights)
+        for index in self._variables.trained:
+            if scope.get_current_value(self._variables.weights[index]) is not values[index]:
+                raise BadInputError(
+                    f"{_named(self.variables[index].name)} is trained, and the model itself assigns to it "
+                    "(as keras.layers.SpectralNormalization does): EDL cannot do both",
+                    where=THE_MODEL,
+                    hint="leave that layer out, or use strategy Local",
+                )
+
+    def _leave_alone(self, gradients: Iterable[Any], names: Iterable[str]) -> None:
+        """What gets no gradient stays as it is, as with Keras; refused where the optimizer would move it."""
+        for gradient, name in zip(gradients, names, strict=True):
+            if gradient is not None:
+                continue
+            if mover := self.optimizer.moves_without_gradient(name):
+                raise BadInputError(
+                    f"the loss has no gradient for '{name}', and {mover} would change it all the same",
+                    where=THE_MODEL,
+                    hint="set trainable = False for its layer",
+                )
+            if name not in self._told:
+                self._told.add(name)
+                _LOG.warning("the loss has no gradient for '%s', which stays as it is", name)
+
+    def _keep_local(self, scope: Any) -> None:
+        """Random generators go on; another local variable that training changes would be lost."""
+        for variable in self._variables.local:
+            value = scope.get_current_value(variable)
+            if value is None:
+                continue
+            if not is_generator(variable):
+                raise BadInputError(
+                    f"the variable '{variable.path}' ({variable.dtype}) is changed by training, and EDL keeps float32 "
+                    "statistics only",
+                    where=THE_MODEL,
+                )
+            variable.assign(value)
+
+    def _evaluate_graph(self, slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> None:
+        with self._given(self._cut(slab), rows):
+            predictions = self.model(features, training=False)
+            own = self.model.losses
+        loss = self._objective(labels, predictions, weights, own, training=False)
+        self._metrics.update(loss, labels, predictions, weights)
+
+    def _predict_graph(self, slab: Any, rows: Any, features: Any) -> Any:
+        with self._given(self._cut(slab), rows):
+            return self.model(features, training=False)
+
+    def _ids_graph(self, features: Any) -> list[Any]:
+        recording = Recording(self._served)
+        with rows_from(recording), keras.StatelessScope(collect_losses=True):
+            self.model(features, training=False)
+        return [recording.calls[layer] for layer in self._served]
+
+    def _cut(self, slab: Any) -> list[Any]:
+        specs = self._variables.specs
+        flat = tf.split(slab, [spec.size for spec in specs]) if specs else []
+        return [tf.reshape(piece, spec.shape) for piece, spec in zip(flat, specs, strict=True)]
+
+    def _given(self, values: Any, rows: Any) -> Any:
+        """A scope in which the model's variables have these values and served layers these rows."""
+        lent = Lent(dict(zip(self._served, rows, strict=True)))
+        return _Given(zip(self._variables.weights, values, strict=True), lent)
+
+
+class _Given(ExitStack):
+    def __init__(self, values: Any, lent: Lent) -> None:
+        super().__init__()
+        self._values = list(values)
+        self._lent = lent
+
+    def __enter__(self) -> Any:
+        super().__enter__()
+        self.enter_context(ids_within_tables())
+        self.enter_context(rows_from(self._lent))
+        return self.enter_context(keras.StatelessScope(state_mapping=self._values, collect_losses=True))
+
+
+def _if_given(weights: Any) -> tuple[Any, ...]:
+    """An argument of a traced function, which takes tensors only."""
+    return () if weights is None else (weights,)
+
+
+def _checked(table: TableSpec, ids: WantedIds) -> WantedIds:
+    # As unsigned numbers negative ids are the largest of all
+    if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
+        wrong = ids.min() if ids.min() < 0 else ids.max()
+        raise outside(int(wrong), table.rows, {table.name: table.dim})
+    return ids
+
+
+def _named(variable: str) -> str:
+    return f"the variable '{variable}'"
+
+
+def _or_zeros(gradients: Any, of: Any) -> list[Any]:
+    return [tf.zeros_like(value) if found is None else found for found, value in zip(gradients, of, strict=True)]
+
+
+def _copied(tensor: Any) -> Slab:
+    """A tensor's values, which may be changed."""
+    return array(tensor).copy()

@@ -1,0 +1,191 @@
+"""A Keras optimizer as what parameter servers apply; what they cannot apply is refused by name before the first step.
+
+The PS hold slot variables and apply the rules of ``edl.numerics.hyperparameters``. Learning-rate schedules and clipping
+stay with the worker: the rate travels with each push, gradients arrive clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edl.api.errors import BadInputError
+from edl.numerics.hyperparameters import RULES
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.keras.gradient_clipping import Clipping
+from edl.keras.learning_rate import LearningRate
+from edl.keras.user_code import defined_in, user_code
+
+_RULE: Mapping[str, str] = {
+    "SGD": "momentum",
+    "Adagrad": "adagrad",
+    "Adam": "adam",
+    "AdamW": "adam",
+    "RMSprop": "rmsprop",
+    "Adadelta": "adadelta",
+    "Adamax": "adamax",
+    "Nadam": "nadam",
+    "Lion": "lion",
+    "Ftrl": "ftrl",
+    "GroupFtrl": "ftrl",
+    "Lamb": "lamb",
+}
+"""What the PS call the optimizers of Keras, and EDL's one, that they apply."""
+_OF_KERAS = tuple(name for name in _RULE if name != "GroupFtrl")
+_INSTEAD: Mapping[str, str] = {
+    "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
+    "LossScaleOptimizer": "return its inner optimizer, and use the policy mixed_bfloat16, which needs no loss scaling",
+    "MultiOptimizer": "use one optimizer for all variables",
+    "Muon": "use AdamW: Muon orthogonalizes whole matrices",
+    "ScheduleFreeAdamW": "use AdamW with a learning-rate schedule",
+    "use_ema": "leave it out, and average what the newest checkpoints hold",
+    "gradient_accumulation_steps": "leave it out, and raise train.minibatch_size",
+    "loss_scale_factor": "leave it out, and use the policy mixed_bfloat16, which needs no loss scaling",
+}
+"""What to use in place of a class or an argument."""
+_WITH_THE_WORKER = frozenset({"name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"})
+_HARMLESS = frozenset({"ema_momentum", "ema_overwrite_frequency"})
+"""Without effect unless ``use_ema``, which is refused."""
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """An optimizer, divided between PS and worker.
+
+    Attributes:
+        spec: what the PS apply.
+        learning_rate: of a global step, counted from 0 as Keras' ``optimizer.iterations``.
+        clip: applied to gradients in place; None when the optimizer does not clip. ``Network.train`` does it.
+    """
+
+    spec: OptimizerSpec
+    learning_rate: Callable[[int], float]
+    clip: Clipping | None
+
+    def moves_without_gradient(self, name: str) -> str | None:
+        """What changes a variable or table whose gradient is zero; None: nothing, so that zero is as good as none."""
+        if self.spec.name == "ftrl":
+            return "Ftrl"
+        return "weight_decay" if self.spec.decay_of(name) else None
+
+
+def reproduce(optimizer: Any, names: Mapping[str, str] = MappingProxyType({}), zoo: Path = Path()) -> Reproduced:
+    """Divide a Keras optimizer between PS and worker.
+
+    Args:
+        optimizer: what the user's ``optimizer()`` returned.
+        names: of the trained variables and served tables: EDL's, and what Keras calls them (``name_in_keras``), which
+            ``exclude_from_weight_decay`` goes by.
+        zoo: the model zoo, where the code of the user's own schedules is.
+
+    Raises:
+        BadInputError: of another class, or with an argument that the PS cannot reproduce; both are named.
+    """
+    kind = _class(optimizer)
+    config = _config(optimizer, zoo)
+    _refuse_arguments(kind, config)
+    spec = _spec(kind, config)
+    if spec.number("weight_decay"):
+        spec = OptimizerSpec(spec.name, spec.hyperparameters, _undecayed(optimizer, names))
+    return Reproduced(spec, LearningRate(optimizer, zoo), Clipping.of(config))
+
+
+def name_in_keras(variable: Any) -> str:
+    """What ``var_names`` are looked for in: on TensorFlow that is TensorFlow's name, such as ``head/bias:0``."""
+    return str(variable.value.name)
+
+
+def refuse_spread_tables(optimizer: OptimizerSpec, tables: Sequence[str], parts: int) -> None:
+    """LAMB needs the length of a whole variable, and no PS has it when a table's rows are spread over several.
+
+    Raises:
+        BadInputError: that is so.
+    """
+    if optimizer.name == "lamb" and tables and parts > 1:
+        raise BadInputError(
+            f"the optimizer Lamb cannot be reproduced for the table '{tables[0]}': it needs the norm of the whole "
+            f"table, and {parts} parameter servers share its rows",
+            hint="use Adam or AdamW, or ps: {count: 1}, or raise ps.embedding_threshold until the table is not served",
+        )
+
+
+def _class(optimizer: Any) -> str:
+    import keras
+
+    from edl.keras.group_ftrl import GroupFtrl
+
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise BadInputError(
+            f"optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer", hint=_supported()
+        )
+    kind = type(optimizer).__name__
+    if kind not in _RULE or type(optimizer) is not getattr(keras.optimizers, kind, GroupFtrl):
+        raise BadInputError(
+            f"the optimizer class {kind} cannot be reproduced by the parameter servers",
+            hint=_INSTEAD.get(kind) or _of_its_bases(type(optimizer)) or _supported(),
+        )
+    return kind
+
+
+def _config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
+    """The optimizer's arguments. Keras writes its schedule down with them."""
+    import keras
+
+    schedule, base = optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(schedule, base) and type(schedule).get_config is base.get_config:
+        kind = type(schedule).__name__
+        raise BadInputError(
+            f"the learning-rate schedule {kind} has no get_config(), without which Keras does not tell the optimizer's "
+            "arguments",
+            where=defined_in(type(schedule)),
+            hint=f"add get_config(self) to {kind}; it returns the arguments of its __init__ by name, or {{}}",
+        )
+    with user_code(zoo, "get_config() of the optimizer"):
+        config: Mapping[str, Any] = optimizer.get_config()
+    return config
+
+
+def _refuse_arguments(kind: str, config: Mapping[str, Any]) -> None:
+    known = {*RULES[_RULE[kind]].parameters, *_WITH_THE_WORKER, *_HARMLESS}
+    for name, value in config.items():
+        if name not in known and value not in (None, False):
+            raise BadInputError(
+                f"{name}={value!r} of the optimizer {kind} cannot be reproduced by the parameter servers",
+                hint=_INSTEAD.get(name, f"leave {name} out"),
+            )
+
+
+def _spec(kind: str, config: Mapping[str, Any]) -> OptimizerSpec:
+    values = {name: config[name] for name in RULES[_RULE[kind]].parameters if name in config}
+    values["weight_decay"] = values["weight_decay"] or 0.0
+    if kind == "SGD" and not values["momentum"]:
+        return OptimizerSpec("sgd", {"weight_decay": values["weight_decay"]})
+    return OptimizerSpec(_RULE[kind], values)
+
+
+def _undecayed(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that ``exclude_from_weight_decay`` leaves alone."""
+    if getattr(optimizer, "_exclude_from_weight_decay", None):
+        raise BadInputError(
+            "exclude_from_weight_decay(var_list=...) cannot be reproduced: the optimizer is made apart from the model",
+            hint="name them: exclude_from_weight_decay(var_names=[...])",
+        )
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    return tuple(name for name, in_keras in names.items() if pattern and pattern.search(in_keras))
+
+
+def _of_its_bases(kind: type) -> str | None:
+    """What a subclass extends, if the PS apply that; what it does otherwise cannot be known."""
+    base = next((base.__name__ for base in kind.__mro__[1:] if base.__name__ in _OF_KERAS), None)
+    return (
+        f"use keras.optimizers.{base} itself: the parameter servers do not run the update of a subclass"
+        if base
+        else None
+    )
+
+
+def _supported() -> str:
+    return f"use keras.optimizers.{', '.join(_OF_KERAS)}"

@@ -1,0 +1,173 @@
+"""Embedding layers whose rows live on the parameter servers.
+
+An Embedding of at least ``ps.embedding_threshold`` bytes is never given a table: when it is built, it becomes a
+:class:`ServedEmbedding` that looks up the few rows which were pulled for a minibatch. The layer stays the user's own
+object in the user's own model, so functional, Sequential, subclassed and nested models are all alike. An Embedding that
+cannot be served is refused with the reason: nobody wants a table of that size in every worker without having said so.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NoReturn
+
+import keras
+import tensorflow as tf
+
+from edl.api.tables import TableSpec
+from edl.api.errors import BadInputError
+from edl.core.partition import mix
+from edl.keras import row_binding
+from edl.keras.unsupported_embedding import not_served, table_bytes
+from edl.keras.row_initializer import row_initializer
+
+_WHOLE = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
+"""Up to where each type has every whole number."""
+
+
+class ServedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
+    """An Embedding without a table. :func:`adopt` makes one of an Embedding, or of an instance of a user's subclass.
+
+    Such a subclass comes before this class in the order of resolution: its ``call`` runs as the user wrote it, and
+    finds this ``call`` behind ``super()``.
+    """
+
+    served_table: TableSpec
+
+    def call(self, inputs: Any) -> Any:
+        """Rows of ids; shape ``[*ids, dim]``."""
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.with_flat_values(self.call(inputs.flat_values))
+        if isinstance(inputs, tf.SparseTensor):  # as Keras: what is not there is id 0
+            inputs = tf.sparse.to_dense(inputs)
+        self._check_type(inputs)
+        ids = tf.cast(inputs, tf.int64)
+        rows = row_binding.rows(self, tf.reshape(ids, [-1]))
+        shaped = tf.reshape(rows, tf.concat([tf.shape(ids), [self.output_dim]], 0))
+        shaped.set_shape([*ids.shape, self.output_dim])
+        return tf.cast(shaped, self.compute_dtype)
+
+    def _check_type(self, ids: Any) -> None:
+        kind = getattr(ids.dtype, "name", ids.dtype)
+        whole = _WHOLE.get(kind)
+        if whole is not None and not 0 < self.served_table.rows <= whole + 1:
+            raise not_served(
+                self,
+                f"its ids come as {kind}, which has whole numbers up to {whole:,} only, and larger ids are changed",
+                'declare the input as int64: keras.Input(..., dtype="int64"), and give int64 in feed',
+            )
+
+    @property
+    def embeddings(self) -> NoReturn:
+        """There is none."""
+        raise not_served(self, "the model's code uses the table as a whole (`embeddings`), not rows of ids")
+
+    _embeddings = embeddings
+
+    def set_weights(self, weights: Any) -> NoReturn:
+        """Refused, as everything that gives the table values of its own."""
+        raise not_served(self, "it is given values of its own")
+
+    def load_own_variables(self, store: Any) -> NoReturn:
+        """Refused."""
+        self.set_weights(store)
+
+    def enable_lora(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refused."""
+        raise not_served(self, "it has lora_rank")
+
+
+def adopt(layer: Any, seed: int) -> None:
+    """Make a served layer of an Embedding that is about to be built.
+
+    Raises:
+        NotServedError: it cannot be served; says why.
+    """
+    refused = _why_not(layer)
+    if refused is not None:
+        raise not_served(layer, *refused)
+    # A variable of no rows has the name that the table would have.
+    variable = layer.add_weight(shape=(0, layer.output_dim), initializer="zeros", name="embeddings")
+    layer._untrack_variable(variable)
+    # Past Keras, which would look for variables and layers in what is set.
+    object.__setattr__(layer, "served_table", _table(layer, variable.path, seed))
+    kind: Any = type(layer)
+    object.__setattr__(layer, "__class__", _served_class(kind))
+    layer.built = True
+
+
+def _table(layer: Any, name: str, seed: int) -> TableSpec:
+    shape = (layer.input_dim or 0, layer.output_dim)
+    initializer = row_initializer(layer.embeddings_initializer, shape)
+    assert initializer is not None
+    return TableSpec(name, *shape, initializer, _table_seed(seed, name))
+
+
+@functools.cache
+def _served_class(kind: type) -> type:
+    if issubclass(kind, ServedEmbedding):
+        return kind
+    bases = (ServedEmbedding,) if kind is keras.layers.Embedding else (kind, ServedEmbedding)
+    return type(kind.__name__, bases, {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def served_layers(model: Any, threshold: float) -> tuple[ServedEmbedding, ...]:
+    """The served layers of a model that was made under ``lean_tables``.
+
+    Args:
+        model: built.
+        threshold: bytes of a table from which on it must be served.
+
+    Raises:
+        NotServedError: an Embedding of that size is not served.
+        BadInputError: two tables have the same name.
+    """
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    for layer in layers:
+        if not isinstance(layer, ServedEmbedding) and layer.built and table_bytes(layer) >= threshold:
+            raise not_served(layer, "its table was made outside of the model function, or by a build() of its own")
+        if isinstance(layer, ServedEmbedding) and not layer.trainable:
+            raise not_served(layer, "it is not trainable")
+    served = tuple(layer for layer in layers if isinstance(layer, ServedEmbedding))
+    _check_names([layer.served_table.name for layer in served], [weight.path for weight in model.weights])
+    return served
+
+
+def _check_names(tables: list[str], variables: list[str]) -> None:
+    for at, name in enumerate(tables):
+        if name in tables[:at] or name in variables:
+            raise BadInputError(
+                f"the table '{name}' of an Embedding has the name of another variable",
+                hint="give the Embedding a name of its own: Embedding(..., name=...)",
+            )
+
+
+def _why_not(layer: Any) -> tuple[str, ...] | None:
+    """Why an Embedding cannot be served, and what to do where a dense table is refused as well; None if it can."""
+    if layer.embeddings_constraint is not None:
+        return (
+            "it has embeddings_constraint, and the parameter servers see the rows of a minibatch only",
+            "leave the constraint out, a dense table cannot have one either; activity_regularizer is a penalty on the "
+            "rows that are looked up",
+        )
+    for name in ("embeddings_regularizer", "quantization_config", "lora_rank"):
+        if getattr(layer, name, None) is not None:
+            return (f"it has {name}, and the parameter servers see the rows of a minibatch only",)
+    if layer.quantization_mode:
+        return ("it is quantized",)
+    if layer.variable_dtype != "float32":
+        return (
+            f"its table is {layer.variable_dtype}, not float32",
+            "leave its dtype out, a dense table is trained as float32 only, too; for mixed precision use the policy "
+            "mixed_bfloat16: its variables stay float32",
+        )
+    if row_initializer(layer.embeddings_initializer, (layer.input_dim or 0, layer.output_dim)) is None:
+        return (f"its initializer {type(layer.embeddings_initializer).__name__} cannot be computed row by row",)
+    return None
+
+
+def _table_seed(seed: int, name: str) -> int:
+    value = mix(seed)
+    for byte in name.encode():
+        value = mix(value ^ byte)
+    return int(value >> 1)  # int64 in the Declare message

@@ -1,0 +1,138 @@
+"""Where served Embeddings get their rows from, while the user's model is traced.
+
+A worker runs the model's look-ups in two parts. First, on a minibatch's features alone, a :class:`Recording` finds the
+ids of every table, of which ``edl.numerics.unique_ids`` takes each once and finds for each look-up the position of its id.
+The rows of these ids are pulled; then the step, with rows :class:`Lent`, takes them by position. So ids are compared
+once, away from the step.
+
+The source belongs to the thread that traces: one thread may record while another runs steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from edl.keras.graph_dependencies import leading_to, narrowed
+from edl.keras.unsupported_embedding import NotServedError, not_served
+
+
+class Source(Protocol):
+    """Gives rows to look-ups."""
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """The rows ``[n, dim]`` of flat int64 ids ``[n]``, for a call of a layer."""
+
+
+_SOURCE: ContextVar[Source | None] = ContextVar("source", default=None)
+
+_UNKNOWN = "the model does not know it; make it an attribute of the model or of a layer"
+
+
+@contextmanager
+def rows_from(source: Source) -> Iterator[None]:
+    """In here, in this thread, served layers get their rows from ``source``."""
+    token = _SOURCE.set(source)
+    try:
+        yield
+    finally:
+        _SOURCE.reset(token)
+
+
+def rows(layer: Any, ids: Any) -> Any:
+    """Rows for a call of a layer; zeros where there is no source, which is enough to build a model."""
+    source = _SOURCE.get()
+    return _zeros(layer, ids) if source is None else source.rows(layer, ids)
+
+
+def _zeros(layer: Any, ids: Any) -> Any:
+    return tf.zeros([tf.size(ids), layer.output_dim])
+
+
+class Recording:
+    """Gives zeros, and keeps the ids of every call in the graph in which it was made.
+
+    Attributes:
+        calls: by layer, the ids of its calls in their order.
+        given: the operations that made the zeros.
+        refused: what was raised, which a tf.function that is called by the model hides in errors of its own.
+
+    Args:
+        layers: the model's served layers.
+    """
+
+    def __init__(self, layers: Iterable[Any]) -> None:
+        self.calls: dict[Any, list[Any]] = {layer: [] for layer in layers}
+        self.given: set[Any] = set()
+        self.refused: NotServedError | None = None
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """As :class:`Source`.
+
+        Raises:
+            NotServedError: what the layer is called with cannot be known outside of the call, or is not what the
+                features say.
+        """
+        refused = self._why_unknown(layer) or _why_of_one(ids) or _why_others(ids)
+        if refused:
+            self.refused = not_served(layer, *refused)
+            raise self.refused
+        self.calls[layer].append(ids)
+        zeros = _zeros(layer, ids)
+        self.given.add(zeros.op)
+        return zeros
+
+    def _why_unknown(self, layer: Any) -> tuple[str, ...] | None:
+        if layer not in self.calls:
+            return (_UNKNOWN,)
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            return ("it is called inside of a loop, a tf.cond or a tf.function of the model's",)
+        return None
+
+
+def _why_of_one(ids: Any) -> tuple[str, ...] | None:
+    """What ``tf.vectorized_map`` maps is traced for one element, with a default value in its place."""
+    if any(operation.type == "PlaceholderWithDefault" for operation in leading_to(ids)):
+        return ("it is called inside of a vectorized_map", "call it on all elements at once, outside of the map")
+    return None
+
+
+def _why_others(ids: Any) -> tuple[str, ...] | None:
+    """Why ids may be looked up that are in no record, and what to do; a dense table would do the same."""
+    types = narrowed(ids)
+    if types is None:
+        return None
+    return (
+        "its ids come as {} and are cut to {} on the way, so that larger ones become others".format(*types),
+        f'declare the input as {types[0]}: keras.Input(..., dtype="{types[0]}"), or give {types[1]} in feed',
+    )
+
+
+class Lent:
+    """Gives rows by the positions that a recording found, call by call in the same order.
+
+    Args:
+        pulled: by layer, the positions of all look-ups, int32 ``[lookups]``, and the rows, ``[n, dim]``.
+    """
+
+    def __init__(self, pulled: Mapping[Any, tuple[Any, Any]]) -> None:
+        self._pulled = pulled
+        self._next: dict[Any, Any] = dict.fromkeys(pulled, 0)
+
+    def rows(self, layer: Any, ids: Any) -> Any:
+        """As :class:`Source`; of the ids only the number counts.
+
+        Raises:
+            NotServedError: the layer was not recorded.
+        """
+        if layer not in self._pulled:
+            raise not_served(layer, _UNKNOWN)
+        positions, values = self._pulled[layer]
+        start = self._next[layer]
+        self._next[layer] = end = start + tf.size(ids)
+        return tf.gather(values, positions[start:end])

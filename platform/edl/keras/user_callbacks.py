@@ -1,0 +1,415 @@
+"""The user's Keras callbacks, called as a worker sees training.
+
+Each worker runs its own. It sees its own minibatches only: ``logs`` holds the loss of one, at the end of an epoch the
+mean of them. An epoch begins and ends for it with the first task that it gets of one epoch and of the next. What a
+callback does to ``model.optimizer.learning_rate`` takes effect with this worker's next push.
+
+Where parameter servers hold the weights, the model that callbacks see has the initial ones: what would use them is
+refused. ``model.stop_training`` does not end such a job, because the master plans its end; the attempt is logged once.
+With strategy Local the model is the trained one, and callbacks may stop it.
+
+Callbacks that decide by evaluations (``monitors``) are called after each evaluation, as after an epoch of
+``keras.fit``: under strategy Local here, otherwise by nobody, because the master decides in their place.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from edl.core.callback_decisions import Callback
+from edl.keras.callback_params import Params, set_params, warn_of_never_called
+from edl.keras.callback_model_guard import refuse_weights
+from edl.keras.unsupported_callbacks import refuse
+from edl.keras.user_code import user_code
+
+_LOG = logging.getLogger(__name__)
+
+_OF_MONITORS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
+"""What Keras' callbacks remember of earlier evaluations, besides weights."""
+
+Check = Callable[[list[Any]], None]
+"""Refuses callbacks that could never decide."""
+
+
+class NoCallbacks:
+    """For modules without ``callbacks()``: costs nothing."""
+
+    declared: tuple[Callback, ...] = ()
+    """What the master is to decide."""
+    why_stopped = ""
+    """Why a callback ended training."""
+
+    def begin_step(self, step: int) -> None:
+        """A minibatch begins."""
+
+    def end_step(self, step: int, loss: float) -> None:
+        """A minibatch is in, or with overlap on its way."""
+
+    def begin(self) -> None:
+        """Training begins, if it has not."""
+
+    def begin_epoch(self, epoch: int) -> None:
+        """A task of an epoch begins."""
+
+    def begin_test(self) -> None:
+        """An evaluation task begins."""
+
+    def end_test(self) -> None:
+        """An evaluation task ends."""
+
+    def end(self) -> None:
+        """No more training."""
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        """The values of an evaluation; returns which callbacks decided what, for people."""
+        return []
+
+    def end_monitors(self) -> Mapping[str, float | None] | None:
+        """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on has to know, as JSON."""
+        return {}
+
+    def arrays(self) -> dict[str, Any]:
+        """The same of weights."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Go on with what both gave."""
+
+
+class KerasCallbacks:
+    """Calls a list of Keras callbacks.
+
+    Args:
+        callbacks: what the module's ``callbacks()`` returned.
+        model: the Keras model that they see.
+        optimizer: becomes ``model.optimizer``.
+        zoo: the model zoo; frames of files below it are the user's in tracebacks.
+        local: whether this process trains ``model`` by ``optimizer``; else parameter servers hold the weights.
+        worker: index of this worker among others, each of which gets files of its own; None: there are no others.
+        check: is given the callbacks that decide by evaluations.
+        params: what callbacks have as ``params``.
+
+    Attributes:
+        declared: what the master is to decide; nothing if this process does.
+
+    Raises:
+        BadInputError: one of the callbacks could not do its work.
+        ModuleError: the user's code raises.
+    """
+
+    def __init__(
+        self,
+        callbacks: Any,
+        model: Any,
+        optimizer: Any,
+        zoo: Path,
+        *,
+        local: bool = False,
+        worker: int | None = None,
+        check: Check,
+        params: Params = MappingProxyType({}),
+    ) -> None:
+        import keras
+
+        from edl.keras import monitor_callbacks
+
+        model.optimizer = optimizer
+        self._zoo = zoo
+        self._model = model
+        self._local = local
+        self._begun = False
+        self._epoch: int | None = None
+        self._losses, self._steps = 0.0, 0
+        self._warned = False
+        if not local:
+            refuse_weights(model)
+        with self._calling("set_model"):
+            found = keras.tree.flatten(list(callbacks))
+            deciding = [each for each in found if monitor_callbacks.is_monitor(each)]
+            found = [each for each in found if not monitor_callbacks.is_monitor(each)]
+            refuse(found, local=local)
+            check(deciding)
+            self.declared = () if local else monitor_callbacks.declared(deciding, optimizer)
+            if self.declared:
+                monitor_callbacks.refuse_two_rates(found, self.declared)
+            if worker is not None:
+                _give_files_of_its_own(found, worker)
+            warn_of_never_called(found, deciding)
+            self._all = keras.callbacks.CallbackList(found, model=model)
+        with self._calling("set_params"):
+            set_params(found, params)
+        self._rates = None if local else _ScheduledRates(found, optimizer)
+        self._monitors = deciding if local else []
+        self._losses_since, self._steps_since = 0.0, 0
+        self._evaluations, self._evaluated_at, self._begun_before = 0, -1, -1
+        self._values: dict[int, Mapping[str, float | None]] = {}
+        with self._calling("on_train_begin"):
+            for callback in self._monitors:
+                callback.set_model(model)
+                set_params([callback], params)
+                callback.on_train_begin()
+
+    def begin_step(self, step: int) -> None:
+        """A minibatch begins; ``step`` is the global step."""
+        if not self._local:  # so that the rate of a schedule, and what TensorBoard counts, are those of this step
+            self._model.optimizer.iterations.value.assign(step, read_value=False)
+        with self._calling("on_train_batch_begin"):
+            self._all.on_train_batch_begin(step)
+
+    def end_step(self, step: int, loss: float) -> None:
+        """A minibatch is in, or with overlap on its way."""
+        self._losses += loss
+        self._steps += 1
+        self._losses_since += loss
+        self._steps_since += 1
+        with self._calling("on_train_batch_end"):
+            self._all.on_train_batch_end(step, {"loss": loss})
+
+    def begin(self) -> None:
+        """Training begins, if it has not: the first task of an epoch does it otherwise."""
+        if self._begun:
+            return
+        self._begun = True
+        with self._calling("on_train_begin"):
+            self._all.on_train_begin()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """A task of an epoch begins: the first of them begins the epoch, and ends the one before."""
+        if epoch == self._epoch:
+            return
+        self.begin()
+        if self._epoch is not None:
+            self._end_epoch(self._epoch)
+        self._epoch = epoch
+        with self._calling("on_epoch_begin"):
+            if self._rates is not None:
+                self._rates.assign_before(epoch)
+            rate = self._rate() if epoch == self._begun_before else None
+            self._all.on_epoch_begin(epoch)
+            if rate is not None:  # the run goes on in the middle of an epoch, whose rate was set when it began
+                self._model.optimizer.learning_rate = rate
+            if self._rates is not None:
+                self._rates.note(epoch)
+
+    def _end_epoch(self, epoch: int) -> None:
+        logs = {"loss": self._losses / self._steps} if self._steps else {}
+        self._losses, self._steps = 0.0, 0
+        with self._calling("on_epoch_end"):
+            self._all.on_epoch_end(epoch, logs)
+
+    def begin_test(self) -> None:
+        """An evaluation task begins."""
+        with self._calling("on_test_begin"):
+            self._all.on_test_begin()
+
+    def end_test(self) -> None:
+        """An evaluation task ends."""
+        with self._calling("on_test_end"):
+            self._all.on_test_end()
+
+    def end(self) -> None:
+        """No more training."""
+        if not self._begun:
+            return
+        if self._epoch is not None:
+            self._end_epoch(self._epoch)
+        with self._calling("on_train_end"):
+            self._all.on_train_end()
+
+    # ------------------------------------------------------------------ what decides by evaluations, in this process
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+        """The values of an evaluation; returns which callbacks decided what, for people."""
+        if not self._monitors or step <= self._evaluated_at:
+            return []
+        logs = {f"val_{name}": value for name, value in metrics.items()}
+        if self._steps_since:
+            logs["loss"] = self._losses_since / self._steps_since
+        self._losses_since, self._steps_since = 0.0, 0
+        self._values[self._evaluations] = {n: v if math.isfinite(v) else None for n, v in metrics.items()}
+        decided = []
+        for callback in self._monitors:
+            rate, stopped = self._rate(), self.why_stopped
+            with self._calling(f"on_epoch_end of {type(callback).__name__}"):
+                callback.on_epoch_begin(self._evaluations)
+                callback.on_epoch_end(self._evaluations, dict(logs))
+            if self._rate() != rate:
+                decided.append((type(callback).__name__, f"the learning rate is {self._rate():.6g} now"))
+            if self.why_stopped != stopped:
+                decided.append((type(callback).__name__, self.why_stopped))
+        self._evaluations, self._evaluated_at = self._evaluations + 1, step
+        return decided
+
+    def _rate(self) -> float | None:
+        """The optimizer's rate, if it is a number that can be set."""
+        import keras
+
+        optimizer = self._model.optimizer
+        given = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        by_itself = isinstance(given, keras.optimizers.schedules.LearningRateSchedule)
+        return None if by_itself else float(self._model.optimizer.learning_rate)
+
+    @property
+    def why_stopped(self) -> str:
+        """Why a callback that decides by evaluations ended training; empty while none has."""
+        for callback in self._monitors:
+            if getattr(callback, "stopped_epoch", 0):
+                best = "none" if callback.best is None else f"{float(callback.best):.6g}"
+                named = f"{type(callback).__name__}: {callback.monitor}"
+                return f"{named} has not improved for {callback.wait} evaluations, the best is {best}"
+        return ""
+
+    def end_monitors(self) -> Mapping[str, float | None] | None:
+        """No more evaluations; the values of the one whose weights the model has again, if it is not the last one."""
+        found = None
+        for callback in self._monitors:
+            with self._calling(f"on_train_end of {type(callback).__name__}"):
+                callback.on_train_end()
+            if getattr(callback, "best_weights", None) is not None and callback.best_epoch != self._evaluations - 1:
+                found = self._values.get(callback.best_epoch)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on has to know, as JSON."""
+        best = {getattr(callback, "best_epoch", -1) for callback in self._monitors}
+        return {
+            "epoch": self._epoch,
+            "evaluations": self._evaluations,
+            "evaluated_at": self._evaluated_at,
+            "values": [[number, dict(self._values[number])] for number in sorted(best & self._values.keys())],
+            "monitors": [
+                {name: _number(getattr(callback, name)) for name in _OF_MONITORS if hasattr(callback, name)}
+                for callback in self._monitors
+            ],
+        }
+
+    def arrays(self) -> dict[str, Any]:
+        """The weights that ``restore_best_weights`` keeps: ``best/<place of the callback>/<n>``."""
+        return {
+            f"best/{place}/{n}": weight
+            for place, callback in enumerate(self._monitors)
+            for n, weight in enumerate(getattr(callback, "best_weights", None) or ())
+        }
+
+    def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Go on with what both gave. Of callbacks that were exchanged since, those of the same place begin anew."""
+        if not state:
+            return
+        self._begun_before = -1 if state["epoch"] is None else state["epoch"]
+        self._evaluations, self._evaluated_at = state["evaluations"], state["evaluated_at"]
+        self._values = dict(state["values"])
+        for place, (callback, known) in enumerate(zip(self._monitors, state["monitors"], strict=False)):
+            if any(not hasattr(callback, name) for name in known):
+                continue
+            for name, value in known.items():
+                setattr(callback, name, value)
+            kept = sorted(
+                (key for key in arrays if key.startswith(f"best/{place}/")), key=lambda k: int(k.split("/")[2])
+            )
+            if kept and hasattr(callback, "best_weights"):
+                callback.best_weights = [arrays[key] for key in kept]
+        if self.why_stopped:
+            self._model.stop_training = True
+
+    @contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        with user_code(self._zoo, f"{name}() of a callback"):
+            yield
+        if not self._local and not self._warned and getattr(self._model, "stop_training", False):
+            self._warned = True
+            _LOG.warning(
+                "a callback set model.stop_training: a worker cannot end the job, so this has no effect; "
+                "train.max_steps and train.epochs say when it ends"
+            )
+
+
+class _ScheduledRates:
+    """What ``LearningRateScheduler`` makes of the rate, the same in every worker.
+
+    A schedule may go on from the rate of the epoch before, as ``lambda epoch, rate: rate * 0.9`` does. No worker sees
+    all epochs: one takes another's place, or the last records of an epoch go elsewhere. So the rate before an epoch is
+    what the schedules make of the rate that ``optimizer()`` gave, in all epochs up to that one.
+    """
+
+    def __init__(self, callbacks: list[Any], optimizer: Any) -> None:
+        import keras
+
+        schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
+        by_itself = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+        self._schedules = [] if by_itself else schedules  # Keras lets nobody assign a rate then, and says so
+        self._optimizer = optimizer
+        self._before = [float(optimizer.learning_rate)] if self._schedules else []
+        """By epoch, as far as they are known."""
+
+    def assign_before(self, epoch: int) -> None:
+        """Give the optimizer the rate with which an epoch begins, before the callbacks hear of it."""
+        if not self._schedules:
+            return
+        while len(self._before) <= epoch:
+            self._optimizer.learning_rate = self._before[-1]
+            for schedule in self._schedules:
+                schedule.on_epoch_begin(len(self._before) - 1)
+            self._before.append(float(self._optimizer.learning_rate))
+        self._optimizer.learning_rate = self._before[epoch]
+
+    def note(self, epoch: int) -> None:
+        """The callbacks have begun an epoch: with what they made of the rate the next one begins."""
+        if self._schedules and len(self._before) == epoch + 1:
+            self._before.append(float(self._optimizer.learning_rate))
+
+
+def _give_files_of_its_own(callbacks: list[Any], worker: int) -> None:
+    """Several workers that write to one file leave one that nobody can read."""
+    import keras
+
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            stem, dot, suffix = Path(callback.filename).name.rpartition(".")
+            name = f"{stem}-worker-{worker}.{suffix}" if stem else f"{dot}{suffix}-worker-{worker}"
+            callback.filename = str(Path(callback.filename).with_name(name))
+            _LOG.info("CSVLogger of worker %d writes to %s", worker, callback.filename)
+        elif isinstance(callback, keras.callbacks.TensorBoard):
+            callback.log_dir = str(Path(callback.log_dir) / f"worker-{worker}")
+            _LOG.info("TensorBoard of worker %d writes to %s", worker, callback.log_dir)
+
+
+def _number(value: Any) -> float | int | None:
+    """A number as JSON; one that is not finite is none."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def watcher(
+    make: Callable[[], Any] | None,
+    model: Any,
+    optimizer: Any,
+    zoo: Path,
+    *,
+    local: bool = False,
+    worker: int | None = None,
+    check: Check,
+    params: Callable[[], Params] = dict,
+) -> NoCallbacks | KerasCallbacks:
+    """The module's callbacks; ``make`` is its ``callbacks`` function, the rest as of :class:`KerasCallbacks`.
+
+    Raises:
+        BadInputError: one of the callbacks could not do its work.
+        ModuleError: the user's code raises.
+    """
+    found = make() if make is not None else None
+    return (
+        KerasCallbacks(found, model, optimizer, zoo, local=local, worker=worker, check=check, params=params())
+        if found
+        else NoCallbacks()
+    )

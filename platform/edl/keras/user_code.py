@@ -1,0 +1,148 @@
+"""The border between EDL and the user's model module: what raises in there is the user's to repair.
+
+People are shown the user's frames and the error. What the frames of Keras, TensorFlow and EDL could add is in the log,
+through the error's cause.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edl.api.errors import BadInputError, EdlError
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_GRAPH = "Graph execution error:"
+"""What an error starts with that TensorFlow raised in a traced function; the cause comes some lines later."""
+_GRAPH_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
+_OPERATION = re.compile(r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+")
+_ASSERTED = re.compile(r"^assertion failed: \[(?P<parts>.*)\]$")
+"""What ``tf.debugging`` raises in a graph: each part in brackets, with quotes escaped."""
+_REMEDIES = (
+    (
+        re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"),
+        "if this is an Embedding, it has {rows} rows and was given the id {id}: raise its input_dim, or map ids into "
+        "that range: in feed, or by a layer such as Hashing",
+    ),
+    (
+        re.compile(r"Cast string to u?int\d+ is not supported"),
+        "if this is an Embedding, it was given strings: put a StringLookup in front of it; if labels are strings, make "
+        "numbers of them in feed",
+    ),
+    (
+        re.compile(r"Cast string to \w+ is not supported"),
+        "strings were given where numbers are needed: if they are labels or features, make numbers of them in feed, of "
+        "digits by tf.strings.to_number, of names by keras.layers.StringLookup",
+    ),
+)
+"""What to do about errors of TensorFlow that name no layer."""
+_GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+
+Frames = list[traceback.FrameSummary]
+
+
+class ModuleError(BadInputError):
+    """The user's model module raised, or does what it must not.
+
+    Attributes:
+        detail: the traceback for people: the user's frames and the error.
+    """
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None, detail: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.detail = detail
+
+
+@contextmanager
+def user_code(zoo: Path, doing: str, *, of: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Translate whatever the user's code raises into a :class:`ModuleError`.
+
+    Args:
+        zoo: the model zoo: frames of files below it are the user's.
+        doing: what was going on, to stand before the error: ``custom_model()``.
+        of: a function of the user's, whose file is named where the error tells no line of the user's.
+
+    Raises:
+        ModuleError: for every exception but EDL's own and KeyboardInterrupt. SystemExit counts as an error: a model
+            module must not end the worker.
+    """
+    try:
+        yield
+    except EdlError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _translated(error, zoo, doing, of) from error
+
+
+def defined_in(function: Callable[..., Any]) -> str | None:
+    """The file of a function or class; None where there is none, as for a ``keras.losses.Loss``."""
+    try:
+        return inspect.getfile(inspect.unwrap(function))
+    except (TypeError, OSError):
+        return None
+
+
+def _translated(error: BaseException, zoo: Path, doing: str, of: Callable[..., Any] | None) -> ModuleError:
+    text = _COLOUR.sub("", str(error))
+    own = _below(zoo, traceback.extract_tb(error.__traceback__))
+    traced = [] if own else _below(zoo, _graph_frames(text))
+    return ModuleError(
+        f"{doing} raised {type(error).__name__}: {_headline(text)}",
+        where=_where(error, own or traced, of),
+        hint=_remedy(text),
+        detail=_detail(error, text, own, traced),
+    )
+
+
+def _remedy(text: str) -> str | None:
+    for pattern, remedy in _REMEDIES:
+        if found := pattern.search(text):
+            return remedy.format(**found.groupdict())
+    return None
+
+
+def _below(zoo: Path, frames: Frames) -> Frames:
+    return [frame for frame in frames if Path(frame.filename).is_relative_to(zoo)]
+
+
+def _graph_frames(text: str) -> Frames:
+    """Where the operation that failed was made, as far as TensorFlow says it."""
+    found = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH) else ()
+    return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in found]
+
+
+def _where(error: BaseException, own: Frames, of: Callable[..., Any] | None) -> str | None:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    if own:
+        return f"{own[-1].filename}:{own[-1].lineno}"
+    return None if of is None else defined_in(of)
+
+
+def _headline(text: str) -> str:
+    """What went wrong in one line; Keras and TensorFlow put lines of their own before it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if text.startswith(_GRAPH):
+        lines = [line for line in lines if not _GRAPH_NOISE.match(line)] or lines
+    elif len(lines) > 1 and lines[0].startswith("Exception encountered when calling"):
+        del lines[0]
+    headline = _OPERATION.sub("", lines[0].strip()) if lines else ""
+    asserted = _ASSERTED.match(headline)
+    return asserted["parts"].replace("] [", " ").replace("\\'", "'") if asserted else headline
+
+
+def _detail(error: BaseException, text: str, own: Frames, traced: Frames) -> str:
+    heading = "No line of your code was running when this was raised:\n"
+    if own:
+        heading = "Traceback (most recent call last), your code:\n"
+    elif traced:
+        heading = "Raised by an operation that was made here (most recent call last), your code:\n"
+    raised = "".join(traceback.format_exception_only(error))
+    if text.startswith(_GRAPH):  # dozens of lines of TensorFlow's own
+        raised = f"{type(error).__name__}: {_headline(text)}\n"
+    return heading + "".join(traceback.format_list(own or traced)) + _COLOUR.sub("", raised)

@@ -1,0 +1,110 @@
+"""Imports a job's model module from the job's zoo and from nowhere else.
+
+Python takes the first regular package on ``sys.path``, and prefers one further back to a folder without
+``__init__.py`` before it. So a package ``model_zoo`` of the current folder, or of ``PYTHONPATH``, could stand for the
+zoo that a job names. A finder in front of all others answers for the zoo's names instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from edl.api.errors import BadInputError
+from edl.jobfile.zoo_lookup import ZooModule
+
+_NEEDED = frozenset({"edl", "keras", "numpy", "tensorflow"})
+
+
+class _ZooFinder(MetaPathFinder):
+    """Answers for the package or module that the job's definition begins with, and for plain folders of the zoo.
+
+    A plain folder, without ``__init__.py``, answers for its name unless an installed package has it: folders called
+    ``rich`` or ``yaml`` may hold anything.
+    """
+
+    def __init__(self, zoo: Path, root: str, *, whole: bool) -> None:
+        """Serve ``root``: the zoo itself if ``whole``, else a module or folder below it."""
+        self._zoo, self._root = zoo, root
+        self._folder = zoo if whole else zoo / root
+        self._installed = [path for path in sys.path if Path(path or ".").resolve() not in (zoo.parent, Path.cwd())]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a name that is the zoo's."""
+        if path is not None:
+            return None
+        if fullname == self._root:
+            return _spec(fullname, self._folder)
+        folder = self._zoo / fullname
+        if folder.is_dir() and not (folder / "__init__.py").exists() and any(folder.glob("*.py")):
+            found = PathFinder.find_spec(fullname, self._installed)
+            return _spec(fullname, folder) if found is None or found.loader is None else None
+        return None
+
+
+def _spec(name: str, folder: Path) -> ModuleSpec | None:
+    """In Python's own order: a package, a module, a folder."""
+    init, module = folder / "__init__.py", folder.with_name(f"{folder.name}.py")
+    if init.is_file():
+        return spec_from_file_location(name, init, submodule_search_locations=[str(folder)])
+    if module.is_file() and folder.name == name and not folder.is_dir():
+        return spec_from_file_location(name, module)
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    return spec
+
+
+def import_module(zoo: Path, found: ZooModule) -> ModuleType:
+    """Import a module of the zoo. The zoo and its parent folder are importable from, in this order, before all else.
+
+    Args:
+        zoo: the folder, resolved.
+        found: the module in it.
+
+    Raises:
+        BadInputError: the zoo is called like a package that every model needs, or another module answers for it.
+    """
+    root = found.name.partition(".")[0]
+    if root in _NEEDED:
+        raise BadInputError(
+            f"a model zoo, or a folder of it, that is called {root} hides the package {root}",
+            where=str(found.path),
+            hint="rename the folder",
+        )
+    for folder in (str(zoo.parent), str(zoo)):
+        if folder in sys.path:
+            sys.path.remove(folder)
+        sys.path.insert(0, folder)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: roles start without it, and a model may import from it
+    below = [part for part in found.path.relative_to(zoo).with_suffix("").parts if part != "__init__"]
+    whole = found.name.count(".") == len(below)  # the zoo's own name stands before them
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ZooFinder)]
+    sys.meta_path.insert(0, _ZooFinder(zoo, root, whole=whole))
+    importlib.invalidate_caches()
+    _forget_other_zoos(zoo, root)
+    module = importlib.import_module(found.name)
+    if Path(module.__file__ or "").resolve() != found.path:
+        raise BadInputError(
+            f"another module is called {found.name}: {module.__file__}",
+            where=str(found.path),
+            hint="rename the zoo or the module, or clean PYTHONPATH",
+        )
+    return module
+
+
+def _forget_other_zoos(zoo: Path, root: str) -> None:
+    """Two zoos may have the same folder name: modules of another one must not answer for this one."""
+    for name, module in list(sys.modules.items()):
+        if name == root or name.startswith(f"{root}."):
+            places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", [])]
+            if not any(Path(place).resolve().is_relative_to(zoo) for place in places if place):
+                del sys.modules[name]

@@ -1,0 +1,126 @@
+"""What is around a master: the cluster of its job, and on Kubernetes a fence between masters and a board for people."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl.cluster.status_port import Board
+from edl.api.cluster_port import Cluster
+from edl.core.leader_election import Fence
+from edl.cluster.local.local_cluster import LocalCluster
+from edl.jobfile.job_spec import JobSpec
+
+DONE_EXIT, FAILED_EXIT = 0, 1
+
+
+class Surroundings(Protocol):
+    """Where a master is.
+
+    Attributes:
+        cluster: where its pods are.
+        fence: the right to decide; None where the journal's lock is one.
+        board: where people without a route to it look; None where files do.
+        gone_seconds: how long pods that were told to go may take at the end of the job.
+        durable: what is written to the run directory outlives the master's pod.
+    """
+
+    @property
+    def cluster(self) -> Cluster: ...  # noqa: D102
+
+    @property
+    def fence(self) -> Fence | None: ...  # noqa: D102
+
+    @property
+    def board(self) -> Board | None: ...  # noqa: D102
+
+    @property
+    def gone_seconds(self) -> float: ...  # noqa: D102
+
+    @property
+    def durable(self) -> bool: ...  # noqa: D102
+
+    def acquire(self, stopping: threading.Event) -> bool:
+        """Wait for the right to decide; False if ``stopping`` was set before."""
+        ...
+
+    def conclude(self, *, failed: bool) -> int:
+        """Tell whoever restarts masters that the job is over; returns the exit code that goes with it."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; pods stay."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneMachine:
+    """A supervisor on this machine: exit code 0 says that the job is over, and its files say how."""
+
+    cluster: Cluster
+    fence: None = None
+    board: None = None
+    gone_seconds: float = 1.5
+    durable: bool = True
+
+    def acquire(self, stopping: threading.Event) -> bool:
+        """The journal's lock is all there is."""
+        return not stopping.is_set()
+
+    def conclude(self, *, failed: bool) -> int:
+        """Nothing needs to be told."""
+        del failed
+        return DONE_EXIT
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+class Kubernetes:
+    """A pod: a Job that is Complete or Failed says how it ended; no pod stays longer than that.
+
+    Raises:
+        BadInputError: this is no master's pod, or it has no service account.
+    """
+
+    gone_seconds = 8.0
+
+    def __init__(self, spec: JobSpec, variables: Mapping[str, str]) -> None:
+        from edl.cluster.kubernetes.master_backend import Platform  # a master on one machine never imports the Kubernetes client
+
+        self._platform = Platform.from_environment(spec, variables)
+        self.cluster: Cluster = self._platform.cluster
+        self.fence: Fence = self._platform.fence
+        self.board: Board = self._platform.board
+        self.durable = self._platform.durable
+
+    def acquire(self, stopping: threading.Event) -> bool:
+        """Wait for the job's Lease."""
+        return self._platform.acquire(stopping)
+
+    def conclude(self, *, failed: bool) -> int:
+        """A Job whose pod exits 0 is Complete; one that has failed may not restart it."""
+        self._platform.conclude(failed=failed)
+        return FAILED_EXIT if failed else DONE_EXIT
+
+    def close(self) -> None:
+        """Show what was published last, and give the Lease back."""
+        self._platform.close()
+
+
+def surroundings_of(spec: JobSpec, token: str, variables: Mapping[str, str]) -> Surroundings:
+    """Where this process is, by its environment.
+
+    Args:
+        spec: of the job.
+        token: of the job.
+        variables: of this process: ``EDL_JOB_UID`` is set in pods only.
+
+    Raises:
+        BadInputError: the environment lacks something.
+    """
+    if variables.get("EDL_JOB_UID"):
+        return Kubernetes(spec, variables)
+    return OneMachine(LocalCluster.from_environment(token))

@@ -1,0 +1,178 @@
+"""Checkpoints, the master's half: shards, manifest, removal of old ones, and what stands in for a damaged one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edl.core.saved_checkpoint import Checkpoint
+from edl.api.errors import EdlError, RetryableError, StorageError
+from edl.core.events import CheckpointCopied, CheckpointRefused, CheckpointSaved, CopyCheckpoint, SaveCheckpoint
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, Retry
+from edl.transport.control_methods import PsControl
+from edl.storage.checkpoint_commit import commit, prune
+from edl.storage.disk_full_pruning import make_room
+from edl.storage.durable_files import sync_directory, sync_file, translated
+from edl.storage.checkpoint_manifest import DATASET, Manifest, ShardInfo, Skipped, cut_directory, load_manifest
+
+log = logging.getLogger(__name__)
+
+_DEADLINE = 300.0
+_RETRY = Retry(within=30.0)
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        directory: ``<run>/checkpoints``.
+        keep: newest ones that are kept.
+        protected: cuts that must not be removed, asked each time.
+        await_right: called before a checkpoint is made real and before others are removed; returns when this master
+            may decide, raises RetryableError when it never will again: shards take minutes, and meanwhile another
+            master may have begun.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        protected: Callable[[], set[int]],
+        await_right: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory = directory
+        self._keep = keep
+        self._protected = protected
+        self._await_right = await_right
+
+    def save(
+        self, command: SaveCheckpoint, channels: Mapping[int, Channel], count: int, incarnation: int
+    ) -> CheckpointSaved:
+        """Wait until every PS has its shard on disk, then make the checkpoint real.
+
+        Args:
+            command: which cut, and the ledger position that goes with it.
+            channels: to the PS that live, by index.
+            count: how many PS the job has.
+            incarnation: of this master.
+
+        Returns:
+            Whether it is real; that older ones could not be removed is only logged.
+        """
+        directory = cut_directory(self.directory, command.cut)
+        try:
+            shards = self._shards(command.cut, channels, count, incarnation)
+            self._await_right()
+            created = datetime.now(UTC).isoformat(timespec="seconds")
+            ledger = {**command.ledger, DATASET: dict(command.dataset)}
+            commit(directory, Manifest(command.cut, command.version, created, tuple(shards), ledger))
+        except EdlError as error:
+            self._make_room(command.cut)
+            return CheckpointSaved(command.cut, str(error))
+        self._prune(command.cut)
+        return CheckpointSaved(command.cut)
+
+    def _shards(self, cut: int, channels: Mapping[int, Channel], count: int, incarnation: int) -> list[ShardInfo]:
+        """Every PS's shard; an error only when no PS writes any more, so that what is left can be removed."""
+        shards, errors = [], []
+        for index in range(count):
+            try:
+                shards.append(self._shard(_of(channels, index), cut, incarnation))
+            except EdlError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return shards
+
+    def copy(self, command: CopyCheckpoint) -> CheckpointCopied:
+        """Make a checkpoint the newest one: its shards under another number, with another ledger position.
+
+        Shards never change once they are written, so that both may be one file.
+        """
+        source = cut_directory(self.directory, command.source)
+        target = cut_directory(self.directory, command.cut)
+        try:
+            manifest = load_manifest(source)
+            if isinstance(manifest, Skipped):
+                raise StorageError(f"checkpoint {command.source} cannot be used: {manifest.reason}", where=str(source))
+            with translated(target, "copy the best checkpoint"):
+                target.mkdir(parents=True, exist_ok=True)
+                for shard in manifest.shards:
+                    _link_or_copy(source / shard.file, target / shard.file)
+                sync_directory(target)
+            self._await_right()
+            created = datetime.now(UTC).isoformat(timespec="seconds")
+            ledger = {**command.ledger, **{key: manifest.ledger[key] for key in (DATASET,) if key in manifest.ledger}}
+            commit(target, Manifest(command.cut, command.version, created, manifest.shards, ledger))
+        except EdlError as error:
+            return CheckpointCopied(command.source, command.cut, str(error))
+        return CheckpointCopied(command.source, command.cut)
+
+    def _shard(self, channel: Channel, cut: int, incarnation: int) -> ShardInfo:
+        request = pb.SavedRequest(incarnation=incarnation, cut=cut)
+        reply = channel.call(PsControl.Saved, request, deadline=_DEADLINE, retry=_RETRY)
+        if reply.error:
+            raise StorageError(reply.error, where=channel.address)
+        return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
+
+    def refused(self, uid: str, cut: int, message: str) -> CheckpointRefused:
+        """A PS cannot load a cut: the newest older one that can be used, which takes reading every byte of it.
+
+        Args:
+            uid: of the PS.
+            cut: the cut that it cannot load.
+            message: what it says.
+        """
+        from edl.storage import checkpoint_shards  # with NumPy, which a starting master does not wait for
+
+        skipped: list[Skipped] = []
+        try:
+            found = checkpoint_shards.newest(self.directory, skipped.append, below=cut)
+        except StorageError as error:
+            return CheckpointRefused(uid, cut, message, skipped=str(error))
+        told = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
+        if found is None:
+            told = told or f"there is no older one in {self.directory}"
+            newer = checkpoint_shards.newest(self.directory)  # its master died before it could enter it
+            if newer is not None:
+                told += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
+            return CheckpointRefused(uid, cut, message, skipped=told)
+        older = Checkpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
+        return CheckpointRefused(uid, cut, message, older, told)
+
+    def _make_room(self, failed: int) -> None:
+        try:
+            self._await_right()
+            removed = make_room(self.directory, self._keep, self._protected(), failed=failed)
+        except (StorageError, RetryableError) as error:
+            log.warning("no room was made for the next checkpoint: %s", error)
+        else:
+            log.info("checkpoint %d was not written; removed to make room for the next: %s", failed, removed)
+
+    def _prune(self, newest: int) -> None:
+        """What is in use stays until the core has taken note of the newest."""
+        try:
+            self._await_right()
+            prune(self.directory, self._keep, self._protected() | {newest})
+        except (StorageError, RetryableError) as error:
+            log.warning("old checkpoints stay: %s", error)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+        sync_file(target)
+
+
+def _of(channels: Mapping[int, Channel], index: int) -> Channel:
+    if index not in channels:
+        raise RetryableError(f"ps-{index} was lost")
+    return channels[index]

@@ -1,0 +1,343 @@
+"""The master process: put together, run to the end of the job, taken apart.
+
+Exits 0 when the job is over (done, or failed by its own rules: ``failure.json`` says which; on Kubernetes 1 when it was
+not done, after the Job was told not to start another master), 143 when it was told to go (the journal is flushed, pods
+are left alone, another master goes on), 1 when it cannot go on itself and another one may: its log says why.
+
+SIGUSR1 says that the user of ``edl run`` stops the job: a final checkpoint is taken, 10 s at most, and the job is over.
+
+A journal that cannot be written ends the job as failed, of kind ``storage``: no other master could decide anything
+either. That end is told to people and to the supervisor, but not to the journal, which ends where it was cut off: after
+the disk has room again, ``edl run --resume`` goes on from there and from the newest checkpoint, as after a power cut. A
+journal that cannot even be opened leaves the job as it is: the supervisor tries again for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from functools import partial
+
+from edl.api.events import RoleStarted, Warned
+from edl.core.saved_checkpoint import FINAL_SECONDS, STOPPED
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.core.events import EndJob, Event, PodChanged, PodsSynced, StopWanted
+from edl.core.job import JobState
+from edl.master import guarded_threads
+from edl.master.periodic_reports import Accounts
+from edl.master.checkpoint_coordinator import Checkpoints
+from edl.master.dataset_description import describe
+from edl.master.pod_termination import dismiss, live
+from edl.master.final_report import tell_end, tell_so_far
+from edl.master.ps_metrics import Figures
+from edl.master.gil_tuning import tune
+from edl.master.ps_client import ParameterServers
+from edl.master.pod_controller import Pods
+from edl.master.status_publication import Publisher
+from edl.master.status_reporter import Reporter
+from edl.master.master_service import Servicer
+from edl.master.spec_settings import may_define_reader, settings_of
+from edl.master.shell import MasterEndsError, Shell
+from edl.master.backend import DONE_EXIT, FAILED_EXIT, Surroundings, surroundings_of
+from edl.master.desired_state_events import events_of
+from edl.transport import edl_pb2_grpc
+from edl.transport.control_client import serve
+from edl.transport.process_identity import Identity
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.jobfile.problems import SpecError
+from edl.storage.checkpoint_restart import explained
+from edl.storage.journal import Journal
+from edl.storage.journal_truncation import check_end
+from edl.storage.run_directory import RunDir
+
+log = logging.getLogger("edl.master")
+
+SIGTERM_EXIT = 143
+BEGINS_ANEW = "the job begins anew: it has no volume, so nothing was kept of what the master before this one knew"
+_SETTLE_SECONDS = 1.0
+_THREADS_BESIDE_WORKERS, _THREADS_A_WORKER = 16, 3
+_WORKERS_AT_LEAST = 64
+"""What a job may be scaled to beyond its spec before questions for work wait for each other; threads come on demand."""
+
+
+def main() -> int:
+    """Run the master; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    tune()
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    stop_wanted = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: stop_wanted.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        identity = Identity.from_environment()
+        spec = _spec_of(RunDir(identity.run_dir))
+        return serve_job(identity, spec, surroundings_of(spec, identity.token, os.environ), stopping, stop_wanted)
+    except EdlError as error:
+        log.error("%s", error)
+        return error.exit_code
+
+
+def _spec_of(run: RunDir) -> JobSpec:
+    try:
+        return load(run.spec)
+    except SpecError as error:
+        hint = "It was written when the run began, and something has damaged it since: put it back, or start a new run."
+        raise BadInputError(str(error), hint=hint) from error
+
+
+def serve_job(
+    identity: Identity,
+    spec: JobSpec,
+    around: Surroundings,
+    stopping: threading.Event,
+    stop_wanted: threading.Event | None = None,
+) -> int:
+    """Be the master of a job, once that is allowed; returns the exit code.
+
+    Args:
+        stopping: set when this master is told to go.
+        stop_wanted: set when the job is to end after a final checkpoint.
+
+    Raises:
+        EdlError: this master cannot begin.
+    """
+    with ExitStack() as taken:
+        taken.callback(around.close)
+        if not around.acquire(stopping):
+            log.info("told to go before it was this master's turn")
+            return SIGTERM_EXIT
+        with Master(identity, spec, around) as master:
+            code = master.run(stopping, stop_wanted)
+        master.publish_end()  # all that it wrote is on disk now
+        return around.conclude(failed=master.failed) if code == DONE_EXIT else code
+
+
+class Master:
+    """All parts of a master, started on entry and stopped on exit.
+
+    Args:
+        identity: of this process.
+        spec: of the job.
+        around: where it is; it has the right to decide.
+
+    Raises:
+        RefusedError: another master has the journal open.
+        StorageError: the journal cannot be read or opened.
+    """
+
+    def __init__(self, identity: Identity, spec: JobSpec, around: Surroundings) -> None:
+        self._run = RunDir(identity.run_dir)
+        self._around = around
+        self._predict = (identity.run_dir / "predict.json").exists()
+        self._spec, self._identity = spec, identity
+        self._bad_module: BadInputError | None = None
+        state, self._journal = self._replayed(f"master process {os.getpid()}")
+        self._publisher = Publisher(around.board, self._run) if around.board is not None else None
+        heard = self._publisher.hear if self._publisher is not None else lambda event: None
+        figures = Figures(spec.strategy, spec.ps.max_rows)
+        self._reporter = Reporter(
+            self._run,
+            spec.name,
+            state,
+            lambda error: self.shell.fail(error),
+            heard,
+            lambda: None if self._predict else figures.together(),
+            lambda: self.shell.time.now(),
+        )
+        keep = spec.checkpoint.keep if spec.checkpoint else 1
+        checkpoints = Checkpoints(self._run.checkpoints, keep, self._in_use, lambda: self.shell.await_right())
+        incarnation = self._journal.incarnation
+        self._servers = ParameterServers(identity.token, incarnation, state.settings.ps, checkpoints)
+        self._pods = Pods(around.cluster)
+        self.shell = Shell(
+            state, self._journal, pods=self._pods, ps=self._servers, tell=self._reporter.tell, fence=around.fence
+        )
+        self._servicer = Servicer(self.shell, self._servers, incarnation, figures.heard)
+        self._parts = ExitStack()
+        self._accounts = Accounts(self.shell, self._reporter, self._publisher, self._run)
+
+    def _replayed(self, holder: str) -> tuple[JobState, Journal]:
+        durable = self._around.durable
+        settings = settings_of(self._spec, predict=self._predict, describe=self._own_reader(), durable=durable)
+        fence = self._around.fence
+        with explained(self._run):
+            journal, replay = Journal.open(
+                self._run.journal,
+                holder=holder,
+                exclusive=fence is None,
+                at_least=fence.incarnation if fence else 0,
+                check=partial(check_end, self._run),
+            )
+        state = JobState(settings)
+        state.replay(replay.snapshot, list(replay.entries))
+        if replay.incarnation:
+            log.info("replayed the journal of incarnation %d: %d entries", replay.incarnation, len(replay.entries))
+        self._anew = not (replay.incarnation or durable) and journal.incarnation > 1
+        return state, journal
+
+    def _own_reader(self) -> bool:
+        try:
+            return may_define_reader(self._spec)
+        except BadInputError as error:
+            self._bad_module = error
+            return False
+
+    def __enter__(self) -> Master:
+        with self._parts as parts:
+            for part in (self._journal, self._reporter, self.shell, self._servers, self._pods):
+                parts.callback(part.close)
+            # Before anybody can call: leases get this master's numbers, and answers of PS have somewhere to go.
+            self.shell.begin(self._journal.incarnation)
+            self._servers.start(self.shell.handle, self.shell.fail)
+            self._serve(parts)
+            if self._anew:
+                self._reporter.put(Warned(BEGINS_ANEW, time=time.time()))
+            if not self.shell.state.ended:
+                self._reporter.put(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
+            self._accounts.start()
+            parts.callback(self._accounts.close)
+            self._parts = parts.pop_all()
+        return self
+
+    def _serve(self, parts: ExitStack) -> None:
+        server = serve(
+            lambda server: edl_pb2_grpc.add_MasterServicer_to_server(self._servicer, server),  # type: ignore[no-untyped-call]
+            self._identity.master_address,
+            self._identity.token,
+            _THREADS_BESIDE_WORKERS + _THREADS_A_WORKER * max(self._spec.workers.max, _WORKERS_AT_LEAST),
+            before_stop=self.shell.stop_waiting,
+        )
+        parts.callback(server.stop, 0.2)
+
+    def __exit__(self, *_: object) -> None:
+        self._parts.close()
+
+    # ------------------------------------------------------------------ running
+
+    def run(self, stopping: threading.Event, stop_wanted: threading.Event | None = None) -> int:
+        """Run until the job is over, this master fails, or it is told to go; returns the exit code."""
+        shell = self.shell
+        if not self._already_over():
+            leaves = partial(self._leaves, stopping)
+            self._pods.start(partial(self._seen, leaves), shell.fail, leaves)
+            guarded_threads.start("data", self._describe, shell.fail)
+            guarded_threads.start("wishes", self._follow_wishes, shell.fail)
+            if stop_wanted is not None:
+                guarded_threads.start("stop", partial(self._stop_when, stop_wanted), shell.fail)
+            shell.run(stopping.is_set)
+        if shell.ended is not None:
+            return self._end(shell.ended)
+        if isinstance(shell.failure, StorageError) and shell.time.runs():
+            return self._end_unrecorded(shell.failure)
+        if shell.time.runs():
+            self._tell_so_far()
+        if shell.failure is not None:
+            return FAILED_EXIT
+        log.info("told to go: the journal is flushed, pods are left alone")
+        return SIGTERM_EXIT
+
+    @property
+    def failed(self) -> bool:
+        """Whether the job is over and not done."""
+        ended = self.shell.ended
+        return ended is not None and ended.phase != "Done"
+
+    def publish_end(self) -> None:
+        """Show people what has become of the job, or of this master."""
+        if self._publisher is not None and self.shell.time.runs():
+            self._publisher.tell_end(self._accounts.now())
+
+    def _already_over(self) -> bool:
+        """Whether the master before this one ended the job and did not live to say so."""
+        state = self.shell.state
+        if state.ended:
+            self.shell.ended = EndJob(state.phase, state.reason)
+        return state.ended
+
+    def _describe(self) -> None:
+        state = self.shell.state
+        try:
+            if self._bad_module is not None:
+                raise self._bad_module
+            if not state.described and not state.settings.describe:
+                self.shell.handle(describe(self._spec, predict=self._predict))
+        except BadInputError as error:
+            self.shell.give_up(str(error), "input")
+
+    def _leaves(self, stopping: threading.Event) -> bool:
+        """Whether this master was told to go. The job may be going with it; if not, another master decides next."""
+        return stopping.is_set() and self.shell.ended is None
+
+    def _seen(self, leaves: Callable[[], bool], event: Event) -> None:
+        """The cluster says something; what it says of PS also goes to those who talk to them."""
+        if leaves():  # the next master is told again
+            return
+        self.shell.handle(event)
+        if isinstance(event, PodChanged) and event.pod.ended:
+            self._servers.ended(event.pod.uid)
+        elif isinstance(event, PodsSynced):
+            known = {pod.uid for pod in live(self.shell, Role.PS)}
+            for uid in self._servers.addresses().keys() - known:
+                self._servers.ended(uid)
+
+    def _follow_wishes(self) -> None:
+        """What people pin to the board; it ends with the board, which may be after the end of this master."""
+        board = self._around.board
+        if board is None:
+            return
+        try:
+            for event in events_of(board.desired()):
+                self.shell.handle(event)
+        except MasterEndsError as error:
+            log.info("wishes are left to the next master: %s", error)
+
+    def _stop_when(self, stop_wanted: threading.Event) -> None:
+        """The user of ``edl run`` stops the job; the thread ends with the process."""
+        stop_wanted.wait()
+        with suppress(MasterEndsError):  # then nobody goes on after this master either
+            self.shell.handle(StopWanted(STOPPED, FINAL_SECONDS))
+
+    def _in_use(self) -> set[int]:
+        with self.shell.lock:
+            state = self.shell.state
+            used = set(state.callbacks.best_cuts)
+            if state.checkpoint is not None:
+                used.add(state.checkpoint.cut)
+            if state.round is not None:  # it may turn out to be the best
+                used.add(state.round.pin)
+            return used
+
+    # ------------------------------------------------------------------ the end
+
+    def _end(self, ended: EndJob) -> int:
+        log.info("job %s: %s", ended.phase, ended.reason)
+        self.shell.stop_waiting()
+        if self.shell.failure is None:
+            dismiss(self.shell, self._pods, self._around.gone_seconds)
+            self.shell.settle(_SETTLE_SECONDS)  # how the last pods ended comes before how the job did
+        with self.shell.lock:
+            status, summary = self._reporter.status(), self._reporter.summary()
+        tell_end(self._run, self._reporter, ended, status, summary)
+        return DONE_EXIT
+
+    def _end_unrecorded(self, error: StorageError) -> int:
+        """The journal cannot be written: nobody can go on with this job until somebody has looked at the disk."""
+        ended = EndJob("Failed", str(error), kind="storage")
+        with self.shell.lock:
+            self.shell.state.give_up(ended.reason, ended.kind)
+        return self._end(ended)
+
+    def _tell_so_far(self) -> None:
+        with self.shell.lock:
+            status, summary = self._reporter.status(), self._reporter.summary()
+        self._reporter.write_status(status)
+        tell_so_far(self._run, summary)

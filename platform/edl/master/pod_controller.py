@@ -1,0 +1,74 @@
+"""Pods, as the master sees them: watching the cluster, and asking it for changes, each on a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable
+from typing import Any
+
+from edl.api.cluster_port import Cluster, Synced
+from edl.api.errors import BadInputError, RetryableError
+from edl.core.events import Command, DeletePod, Event, PodChanged, PodsSynced, StartPod, StartRefused
+from edl.master import guarded_threads
+
+log = logging.getLogger(__name__)
+
+
+class Pods:
+    """Carries out StartPod and DeletePod, and turns what the cluster says into events."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._wishes: queue.SimpleQueue[StartPod | DeletePod | None] = queue.SimpleQueue()
+        self._closed = False
+        self._leaves: Callable[[], bool] = lambda: False
+
+    def start(
+        self, handle: Callable[[Event], Any], failed: guarded_threads.Failed, leaves: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Begin to watch and to serve wishes.
+
+        Args:
+            handle: gets what the cluster says.
+            failed: told when the cluster is gone for good.
+            leaves: whether the master is on its way out and leaves the job to another: nothing is started any more.
+        """
+        self._leaves = leaves
+        guarded_threads.start("pods-watch", lambda: self._watch(handle), failed)
+        guarded_threads.start("pods-wishes", lambda: self._serve(handle), failed)
+
+    def do(self, command: Command) -> None:
+        """Queue a wish."""
+        assert isinstance(command, StartPod | DeletePod)
+        self._wishes.put(command)
+
+    def close(self) -> None:
+        """Stop watching; pods stay as they are."""
+        self._closed = True
+        self._wishes.put(None)
+        self._cluster.close()
+
+    def _watch(self, handle: Callable[[Event], Any]) -> None:
+        for seen in self._cluster.watch():
+            handle(PodsSynced() if isinstance(seen, Synced) else PodChanged(seen))
+        if not self._closed:
+            raise RetryableError("the cluster does not say any more what becomes of the pods")
+
+    def _serve(self, handle: Callable[[Event], Any]) -> None:
+        while (wish := self._wishes.get()) is not None and not self._closed:
+            refusal = self._carry_out(wish)
+            if refusal is not None:
+                handle(refusal)
+
+    def _carry_out(self, wish: StartPod | DeletePod) -> StartRefused | None:
+        try:
+            if isinstance(wish, DeletePod):
+                self._cluster.delete(wish.uid, grace=wish.grace)
+            elif not self._leaves():  # the next master finds in the journal that it is wanted
+                self._cluster.start(wish.role, wish.index, wish.wish)
+        except (RetryableError, BadInputError) as error:
+            if isinstance(wish, StartPod):
+                return StartRefused(wish.role, wish.index, str(error), isinstance(error, RetryableError))
+            log.warning("pod %s was not deleted: %s", wish.uid, error)
+        return None

@@ -1,0 +1,39 @@
+"""How the training goes, in the master's log: ``Loss`` every few seconds, and each ``Evaluation``.
+
+For who watches a job with ``edl logs`` or ``kubectl logs``, and for those who collect logs: whoever asks for the status
+(``edl status``) learns more.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from edl.api.events import EvaluationEnded, Event
+from edl.api.status import Status
+from edl.reporting.summary_text import measures
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 5.0
+
+
+class Progress:
+    """Says each state of the training once: a job that waits says nothing again."""
+
+    def __init__(self) -> None:
+        self._told = -1
+
+    def tell(self, status: Status) -> None:
+        """Log the newest loss if there was a step since; to be called every ``PERIOD_SECONDS``."""
+        if status.loss is None or status.step == self._told:
+            return
+        self._told = status.step
+        epoch = f", epoch {status.epoch}/{status.epochs}" if status.epochs > 1 and status.epoch else ""
+        records = f"{status.records_done:,} of {status.records_total:,} records"
+        log.info("Loss %.4g at step %s%s, %s", status.loss, f"{status.step:,}", epoch, records)
+
+
+def hear(event: Event) -> None:
+    """Log the end of an evaluation."""
+    if isinstance(event, EvaluationEnded):
+        log.info("Evaluation of step %s: %s", f"{event.step:,}", measures(event.metrics) or "done")

@@ -1,0 +1,151 @@
+"""What the master asks of parameter servers: one thread a PS keeps the order, answers come back as events.
+
+A question is never dropped while the pod of its PS lives: a revocation that nobody answers holds records back, and a
+cut that is off and not released holds workers up. The core judges a PS that lives and is silent, and one that refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edl.api.errors import RefusedError
+from edl.core.events import AttachPs, Command, CopyCheckpoint, Event, PsRefused, PsSilent, RevokeLeases, SaveCheckpoint
+from edl.master import guarded_threads
+from edl.master.checkpoint_coordinator import Checkpoints
+from edl.master.ps_connection import GoneError, Link, PATIENCE_SECONDS
+from edl.master.ps_requests import Asker, Question
+from edl.transport.control_client import connect
+from edl.transport.peer_errors import kind_of
+
+log = logging.getLogger(__name__)
+
+
+class ParameterServers:
+    """Carries out what the core wants of PS.
+
+    Args:
+        token: of the job.
+        incarnation: of this master; PS refuse lower ones.
+        count: how many PS the job has.
+        checkpoints: writes manifests.
+        patience: seconds without an answer after which the core is told.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        incarnation: int,
+        count: int,
+        checkpoints: Checkpoints,
+        *,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._token, self._incarnation, self._count = token, incarnation, count
+        self._checkpoints, self._patience = checkpoints, patience
+        self._asker = Asker(incarnation, count, checkpoints.directory)
+        self._links: dict[str, Link] = {}
+        self._lock = threading.Lock()
+        self._handle: Callable[[Event], Any] = lambda event: None
+        self._failed: guarded_threads.Failed = lambda error: None
+
+    def start(self, handle: Callable[[Event], Any], failed: guarded_threads.Failed) -> None:
+        """Where answers go, and who is told that this master has been replaced; before anything else."""
+        self._handle, self._failed = handle, failed
+
+    # ------------------------------------------------------------------ who there is
+
+    def registered(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
+        """Remember where a PS listens; whether it is to be attached (it is new here).
+
+        Raises:
+            BadInputError: the control address is none.
+        """
+        with self._lock:
+            if uid in self._links:
+                return False
+            link = Link(uid, index, control_address, bulk_address, self._token, patience=self._patience)
+            self._links[uid] = link
+        guarded_threads.start(f"ps-{index}", lambda: self._serve(link), self._failed)
+        return True
+
+    def ended(self, uid: str) -> None:
+        """A PS is gone: nothing is asked of it any more."""
+        with self._lock:
+            link = self._links.pop(uid, None)
+        if link is not None:
+            link.end()
+
+    def addresses(self) -> Mapping[str, Link]:
+        """Links by uid."""
+        with self._lock:
+            return dict(self._links)
+
+    def close(self) -> None:
+        """Forget all of them."""
+        for uid in self.addresses():
+            self.ended(uid)
+
+    # ------------------------------------------------------------------ asking
+
+    def do(self, command: Command) -> None:
+        """Queue what a command asks of one PS, or of all."""
+        if isinstance(command, SaveCheckpoint):
+            guarded_threads.start(f"save-{command.cut}", lambda: self._save(command), self._failed)
+            return
+        if isinstance(command, CopyCheckpoint):
+            guarded_threads.start(f"copy-{command.cut}", lambda: self._copy(command), self._failed)
+            return
+        links = self.addresses()
+        match command:
+            case AttachPs(uid=one) | RevokeLeases(ps=one):
+                asked = {one} & links.keys()  # else its pod has ended, and the core will hear of that
+            case _:
+                asked = set(links)
+        for uid in sorted(asked):
+            links[uid].put(self._asker.question(command, uid))
+
+    def _serve(self, link: Link) -> None:
+        while (question := link.next()) is not None:
+            try:
+                reply = link.ask(question, lambda seconds: self._handle(PsSilent(link.uid, seconds)))
+            except GoneError:
+                return
+            except RefusedError as error:
+                self._refused(link, question, error)
+            else:
+                self._answered(link, question, reply)
+
+    def _answered(self, link: Link, question: Question, reply: Any) -> None:
+        if question.waits(reply):
+            link.put(question)
+            return
+        event = question.event(reply)
+        if event is not None:
+            self._handle(event)
+
+    def _refused(self, link: Link, question: Question, error: RefusedError) -> None:
+        method, kind = question.method.name, kind_of(error)
+        what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
+        log.warning("%s (%s)", what, error.where)
+        if kind == "incarnation":
+            self._failed(error)
+        elif question.restore and kind == "storage":
+            self._handle(self._checkpoints.refused(link.uid, question.restore, what))
+        elif question.needed or question.cut:
+            self._handle(PsRefused(link.uid, kind, what, question.cut))
+
+    def _copy(self, command: CopyCheckpoint) -> None:
+        self._handle(self._checkpoints.copy(command))
+
+    def _save(self, command: SaveCheckpoint) -> None:
+        addresses = {link.index: link.control_address for link in self.addresses().values()}
+        channels = {index: connect(address, self._token) for index, address in addresses.items()}
+        try:
+            event = self._checkpoints.save(command, channels, self._count, self._incarnation)
+        finally:
+            for channel in channels.values():
+                channel.close()
+        self._handle(event)

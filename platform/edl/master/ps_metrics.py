@@ -1,0 +1,137 @@
+"""What parameter servers tell of themselves, put together for people. Nothing is decided by it, so no journal has it.
+
+Each process counts since it began. When another takes the place of a lost one, what that had counted stays; a master
+that is started again begins with what those say that are there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.api.job import Strategy
+from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
+from edl.transport import edl_pb2 as pb
+
+_FRESH_SECONDS = 5.0
+"""For which what a PS said of an update that waits is worth telling; it speaks every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of pushes, as the message has them."""
+
+    entered: int = 0
+    updates: int = 0
+    refused: int = 0
+    staleness: int = 0
+    stalest: int = 0
+
+    @classmethod
+    def of(cls, told: pb.PsFigures) -> Counts:
+        """Those of a message; none is negative."""
+        numbers = (told.entered, told.updates, told.refused, told.staleness, told.stalest)
+        return cls(*(max(0, number) for number in numbers))
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.entered + other.entered,
+            self.updates + other.updates,
+            self.refused + other.refused,
+            self.staleness + other.staleness,
+            max(self.stalest, other.stalest),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the process ``uid`` said ``at`` that time, and what those before it in its place had counted."""
+
+    uid: str
+    figures: pb.PsFigures
+    at: float
+    before: Counts
+
+    @property
+    def counts(self) -> Counts:
+        return self.before + Counts.of(self.figures)
+
+
+class Figures:
+    """Safe to use from several threads.
+
+    Args:
+        strategy: of the job.
+        max_rows: ``ps.max_rows``.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, strategy: Strategy, max_rows: int | None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._strategy, self._max_rows, self._clock = strategy, max_rows, clock
+        self._told: Mapping[int, _Told] = {}
+        self._lock = threading.Lock()
+
+    def heard(self, uid: str, index: int, figures: pb.PsFigures) -> None:
+        """The parameter server ``index`` told this; ``uid`` is its process."""
+        with self._lock:
+            last = self._told.get(index)
+            before = Counts() if last is None else last.before if last.uid == uid else last.counts
+            self._told = {**self._told, index: _Told(uid, figures, self._clock(), before)}
+
+    def together(self) -> ParametersStatus:
+        """What all of them told last."""
+        told = self._told
+        counts = [one.counts for one in told.values()]
+        most = max(counts, key=lambda each: each.entered, default=Counts())  # a step goes to all parameter servers
+        entered = sum(each.entered for each in counts)
+        tables = tables_of([one.figures for one in told.values()], self._max_rows)
+        return ParametersStatus(
+            strategy=self._strategy,
+            pushes=most.entered,
+            updates=most.updates,
+            refused=max((each.refused for each in counts), default=0),  # only the first one refuses any
+            staleness=sum(each.staleness for each in counts) / entered if entered else None,
+            stalest=max((each.stalest for each in counts), default=0),
+            round=self._round(told.get(0)),
+            tables=tuple(tables[:TABLES_SHOWN]),
+            tables_total=len(tables),
+        )
+
+    def _round(self, first: _Told | None) -> RoundStatus | None:
+        if first is None or not first.figures.HasField("forming") or self._clock() - first.at > _FRESH_SECONDS:
+            return None
+        forming = first.figures.forming
+        awaited = sorted(worker for worker in forming.awaited if worker >= 0)
+        return RoundStatus(
+            arrived=len(forming.arrived),
+            wanted=max(0, forming.wanted),
+            awaited=tuple(awaited[:AWAITED_SHOWN]),
+            awaited_total=len(awaited),
+            seconds=max(0.0, forming.seconds),
+        )
+
+
+def tables_of(told: Iterable[pb.PsFigures], max_rows: int | None) -> list[TableStatus]:
+    """The tables of all parameter servers, the fullest first."""
+    parts: dict[str, list[pb.TableUse]] = {}
+    for figures in told:
+        for use in figures.tables:
+            parts.setdefault(use.name, []).append(use)
+    tables = [_table(name, uses, max_rows) for name, uses in parts.items()]
+    return sorted(tables, key=lambda table: (-(table.full or 0.0), -table.rows, table.name))
+
+
+def _table(name: str, uses: Sequence[pb.TableUse], max_rows: int | None) -> TableStatus:
+    shares = [max(0, use.rows) / use.bound for use in uses if use.bound > 0]
+    return TableStatus(
+        name=name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…",
+        rows=sum(max(0, use.rows) for use in uses),
+        bytes=sum(max(0, use.bytes) for use in uses),
+        evicted=sum(max(0, use.dropped) for use in uses),
+        max_rows=max_rows,
+        full=max(shares, default=None),
+    )

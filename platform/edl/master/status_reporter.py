@@ -1,0 +1,282 @@
+"""What people read: events as they happen, the status a few times a second, the summary at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from edl.api.events import Event, Stalled
+from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
+from edl.api.cluster_port import Role
+from edl.api.errors import EdlError, StorageError
+from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
+from edl.core.job_pods import Pod
+from edl.core.job import JobState
+from edl.core.scaling import starved
+from edl.core.stall import UNSAVED, missing_ps, unsaved_checkpoint
+from edl.core.state import TRAINING
+from edl.core.ledger import Ledger
+from edl.master import guarded_threads, progress_log
+from edl.master.throughput import Rate
+from edl.jobfile.json_object import from_json, to_json
+from edl.storage.checkpoint_contents import variables_in
+from edl.storage.checkpoint_manifest import cut_directory
+from edl.storage.run_directory import RunDir, append_line, read_json, write_json
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 0.2
+PENDING, LEAVING = "pending", "leaving"
+"""What pods are doing that do not run yet, or were told to go."""
+_REFUSALS_SHOWN = 8
+
+
+class Reporter:
+    """Writes ``events.jsonl`` and ``status.json`` of a run. Disks that are full are logged and do not stop the job.
+
+    Args:
+        run: where to.
+        job: its name.
+        state: what is told; read with the shell's lock held.
+        failed: told when no more lines can be written for another reason than the disk.
+        heard: told of every event at once, however long the disk takes.
+        parameters: what the parameter servers did; None where there is nothing to train.
+        now: the core's time.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        job: str,
+        state: JobState,
+        failed: guarded_threads.Failed,
+        heard: Callable[[Event], None] = lambda event: None,
+        parameters: Callable[[], ParametersStatus | None] = lambda: None,
+        now: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._parameters, self._now = parameters, now
+        self._run, self._job, self._state, self._heard = run, job, state, heard
+        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._began = began(run)
+        self._rate = rate_since(run, self._began)
+        self._rates: dict[str, Rate] = {}
+        self._writing = threading.Lock()
+        self._thread = guarded_threads.start("events", self._write_lines, failed)
+
+    # ------------------------------------------------------------------ events
+
+    def tell(self, told: EmitEvent) -> None:
+        """Queue an event of the core, with the time of day; what is not for people goes to the log."""
+        event = told.event
+        if isinstance(event, PhaseEntered):
+            log.info("%s %s", event.kind, asdict(event))
+            return
+        if isinstance(event, TrainingStalled):
+            event = Stalled(waits_for(event.missing, event.unsaved))
+        self.put(replace(event, time=time.time()))
+
+    def put(self, event: Event) -> None:
+        """Queue an event of the master's own."""
+        self._heard(event)
+        progress_log.hear(event)
+        self._lines.put(to_json(event))
+
+    def close(self) -> None:
+        """Write what is queued."""
+        self._lines.put(None)
+        self._thread.join()
+
+    def _write_lines(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                append_line(self._run.events, line)
+            except StorageError as error:
+                log.error("%s", error)
+
+    # ------------------------------------------------------------------ status
+
+    def write_status(self, status: Status) -> None:
+        """Replace ``status.json``."""
+        try:
+            with self._writing:
+                write_json(self._run.status, to_json(status))
+        except StorageError as error:
+            log.error("%s", error)
+
+    def status(self) -> Status:
+        """The job as it is now. Call with the shell's lock held."""
+        state, main = self._state, self._state.main
+        done, total = (main.done_records, records_total(state)) if main else (0, 0)
+        self._rate.observe(time.monotonic(), done)
+        rate = self._rate.lately
+        self._rates = {uid: pace for uid, pace in self._rates.items() if uid in state.holders}
+        waits = waits_for(missing_ps(state, self._now()), unsaved_checkpoint(state))
+        return Status(
+            job=self._job,
+            run=self._run.run_id,
+            run_dir=str(self._run.path),
+            phase=STALLED if waits else state.phase,
+            updated=time.time(),
+            incarnation=state.incarnation,
+            reason=waits or state.reason,
+            epoch=epoch_of(main) if main else 0,
+            epochs=main.epochs if main else 0,
+            step=state.step,
+            records_total=total,
+            records_done=done,
+            loss=state.counters.loss,
+            metrics=state.counters.metrics,
+            samples_per_second=rate,
+            records_worked=self._rate.records,
+            seconds_worked=self._rate.seconds,
+            seconds_left=(total - done) / rate if rate > 0 else None,
+            workers=tuple(self._role(pod) for pod in state.fleet.live(Role.WORKER)),
+            ps=tuple(self._role(pod) for pod in state.fleet.live(Role.PS)),
+            workers_wanted=state.workers_max,
+            workers_min=state.workers_min,
+            starved=starved(state),
+            refusals=self._refusals(),
+            parameters=self._parameters(),
+            steps_not_applied=state.counters.steps_not_applied,
+        )
+
+    def _role(self, pod: Pod) -> RoleStatus:
+        doing, reason = describe_pod(self._state, pod), ""
+        if doing == PENDING:
+            reason = pod.message or pod.reason
+        elif doing == LEAVING:
+            reason = pod.why()
+        return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._pace(pod))
+
+    def _pace(self, pod: Pod) -> float | None:
+        """Records a second of a worker, as whole minibatches; the last one of a range may be smaller."""
+        holder = self._state.holders.get(pod.uid)
+        if pod.role is not Role.WORKER or holder is None:
+            return None
+        rate = self._rates.setdefault(pod.uid, Rate())
+        rate.observe(time.monotonic(), holder.steps * self._state.settings.minibatch)
+        return rate.lately
+
+    def _refusals(self) -> dict[str, str]:
+        """The first few: they are all asked for one after the other, and the status has to stay small."""
+        refused = sorted(self._state.fleet.refusals.items())[:_REFUSALS_SHOWN]
+        return {f"{role}-{index}": reason for (role, index), reason in refused}
+
+    def summary(self) -> Summary:
+        """What the run has come to. Call with the shell's lock held."""
+        state, main, counters = self._state, self._state.main, self._state.counters
+        quarantined = sum(work.records for work in main.quarantined) if main else 0
+        lost = main.total - main.done_records - quarantined - main.remaining() if main else 0
+        return Summary(
+            records_total=records_total(state),
+            records_done=main.done_records if main else 0,
+            records_repeated=counters.repeated,
+            records_lost=lost,
+            records_rolled_back=counters.rolled_back,
+            records_skipped=counters.skipped + quarantined,
+            updates_rolled_back=counters.updates_rolled_back,
+            steps_not_applied=counters.steps_not_applied,
+            updates_rolled_back_of=self._updates_of(),
+            samples_per_second=self._rate.overall,
+            seconds=max(0.0, time.time() - self._began),
+            workers_lost=counters.workers_lost,
+            metrics=counters.metrics,
+            export=counters.exported[0] if counters.exported else None,
+            export_loading=(counters.loading or None) if counters.exported else None,
+            logs=str(self._run.logs),
+            parameters=self._parameters(),
+        )
+
+    def _updates_of(self) -> dict[str, int]:
+        """Updates that went back, by variable: a PS owns the same ones for the whole run, and its shards name them."""
+        checkpoint, updates = self._state.checkpoint, self._state.counters.updates_of
+        if checkpoint is None:
+            return {}
+        directory = cut_directory(self._run.checkpoints, checkpoint.cut)
+        try:
+            return {name: count for ps, count in updates.items() for name in variables_in(directory, int(ps))}
+        except StorageError as error:
+            log.error("which variables went back is not known: %s", error)
+            return {}
+
+
+def waits_for(missing: Sequence[MissingPs], unsaved: str) -> str:
+    """What a job that is stalled waits for; empty for any other."""
+    ps = (f"waiting for ps-{each.index}, {each.why}{_since(each.since)}" for each in missing)
+    return "; ".join([*ps, *([f"{UNSAVED}: {unsaved}"] if unsaved else [])])
+
+
+def _since(moment: float) -> str:
+    return f" since {datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC" if moment else ""
+
+
+def records_total(state: JobState) -> int:
+    """Records that the job is to work through: what is done, and what the steps that are left have room for.
+
+    A minibatch at the end of a range may be smaller, so with ``max_steps`` this is exact once the last step is done.
+    """
+    main, limit = state.main, state.settings.max_steps
+    if main is None:
+        return 0
+    if limit is None or state.settings.predict:
+        return main.total
+    return min(main.total, main.done_records + max(0, limit - main.done_steps) * main.minibatch)
+
+
+def epoch_of(ledger: Ledger) -> int:
+    """The epoch, from 1, that the records done so far reach into; what is planned is ahead of that."""
+    records = ledger.plan.records
+    return min(ledger.done_records // records + 1, ledger.epochs) if records else ledger.epochs
+
+
+def describe_pod(state: JobState, pod: Pod) -> str:
+    """What a pod is doing, in a word."""
+    if not pod.staying:
+        return LEAVING
+    if not pod.ran:
+        return PENDING
+    if pod.role is Role.PS:
+        return "serving" if pod.attached and pod.initialized else "starting"
+    kinds = [kind for kind, _ in state.leases_of(pod.uid)]
+    if kinds and kinds[0] == TRAINING and pod.building:
+        return "starting"  # it leases while it still imports TensorFlow
+    if kinds:
+        return {"training": "training", "evaluation": "evaluating", "prediction": "predicting"}.get(kinds[0], kinds[0])
+    return "waiting" if pod.uid in state.holders else "starting"
+
+
+def began(run: RunDir) -> float:
+    """When the run was started or resumed last, in unix seconds: its masters come and go. Now, if nothing says so."""
+    started = 0.0
+    with suppress(FileNotFoundError), run.events.open("rb") as lines:
+        for line in lines:
+            if b'"run_started"' in line:
+                started = _started(line) or started
+    return started or time.time()
+
+
+def rate_since(run: RunDir, began: float) -> Rate:
+    """The rate as the master before this one left it in the status, if it belonged to the same start of the run."""
+    with suppress(EdlError):  # none, or one that cannot be read: then it is measured from now on
+        status = from_json(Status, read_json(run.status), str(run.status))
+        if status.updated >= began:
+            rate = Rate(status.records_worked, status.seconds_worked)
+            rate.observe(time.monotonic() - max(0.0, time.time() - status.updated), status.records_done)
+            return rate
+    return Rate()
+
+
+def _started(line: bytes) -> float | None:
+    try:
+        event = json.loads(line)
+    except ValueError:  # cut off by a crash
+        return None
+    return float(event["time"]) if event.get("event") == "run_started" else None

@@ -1,0 +1,75 @@
+"""The dense parameters: every variable that is no table, one behind the other in a float32 slab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edl.numerics.optimizers import Rule, Scratch, Update, blocks, rule
+from edl.numerics.array_types import Floats
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.parameter_store import Gradients
+from edl.numerics.optimizer_spec import OptimizerSpec
+
+Rules = Callable[[OptimizerSpec, float], Rule]
+
+
+@dataclass(frozen=True, slots=True)
+class SlabCopy:
+    """Values and slot variables, by name, of a slab at one moment."""
+
+    values: Floats
+    slots: dict[str, Floats]
+
+
+class Slab:
+    """Values and slot variables of the trained variables, then the values of the statistics.
+
+    Args:
+        declaration: what is in it, and what moves it.
+        values: initial ones, ``[declaration.size]``, copied.
+        rule: of an optimizer and a weight decay.
+    """
+
+    def __init__(self, declaration: Declaration, values: Floats, rule: Rules = rule) -> None:
+        optimizer, trained = declaration.optimizer, declaration.trained
+        self.values: Floats = np.array(values, np.float32)
+        self.slots: dict[str, Floats] = {
+            name: np.full(trained, start, np.float32) for name, start in optimizer.slots.items()
+        }
+        self._trained, self._statistics = self.values[:trained], self.values[trained:]
+        self._blocks = tuple((block, rule(optimizer, block.decay)) for block in blocks(optimizer, declaration.places()))
+        self._scratch = Scratch.like(self._trained)
+        self._room: SlabCopy | None = None
+
+    def apply(self, gradients: Gradients, step: int) -> None:
+        """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
+        trained = len(self._trained)
+        update = Update(gradients.slab[:trained], gradients.learning_rate, step)
+        for block, block_rule in self._blocks:
+            block.apply(block_rule, self._trained, self.slots.values(), update, self._scratch)
+        if len(self._statistics):
+            self._statistics += gradients.slab[trained:] * np.float32(gradients.weight)
+
+    def make_room(self) -> None:
+        """Touch the memory that the next copy goes to: new pages cost far more than copying.
+
+        May run beside anything else that is done with the slab.
+        """
+        room = self._unused_room()
+        for array in (room.values, *room.slots.values()):
+            array.fill(0)
+        self._room = room
+
+    def copy(self) -> SlabCopy:
+        """As it is now; quick if room was made before."""
+        room, self._room = self._room or self._unused_room(), None
+        np.copyto(room.values, self.values)
+        for name, slot in self.slots.items():
+            np.copyto(room.slots[name], slot)
+        return room
+
+    def _unused_room(self) -> SlabCopy:
+        return SlabCopy(np.empty_like(self.values), {name: np.empty_like(slot) for name, slot in self.slots.items()})

@@ -1,0 +1,53 @@
+"""The gradient of several minibatches as if they had been one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edl.numerics.array_types import Floats
+from edl.numerics.parameter_store import Gradients, RowGradients
+
+
+def merged(parts: Sequence[Gradients], learning_rate: float) -> Gradients | None:
+    """The mean over the records of all parts; None if there is nothing to apply.
+
+    A loss is a mean over the records of its minibatch, and ``weight`` says how many those are. So the sum of
+    ``weight / sum of weights`` times each gradient is the gradient of all records as one minibatch. Statistics move by
+    the mean of what the parts move them by. One part is passed on as it is, to the bit.
+
+    Args:
+        parts: in an order that does not depend on which came first, since sums in float32 do.
+        learning_rate: of the update.
+    """
+    if not parts:
+        return None
+    if len(parts) == 1:
+        only = parts[0]
+        return Gradients(only.slab, only.rows, learning_rate, only.weight)
+    factors = _factors(parts)
+    slab = parts[0].slab * factors[0]
+    scratch = np.empty_like(slab)
+    for part, factor in zip(parts[1:], factors[1:], strict=True):
+        slab += np.multiply(part.slab, factor, out=scratch)
+    tables = sorted({table for part in parts for table in part.rows})
+    rows = {table: _rows(table, parts, factors) for table in tables}
+    return Gradients(slab, rows, learning_rate, sum(part.weight for part in parts) / len(parts))
+
+
+def _factors(parts: Sequence[Gradients]) -> list[np.float32]:
+    total = sum(part.weight for part in parts)
+    if not total > 0:
+        return [np.float32(1 / len(parts))] * len(parts)
+    return [np.float32(part.weight / total) for part in parts]
+
+
+def _rows(table: str, parts: Sequence[Gradients], factors: Sequence[np.float32]) -> RowGradients:
+    """One after another: the table sums what comes twice."""
+    ids, values = [], list[Floats]()
+    for part, factor in zip(parts, factors, strict=True):
+        if table in part.rows:
+            ids.append(part.rows[table].ids)
+            values.append(part.rows[table].values * factor)
+    return RowGradients(np.concatenate(ids), np.concatenate(values))

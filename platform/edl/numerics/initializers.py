@@ -1,0 +1,178 @@
+"""Initial values of embedding rows, as a function of the table's seed and the row's id.
+
+A row that nobody has trained yet is not stored anywhere: the PS makes it when it is first pulled, the worker makes it
+when a model is exported, and both must see the same numbers. So the values are counter-based (Salmon et al.: Parallel
+Random Numbers: As Easy as 1, 2, 3, SC 2011): nothing depends on the order in which rows appear, nor on the machine.
+
+An initializer is a JSON object: ``{"name": "zeros"}``, ``{"name": "constant", "value": c}``,
+``{"name": "uniform", "minval": a, "maxval": b}``, ``{"name": "normal", "mean": m, "stddev": s}`` or
+``{"name": "truncated_normal", "mean": m, "stddev": s}``, which leaves out what is more than two deviations from the
+mean. Those whose spread depends on the table's shape (Glorot, He, LeCun) become one of them by
+:func:`variance_scaling`: a table keeps its initial values when its vocabulary grows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edl.api.errors import BadInputError
+from edl.core.partition import mix
+from edl.numerics.portable_math import cos_of_turns, log
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Doubles = NDArray[np.float64]
+    Words = NDArray[np.uint64]
+
+PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "zeros": (),
+    "constant": ("value",),
+    "uniform": ("minval", "maxval"),
+    "normal": ("mean", "stddev"),
+    "truncated_normal": ("mean", "stddev"),
+}
+"""Initializers that can be computed row by row, and the parameters of each."""
+LARGEST = 1e37
+"""Of a parameter's size: a tenth of float32's range leaves room for the rarest value of ``normal``."""
+
+
+_CUT = 2.0
+_TRUNCATED_DEVIATION = 0.87962566103423978
+"""Standard deviation of a standard normal distribution that is cut at 2."""
+
+
+def variance_scaling(
+    shape: tuple[int, int],
+    *,
+    scale: float,
+    mode: str,
+    distribution: str,
+    input_axes: Sequence[int] | None = None,
+    output_axes: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """What ``keras.initializers.VarianceScaling`` is for a table of this shape.
+
+    Args:
+        shape: rows and width of the table; Keras takes them for the numbers of inputs and of outputs.
+        scale: the variance times the number that ``mode`` names.
+        mode: ``fan_in``, ``fan_out`` or ``fan_avg``.
+        distribution: ``uniform``, ``truncated_normal`` or ``untruncated_normal``.
+        input_axes: axes whose lengths make up the inputs, when ``output_axes`` are given as well.
+        output_axes: the same for the outputs.
+
+    Returns:
+        An initializer as in the module's docstring: Glorot's uniform one is
+        ``variance_scaling(shape, scale=1.0, mode="fan_avg", distribution="uniform")``.
+    """
+    inputs, outputs = shape
+    if input_axes is not None and output_axes is not None:
+        inputs, outputs = (math.prod(shape[axis] for axis in axes) for axes in (input_axes, output_axes))
+    fan = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[mode]
+    variance = scale / max(1.0, fan)
+    match distribution:
+        case "uniform":
+            limit = math.sqrt(3.0 * variance)
+            return {"name": "uniform", "minval": -limit, "maxval": limit}
+        case "truncated_normal":
+            deviation = math.sqrt(variance) / _TRUNCATED_DEVIATION
+            return {"name": "truncated_normal", "mean": 0.0, "stddev": deviation}
+        case "untruncated_normal":
+            return {"name": "normal", "mean": 0.0, "stddev": math.sqrt(variance)}
+    raise BadInputError(f"unknown distribution {distribution!r} of a row initializer")
+
+
+def check(initializer: Mapping[str, Any]) -> None:
+    """Refuse an initializer that :func:`initial_rows` cannot compute.
+
+    Raises:
+        BadInputError: if the name is unknown or its parameters are not exactly the expected numbers.
+    """
+    name = str(initializer.get("name"))
+    if name not in PARAMETERS:
+        raise BadInputError(f"unknown row initializer {name!r}", hint=f"known: {', '.join(PARAMETERS)}")
+    given = {key: value for key, value in initializer.items() if key != "name"}
+    numbers = all(_is_number(value) for value in given.values())
+    if set(given) != set(PARAMETERS[name]) or not numbers:
+        raise BadInputError(
+            f"row initializer {name} takes the numbers {PARAMETERS[name]} from {-LARGEST:g} to {LARGEST:g}, got {given}"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int64], dim: int) -> NDArray[np.float32]:
+    """Initial values of the rows ``ids``.
+
+    Args:
+        initializer: as described in the module's docstring.
+        seed: the table's seed; two tables with different seeds have unrelated values.
+        ids: int64 ``[n]``, non-negative.
+        dim: length of a row.
+
+    Returns:
+        float32 ``[n, dim]``, a new array. Row i depends on ``seed`` and ``ids[i]`` only.
+
+    Raises:
+        BadInputError: as :func:`check`.
+    """
+    import numpy as np
+
+    check(initializer)
+    shape = (len(ids), dim)
+    match initializer["name"]:
+        case "zeros":
+            return np.zeros(shape, np.float32)
+        case "constant":
+            return np.full(shape, initializer["value"], np.float32)
+        case "uniform":
+            low, high = initializer["minval"], initializer["maxval"]
+            values = low + (high - low) * _fractions(_streams(seed, ids), np.arange(dim))
+        case "normal":
+            values = initializer["mean"] + initializer["stddev"] * _gaussian(_streams(seed, ids), 0, dim)
+        case _:
+            values = initializer["mean"] + initializer["stddev"] * _truncated(_streams(seed, ids), dim)
+    return np.asarray(values, np.float32)
+
+
+def _streams(seed: int, ids: NDArray[np.int64]) -> Words:
+    """Where the counter-based stream of each id begins, ``[n, 1]``."""
+    import numpy as np
+
+    streams: Words = mix(ids.astype(np.uint64) ^ np.uint64(mix(seed)))[:, None]
+    return streams
+
+
+def _fractions(streams: Words, places: NDArray[np.int64]) -> Doubles:
+    """Uniform in (0, 1): 53 bits of a stream at each place."""
+    import numpy as np
+
+    bits = mix(streams + places.astype(np.uint64))
+    fractions: Doubles = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return fractions
+
+
+def _gaussian(streams: Words, draw: int, dim: int) -> Doubles:
+    """Standard normal values by the Box-Muller transform, ``[n, dim]``; a draw takes ``2 * dim`` places of a stream."""
+    import numpy as np
+
+    places = np.arange(2 * dim) + draw * 2 * dim
+    radius: Doubles = np.sqrt(-2.0 * log(_fractions(streams, places[:dim])))
+    return radius * cos_of_turns(_fractions(streams, places[dim:]))
+
+
+def _truncated(streams: Words, dim: int) -> Doubles:
+    """The same; each value that is more than 2 from zero is drawn again, from its next places in the stream."""
+    import numpy as np
+
+    values, draw = _gaussian(streams, 0, dim), 0
+    while len(rows := np.flatnonzero((np.abs(values) > _CUT).any(axis=1))):
+        draw += 1
+        again = _gaussian(streams[rows], draw, dim)
+        values[rows] = np.where(np.abs(values[rows]) > _CUT, again, values[rows])
+    return values

@@ -1,0 +1,42 @@
+"""Memory runs out: which request there is none for, what it is about, and what helps.
+
+Most requests ask for memory before they change anything: they are refused, and the server goes on. A push in the middle
+of which it runs out leaves values of no step: nothing of them is served any more, nor written to a checkpoint, until a
+checkpoint is restored.
+"""
+
+from __future__ import annotations
+
+from edl.api.errors import RefusedError
+
+REMEDY = (
+    "give the parameter servers more memory (ps.resources.memory; under edl run, this machine has to have it), raise "
+    "ps.count so that each holds less, or bound the tables with ps.max_rows or ps.evict_after_steps; then go on with "
+    "--resume"
+)
+
+
+class NoMemoryError(RefusedError):
+    """A request that there is no memory for; it has changed nothing."""
+
+    kind = "full"
+
+
+class TornError(RefusedError):
+    """A push that is in the values in part; they may not be used any more."""
+
+    kind = "full"
+
+
+def no_memory(what: str) -> NoMemoryError:
+    """The refusal of a request; ``what`` names it, with shapes."""
+    return NoMemoryError(f"there is no memory on this parameter server for {what}", hint=REMEDY)
+
+
+def torn(what: str) -> TornError:
+    """The refusal of a push that was in part applied, and of everything after it."""
+    return TornError(
+        f"memory ran out on this parameter server in the middle of a push, at {what}: its values are of no step any "
+        "more",
+        hint=REMEDY,
+    )

@@ -1,0 +1,163 @@
+"""What a parameter server holds, as a worker declared it: variables, tables, optimizer and the model's fingerprint.
+
+The first declaration of a job wins; every later one must be equal, because two different models, or two different
+optimizers, must not mix their updates. A checkpoint shard carries the declaration as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.api.errors import BadInputError
+from edl.core.strict_json import decode_json
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.table_limits import check_table
+
+MAX_VALUES = 1 << 32
+"""Values of one dense variable: 16 GiB of them are the most that a declaration brings."""
+MAX_RANK = 32
+"""Dimensions of one: what NumPy 1 has, too."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """All of it.
+
+    Attributes:
+        dense: the variables that this PS owns, in slab order: those that are trained before statistics.
+        tables: all served tables, in the order in which their rows follow the slab in a push.
+        optimizer: applied to trained variables and rows.
+        fingerprint: of the whole model, equal on all PS.
+
+    Raises:
+        BadInputError: a variable or table that no PS can hold, a name twice, a statistic before a trained variable.
+    """
+
+    dense: tuple[VariableSpec, ...]
+    tables: tuple[TableSpec, ...]
+    optimizer: OptimizerSpec
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        for variable in self.dense:
+            _check_shape(variable)
+        for table in self.tables:
+            check_table(table)
+        for names in ([v.name for v in self.dense], [t.name for t in self.tables]):
+            if len(set(names)) != len(names):
+                raise BadInputError(f"a name is declared twice: {sorted(names)}")
+        for before, after in pairwise(self.dense):
+            if before.statistic and not after.statistic:
+                raise BadInputError(f"statistic '{before.name}' is declared before '{after.name}', which is trained")
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of the slab."""
+        return sum(variable.size for variable in self.dense)
+
+    @cached_property
+    def trained(self) -> int:
+        """Elements of the slab that the optimizer moves: the first ones."""
+        return sum(variable.size for variable in self.dense if not variable.statistic)
+
+    def places(self) -> Iterator[tuple[VariableSpec, slice]]:
+        """Every dense variable with its part of the slab."""
+        start = 0
+        for variable in self.dense:
+            yield variable, slice(start, start + variable.size)
+            start += variable.size
+
+    def table(self, name: str) -> TableSpec:
+        """A table by name; raises BadInputError if there is none."""
+        found = self._by_name.get(name)
+        if found is None:
+            raise BadInputError(f"no table '{name}' is declared", hint=f"declared: {[t.name for t in self.tables]}")
+        return found
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, TableSpec]:
+        return {table.name: table for table in self.tables}
+
+    def difference(self, other: Declaration) -> str | None:
+        """What makes ``other`` another model than this one; None if nothing does. The order of variables counts."""
+        if self.optimizer != other.optimizer:
+            return f"the optimizer is {_words(other.optimizer)}, this PS applies {_words(self.optimizer)}"
+        if (self.fingerprint, set(self.dense), self.tables) != (other.fingerprint, set(other.dense), other.tables):
+            return "the model is another one: " + (
+                _first_difference("table", _shapes(other.tables), _shapes(self.tables))
+                or _first_difference("variable", _shapes(other.dense), _shapes(self.dense))
+                or f"it has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
+            )
+        return None if self.dense == other.dense else "the variables are in another order than this PS holds"
+
+    def same_but_for_order(self, other: Declaration) -> bool:
+        """Whether nothing but the order of the dense variables tells them apart."""
+        return set(self.dense) == set(other.dense) and self.difference(replace(other, dense=self.dense)) is None
+
+    def to_json(self) -> str:
+        """As text, such that from_json gives it back."""
+        return json.dumps(
+            {
+                "dense": [variable.to_json() for variable in self.dense],
+                "tables": [table.to_json() for table in self.tables],
+                "optimizer": self.optimizer.to_json(),
+                "fingerprint": self.fingerprint,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Declaration:
+        """The declaration of a checkpoint's text."""
+        value = decode_json(text)
+        return cls(
+            tuple(VariableSpec.from_json(fields) for fields in value["dense"]),
+            tuple(TableSpec.from_json(fields) for fields in value["tables"]),
+            OptimizerSpec.from_json(value["optimizer"]),
+            value["fingerprint"],
+        )
+
+
+def _check_shape(variable: VariableSpec) -> None:
+    # A length of 0 hides no other: [0, 2^62] has no value, and no array of that shape can be made.
+    values = math.prod(max(1, length) for length in variable.shape[:MAX_RANK])
+    if len(variable.shape) > MAX_RANK or any(length < 0 for length in variable.shape) or values > MAX_VALUES:
+        raise BadInputError(
+            f"variable '{variable.name}' has the shape {list(variable.shape[:MAX_RANK])}",
+            hint=f"a variable has at most {MAX_RANK} dimensions and {MAX_VALUES} values",
+        )
+
+
+def _shapes(declared: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
+    """By name, what one must have in common with another that holds the same values; the shape is first."""
+    return {
+        one.name: (list(one.shape), one.statistic)
+        if isinstance(one, VariableSpec)
+        else ([one.rows, one.dim], dict(one.initializer), one.seed)
+        for one in declared
+    }
+
+
+def _first_difference(
+    kind: str, theirs: Mapping[str, tuple[object, ...]], ours: Mapping[str, tuple[object, ...]]
+) -> str | None:
+    """A variable or table that only one of two models has, or that is not the same in both."""
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name not in ours:
+            return f"this PS holds no {kind} '{name}' {theirs[name][0]}"
+        if name not in theirs:
+            return f"it has no {kind} '{name}' {ours[name][0]}, which this PS holds"
+        if theirs[name] != ours[name]:
+            at = next(i for i, pair in enumerate(zip(theirs[name], ours[name], strict=True)) if pair[0] != pair[1])
+            return f"{kind} '{name}' is {theirs[name][at]}, this PS holds {ours[name][at]}"
+    return None
+
+
+def _words(optimizer: OptimizerSpec) -> str:
+    return f"{optimizer.name} {dict(optimizer.hyperparameters)}"

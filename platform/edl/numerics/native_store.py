@@ -1,0 +1,42 @@
+"""The parameter store over native tables; importing it without the extension is an ImportError."""
+
+from __future__ import annotations
+
+from edl.api.tables import TableSpec
+from edl.numerics.optimizers import Rule
+from edl.numerics.array_types import Floats
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.native_kernels import slab_rule
+from edl.numerics.native_table import NativeTable
+from edl.numerics.row_retention import Retention
+from edl.numerics.embedding_table import Table
+from edl.numerics.table_store import TableStore
+from edl.numerics.optimizer_spec import OptimizerSpec
+
+
+class NativeStore(TableStore):
+    """A store whose tables are native, and whose slab is moved by their kernels.
+
+    Args:
+        declaration: what it holds; its optimizer is one of ``edl.numerics.native_table.OPTIMIZERS``.
+        dense: initial slab, copied.
+        retention: which rows its tables keep; by default all.
+        threads: that share a large batch of one table.
+
+    Raises:
+        BadInputError: the optimizer has no native kernel.
+        NoMemoryError: for the dense values, or a table.
+    """
+
+    def __init__(
+        self, declaration: Declaration, dense: Floats, retention: Retention | None = None, *, threads: int = 1
+    ) -> None:
+        self._threads = threads
+        super().__init__(declaration, dense, retention)
+
+    def _made(self, table: TableSpec) -> Table:
+        return NativeTable(table, self._declaration.optimizer, threads=self._threads, retention=self._retention)
+
+    @staticmethod
+    def _rule(optimizer: OptimizerSpec, decay: float) -> Rule:
+        return slab_rule(optimizer, decay)

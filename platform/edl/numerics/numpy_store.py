@@ -1,0 +1,17 @@
+"""The parameter store in NumPy: what every machine has, and the oracle of the native one."""
+
+from __future__ import annotations
+
+from edl.api.tables import TableSpec
+from edl.numerics.optimizers import rule
+from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.embedding_table import Table
+from edl.numerics.table_store import TableStore
+
+
+class NumpyStore(TableStore):
+    """A store whose tables are NumPy arrays."""
+
+    def _made(self, table: TableSpec) -> Table:
+        optimizer = self._declaration.optimizer
+        return NumpyTable(table, optimizer.slots, rule(optimizer, optimizer.decay_of(table.name)), self._retention)

@@ -1,0 +1,230 @@
+"""Rows of one embedding table in NumPy arrays that double as they fill.
+
+A row is stored when it is first updated; until then its initial value is computed on each read. So reading changes
+nothing, in training as in evaluation.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from edl.api.tables import TableSpec
+from edl.core.partition import mix
+from edl.numerics.optimizers import Rule, Scratch, Update
+from edl.numerics.array_types import Floats, Ids
+from edl.numerics.row_retention import Retention
+from edl.numerics.parameter_snapshot import StoredRows
+from edl.numerics.initializers import initial_rows
+
+_FIRST_CAPACITY = 256
+
+
+class NumpyTable:
+    """One table.
+
+    Args:
+        declared: its shape and initial values.
+        slots: slot variables and the value they start at.
+        rule: moves its rows.
+        retention: which rows it keeps.
+        salt: 64 bits, of its index where ids are any int64; by default secret. No result depends on it.
+    """
+
+    def __init__(
+        self,
+        declared: TableSpec,
+        slots: Mapping[str, float],
+        rule: Rule,
+        retention: Retention | None = None,
+        *,
+        salt: int | None = None,
+    ) -> None:
+        self._retention = retention or Retention()
+        self._declared = declared
+        self._initial_slots = slots
+        self._rule = rule
+        # Position + 1 of each id. The kernel gives memory only for the pages that are written.
+        self._index = np.zeros(declared.rows, np.int32) if declared.rows else _AnyId(salt)
+        self._count = 0
+        self._ids = np.empty(_FIRST_CAPACITY, np.int64)
+        self._values = np.empty((_FIRST_CAPACITY, declared.dim), np.float32)
+        self._slots = {name: np.empty_like(self._values) for name in slots}
+        # The step that named each row last; 0 where a position is free.
+        self._seen = np.zeros(_FIRST_CAPACITY, np.int64)
+        self._free: list[int] = []
+        self._dropped = 0
+        self._now = 0
+
+    def __len__(self) -> int:
+        return self._count - len(self._free)
+
+    @property
+    def dropped(self) -> int:
+        """As the port says."""
+        return self._dropped
+
+    @property
+    def bound(self) -> int | None:
+        """As the port says."""
+        return self._retention.share
+
+    @property
+    def occupied(self) -> int:
+        """As the port says: the size of its arrays, of which the kernel may have given a part only."""
+        arrays: list[np.ndarray] = [self._ids, self._values, self._seen, *self._slots.values()]
+        return self._index.nbytes + sum(array.nbytes for array in arrays)
+
+    @property
+    def extent(self) -> int:
+        """As the port says."""
+        return self._count
+
+    def admit(self, ids: Ids, step: int) -> None:
+        """As the port says."""
+        self._drop(step)
+        new = int(np.count_nonzero(self._index[np.unique(ids)] == 0))
+        self._retention.check(self._declared, len(self), new)
+        self._grow(self._count + max(0, new - len(self._free)))
+
+    def read(self, ids: Ids) -> Floats:
+        """Rows ``[n, dim]``, a new array."""
+        positions = self._index[ids] - 1
+        missing = positions < 0
+        if not missing.any():
+            return self._values[positions]
+        values = np.empty((len(ids), self._declared.dim), np.float32)
+        values[~missing] = self._values[positions[~missing]]
+        values[missing] = self._initial(ids[missing])
+        return values
+
+    def apply(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
+        """As the port says."""
+        self._drop(step)
+        if not len(ids):
+            return
+        ids, gradients = sum_duplicates(ids, gradients)
+        positions = self._positions(ids)
+        values = self._values[positions]
+        slots = {name: slot[positions] for name, slot in self._slots.items()}
+        self._rule(values, tuple(slots.values()), Update(gradients, learning_rate, step), Scratch.like(values))
+        self._values[positions] = values
+        self._seen[positions] = max(step, self._now)
+        for name, slot in slots.items():
+            self._slots[name][positions] = slot
+
+    def scan(self, start: int, limit: int) -> StoredRows:
+        """As the port says."""
+        part = start + np.flatnonzero(self._seen[start : min(start + limit, self._count)])
+        return StoredRows(self._ids[part], self._values[part], {})
+
+    def snapshot(self) -> StoredRows:
+        """All stored rows with their slot variables, copied."""
+        part = np.flatnonzero(self._seen[: self._count])
+        slots = {name: slot[part] for name, slot in self._slots.items()}
+        seen = None if self._retention.evict_after_steps is None else self._seen[part].astype(np.uint32)
+        return StoredRows(self._ids[part], self._values[part], slots, seen)
+
+    def load(self, rows: StoredRows, step: int = 0) -> None:
+        """As the port says; the rows are not stored yet."""
+        positions = self._append(rows.ids)
+        self._values[positions] = rows.values
+        self._seen[positions] = np.maximum(step if rows.seen is None else rows.seen, 1)
+        self._now = max(self._now, step, int(self._seen[positions].max(initial=0)))
+        for name, slot in self._slots.items():
+            slot[positions] = rows.slots[name]
+
+    def _drop(self, step: int) -> None:
+        """Free the positions of the rows that no push named for too long."""
+        span = self._retention.evict_after_steps
+        if span is None or step <= self._now:
+            return
+        self._now = step
+        seen = self._seen[: self._count]
+        due = np.flatnonzero((seen > 0) & (seen + span < step))
+        self._index[self._ids[due]] = np.zeros(len(due), np.int32)
+        seen[due] = 0
+        self._free += due.tolist()
+        self._dropped += len(due)
+
+    def _positions(self, ids: Ids) -> np.ndarray:
+        """Where the rows are stored, after storing those that were not."""
+        missing = ids[self._index[ids] == 0]
+        if len(missing):
+            positions = self._append(missing)
+            self._values[positions] = self._initial(missing)
+            for name, slot in self._slots.items():
+                slot[positions] = self._initial_slots[name]
+        return self._index[ids] - 1
+
+    def _append(self, ids: Ids) -> np.ndarray:
+        free = min(len(self._free), len(ids))
+        count = self._count + len(ids) - free
+        self._grow(count)
+        reused = [self._free.pop() for _ in range(free)]
+        positions = np.array([*reused, *range(self._count, count)], np.int32)
+        self._count = count
+        self._ids[positions] = ids
+        self._index[ids] = positions + 1
+        return positions
+
+    def _grow(self, count: int) -> None:
+        capacity = len(self._ids)
+        if count <= capacity:
+            return
+        while capacity < count:
+            capacity *= 2
+        # All of them before one is replaced: memory may run out in between.
+        ids, values, seen = (_extended(array, capacity) for array in (self._ids, self._values, self._seen))
+        slots = {name: _extended(slot, capacity) for name, slot in self._slots.items()}
+        self._ids, self._values, self._seen, self._slots = ids, values, seen, slots
+
+    def _initial(self, ids: Ids) -> Floats:
+        table = self._declared
+        return initial_rows(table.initializer, table.seed, ids, table.dim)
+
+
+class _AnyId:
+    """Position + 1 of each id, where any int64 is one; 0 for those that have none.
+
+    The keys are the ids mixed with a salt, which maps 64 bits to 64 bits one to one: Python hashes an int to itself, so
+    that ids could be chosen of which each one in a dict is compared with all before it.
+    """
+
+    def __init__(self, salt: int | None) -> None:
+        self._at: dict[int, int] = {}
+        self._salt = np.uint64(secrets.randbits(64) if salt is None else salt)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the mapping itself, and of two numbers an id."""
+        return sys.getsizeof(self._at) + len(self._at) * 2 * sys.getsizeof(1 << 40)
+
+    def __getitem__(self, ids: Ids) -> np.ndarray:
+        return np.fromiter((self._at.get(each, 0) for each in self._keys(ids)), np.int32, len(ids))
+
+    def __setitem__(self, ids: Ids, positions: np.ndarray) -> None:
+        self._at.update(zip(self._keys(ids), positions.tolist(), strict=True))
+
+    def _keys(self, ids: Ids) -> list[int]:
+        keys: list[int] = mix(ids.astype(np.uint64) ^ self._salt).tolist()
+        return keys
+
+
+def sum_duplicates(ids: Ids, gradients: Floats) -> tuple[Ids, Floats]:
+    """Each id once, with the sum of its gradients; the arguments themselves if no id repeats."""
+    order = np.argsort(ids, kind="stable")
+    in_order = ids[order]
+    first = np.flatnonzero(np.concatenate(([True], in_order[1:] != in_order[:-1])))
+    if len(first) == len(ids):
+        return ids, gradients
+    return in_order[first], np.add.reduceat(gradients[order], first, axis=0)
+
+
+def _extended(array: np.ndarray, capacity: int) -> np.ndarray:
+    larger = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger

@@ -1,0 +1,103 @@
+"""Steps divided by the root of what the squared gradients add up to (Adagrad) or average (RMSprop, Adadelta)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizer_spec import OptimizerSpec
+
+
+def adagrad(optimizer: OptimizerSpec) -> Rule:
+    """``a += g²``, then ``w -= lr * g / sqrt(a + epsilon)``."""
+    return partial(_adagrad, optimizer.number("epsilon"))
+
+
+def rmsprop(optimizer: OptimizerSpec) -> Rule:
+    """``v = rho * v + (1 - rho) * g²``, then ``w -= lr * g / sqrt(v + epsilon)``.
+
+    ``centered`` takes the square of the mean gradient from ``v``; ``momentum`` makes a velocity of the steps.
+    """
+    momentum, centered = optimizer.number("momentum"), optimizer.flag("centered")
+    return partial(_rmsprop, optimizer.number("rho"), optimizer.number("epsilon"), momentum, centered)
+
+
+def adadelta(optimizer: OptimizerSpec) -> Rule:
+    """Like RMSprop, with the root mean square of the steps so far in place of a rate; times ``lr``."""
+    return partial(_adadelta, optimizer.number("rho"), optimizer.number("epsilon"))
+
+
+def _adagrad(epsilon: float, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+    (accumulator,) = slots
+    root, step = scratch.first, scratch.second
+    np.multiply(update.gradient, update.gradient, out=root)
+    np.add(accumulator, root, out=accumulator)
+    np.add(accumulator, epsilon, out=root)
+    np.sqrt(root, out=root)
+    np.multiply(update.gradient, update.learning_rate, out=step)
+    np.divide(step, root, out=step)
+    np.subtract(values, step, out=values)
+
+
+def _rmsprop(
+    rho: float,
+    epsilon: float,
+    momentum: float,
+    centered: bool,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: Update,
+    scratch: Scratch,
+) -> None:
+    velocity, *others = slots
+    root, step = scratch.first, scratch.second
+    _average_square(velocity, update.gradient, rho, root)
+    if centered:
+        _average(others[-1], update.gradient, rho, root)
+        np.multiply(others[-1], others[-1], out=root)
+        np.subtract(velocity, root, out=root)
+        np.maximum(root, 0, out=root)  # a variance; rounding must not make it negative
+        np.add(root, epsilon, out=root)
+    else:
+        np.add(velocity, epsilon, out=root)
+    np.sqrt(root, out=root)
+    np.multiply(update.gradient, update.learning_rate, out=step)
+    np.divide(step, root, out=step)
+    if momentum:
+        np.multiply(others[0], momentum, out=others[0])
+        np.add(others[0], step, out=others[0])
+        step = others[0]
+    np.subtract(values, step, out=values)
+
+
+def _adadelta(
+    rho: float, epsilon: float, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch
+) -> None:
+    squares, steps = slots
+    root, step = scratch.first, scratch.second
+    _average_square(squares, update.gradient, rho, root)
+    np.add(steps, epsilon, out=step)
+    np.sqrt(step, out=step)
+    np.multiply(step, update.gradient, out=step)
+    np.add(squares, epsilon, out=root)
+    np.sqrt(root, out=root)
+    np.divide(step, root, out=step)
+    _average_square(steps, step, rho, root)
+    np.multiply(step, update.learning_rate, out=step)
+    np.subtract(values, step, out=values)
+
+
+def _average(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
+    """``mean = rho * mean + (1 - rho) * sample``."""
+    np.multiply(sample, 1 - rho, out=scratch)
+    np.multiply(mean, rho, out=mean)
+    np.add(mean, scratch, out=mean)
+
+
+def _average_square(mean: Floats, sample: Floats, rho: float, scratch: Floats) -> None:
+    """``mean = rho * mean + (1 - rho) * sample²``."""
+    np.multiply(sample, sample, out=scratch)
+    _average(mean, scratch, rho, scratch)

@@ -1,0 +1,157 @@
+"""Steps along the first moment, divided by the root of the second: Adam with AMSGrad, and Adamax and Nadam.
+
+AdamW is Adam with weight decay. Bias corrections count the pushes of the whole PS, also for a row that is touched for
+the first time; they are computed in float32, as Keras does: 1 - 0.999 differs by 1e-5 between float32 and float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizer_spec import OptimizerSpec
+
+
+def adam(optimizer: OptimizerSpec) -> Rule:
+    """Moments ``m`` and ``v``; then ``w -= alpha * m / (sqrt(v) + epsilon)``.
+
+    ``alpha`` is the rate with both bias corrections. Under ``amsgrad`` the root is of the largest ``v`` so far.
+    """
+    return partial(_adam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+
+
+def adamax(optimizer: OptimizerSpec) -> Rule:
+    """Adam with the largest gradient so far, fading by ``beta_2``, in place of the root of the second moment."""
+    return partial(_adamax, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+
+
+def nadam(optimizer: OptimizerSpec) -> Rule:
+    """Adam with Nesterov's momentum, whose factor warms up: ``u(t) = beta_1 * (1 - 0.5 * 0.96 ** t)``."""
+    return partial(_nadam, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+
+
+def move_mean(mean: Floats, sample: Floats, weight: float, scratch: Floats) -> None:
+    """``mean += (sample - mean) * weight``, in place; ``scratch`` may be ``sample``."""
+    np.subtract(sample, mean, out=scratch)
+    np.multiply(scratch, weight, out=scratch)
+    np.add(mean, scratch, out=mean)
+
+
+def move_moments(m: Floats, v: Floats, gradient: Floats, weights: tuple[float, float], scratch: Floats) -> None:
+    """Both moments, in place; ``weights`` are 1 - beta_1 and 1 - beta_2."""
+    move_mean(m, gradient, weights[0], scratch)
+    np.multiply(gradient, gradient, out=scratch)
+    move_mean(v, scratch, weights[1], scratch)
+
+
+def correction(beta: float, step: int) -> np.float32:
+    """What the mean of ``step`` samples that began at zero is to be divided by: ``1 - beta ** step``."""
+    return np.float32(1) - np.float32(np.power(np.float32(beta), np.float32(step)))
+
+
+def corrected_rate(beta_1: float, beta_2: float, rate: float, step: int) -> np.float32:
+    """The learning rate with the corrections of both moments."""
+    return np.float32(np.float32(rate) * np.sqrt(correction(beta_2, step)) / correction(beta_1, step))
+
+
+def first_corrected_rate(beta_1: float, rate: float, step: int) -> np.float32:
+    """The learning rate with the correction of the first moment."""
+    return np.float32(np.float32(rate) / correction(beta_1, step))
+
+
+def rest(beta: float) -> float:
+    """1 - beta in float32, as Keras computes it in Nadam and Lion; in Adam it does so in float64."""
+    return float(np.float32(1) - np.float32(beta))
+
+
+def nadam_factors(beta_1: float, step: int) -> tuple[float, float]:
+    """Of the first moment and of the gradient in Nadam's step."""
+    now, ahead = _warm_factor(beta_1, step), _warm_factor(beta_1, step + 1)
+    product = factors_so_far(beta_1, step)
+    return ahead / (1 - product * ahead), (1 - now) / (1 - product)
+
+
+def _adam(
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: Update,
+    scratch: Scratch,
+) -> None:
+    m, v, *largest = slots
+    change, root = scratch.first, scratch.second
+    move_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
+    if largest:
+        np.maximum(largest[0], v, out=largest[0])
+    np.sqrt(largest[0] if largest else v, out=root)
+    np.add(root, epsilon, out=root)
+    np.multiply(m, corrected_rate(beta_1, beta_2, update.learning_rate, update.step), out=change)
+    np.divide(change, root, out=change)
+    np.subtract(values, change, out=values)
+
+
+def _adamax(
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: Update,
+    scratch: Scratch,
+) -> None:
+    m, norm = slots
+    change, largest = scratch.first, scratch.second
+    move_mean(m, update.gradient, 1 - beta_1, change)
+    np.abs(update.gradient, out=largest)
+    np.multiply(norm, beta_2, out=norm)
+    np.maximum(norm, largest, out=norm)
+    np.add(norm, epsilon, out=largest)
+    np.multiply(m, first_corrected_rate(beta_1, update.learning_rate, update.step), out=change)
+    np.divide(change, largest, out=change)
+    np.subtract(values, change, out=values)
+
+
+def _nadam(
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: Update,
+    scratch: Scratch,
+) -> None:
+    m, v = slots
+    change, root = scratch.first, scratch.second
+    move_moments(m, v, update.gradient, (rest(beta_1), rest(beta_2)), change)
+    of_moment, of_gradient = nadam_factors(beta_1, update.step)
+    np.multiply(m, of_moment, out=change)
+    np.multiply(update.gradient, of_gradient, out=root)
+    np.add(change, root, out=change)
+    np.multiply(change, update.learning_rate, out=change)
+    np.divide(v, correction(beta_2, update.step), out=root)
+    np.sqrt(root, out=root)
+    np.add(root, epsilon, out=root)
+    np.divide(change, root, out=change)
+    np.subtract(values, change, out=values)
+
+
+def _warm_factor(beta_1: float, step: int) -> float:
+    """Nadam's momentum at a step."""
+    return float(beta_1 * (1 - 0.5 * 0.96**step))
+
+
+_WARMED = np.cumprod(1 - 0.5 * 0.96 ** np.arange(1, 1001))
+"""Products of the factors' warm-up; after 1000 steps it is over to the last bit of a float64."""
+
+
+def factors_so_far(beta_1: float, step: int) -> float:
+    """The product of Nadam's momentum at all steps to this one: what Keras keeps in a variable, as a function of step.
+
+    So a checkpoint needs no slot for it.
+    """
+    return float(beta_1**step * _WARMED[min(step, len(_WARMED)) - 1])

@@ -1,0 +1,112 @@
+"""Follow the regularized leader: each value is the minimum of a parabola that all gradients so far have shaped.
+
+McMahan et al., *Ad Click Prediction: a View from the Trenches*, 2013. L1 makes values exactly zero, the
+group lasso whole rows of embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.portable_math import power as power_of
+from edl.numerics.optimizer_spec import OptimizerSpec
+
+SQUARE_ROOT = 0.5
+"""The usual power."""
+_ROWS = 2  # dimensions of an array of rows
+
+
+@dataclass(frozen=True, slots=True)
+class Strengths:
+    """Of what keeps values small, named as in Keras' Ftrl, and the power of the rate's decay (there negative)."""
+
+    power: float
+    l1: float
+    l2: float
+    shrinkage: float
+    beta: float
+    group: float
+
+    @classmethod
+    def of(cls, optimizer: OptimizerSpec) -> Strengths:
+        """Those of FTRL's hyperparameters."""
+        return cls(
+            power=-optimizer.number("learning_rate_power"),
+            l1=optimizer.number("l1_regularization_strength"),
+            l2=optimizer.number("l2_regularization_strength"),
+            shrinkage=optimizer.number("l2_shrinkage_regularization_strength"),
+            beta=optimizer.number("beta"),
+            group=optimizer.number("group_lasso_regularization_strength"),
+        )
+
+    def curvature(self, rate: float) -> float:
+        """What is added to that of the gradients."""
+        return 2 * self.l2 + self.beta / rate
+
+    def limit(self, dim: int) -> np.float32:
+        """How long the pull on a row of this width must be for the group lasso not to make it zero."""
+        return np.float32(self.group * np.sqrt(dim))
+
+
+def ftrl(optimizer: OptimizerSpec) -> Rule:
+    """With ``a`` the sum of squared gradients and ``s = (a_new^p - a_old^p) / lr``.
+
+    ``z += g + 2 * shrinkage * w - s * w``, then ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
+    """
+    return partial(_ftrl, Strengths.of(optimizer))
+
+
+def makes_groups(optimizer: OptimizerSpec) -> bool:
+    """Whether rows of embeddings must reach the rule as ``[n, dim]``."""
+    return optimizer.name == "ftrl" and optimizer.number("group_lasso_regularization_strength") > 0
+
+
+def _ftrl(strengths: Strengths, values: Floats, slots: Sequence[Floats], update: Update, scratch: Scratch) -> None:
+    rate = update.learning_rate
+    if np.float32(rate) == 0:
+        return  # where Keras divides by zero; a rate of 0 moves nothing
+    accumulator, linear = slots
+    before, after = scratch.first, scratch.second
+    power = _power(strengths.power)
+    power(accumulator, before)
+    np.multiply(update.gradient, update.gradient, out=after)
+    np.add(accumulator, after, out=accumulator)
+    power(accumulator, after)
+    np.subtract(after, before, out=before)
+    np.divide(before, rate, out=before)
+    np.subtract(before, 2 * strengths.shrinkage, out=before)
+    np.multiply(before, values, out=before)
+    np.add(linear, update.gradient, out=linear)
+    np.subtract(linear, before, out=linear)
+    np.divide(after, rate, out=after)
+    np.add(after, strengths.curvature(rate), out=after)
+    np.clip(linear, -strengths.l1, strengths.l1, out=before)
+    np.subtract(before, linear, out=before)
+    # No curvature: no gradient so far but zeros, and nothing that pulls
+    np.divide(before, after, out=values, where=after > 0)
+    if strengths.group and values.ndim == _ROWS:
+        np.multiply(values, _kept(before, strengths.limit(values.shape[1])), out=values)
+
+
+def _kept(pull: Floats, limit: np.float32) -> Floats:
+    """The share of each row that a group lasso leaves: 0 where ``|clip(z) - z|`` is below the limit.
+
+    Squares of float32 are exact in float64, and a cumulative sum has an order: other sums of NumPy have that of the
+    processor's vectors.
+    """
+    squares = np.square(pull, dtype=np.float64)
+    lengths = np.sqrt(np.cumsum(squares, axis=1)[:, -1]).astype(np.float32)
+    kept: Floats = 1 - limit / np.maximum(lengths, limit)
+    return kept[:, np.newaxis]
+
+
+def _power(exponent: float) -> Callable[[Floats, Floats], object]:
+    """``out = base ** exponent``, of numbers that are not negative."""
+    if exponent == SQUARE_ROOT:
+        return lambda base, out: np.sqrt(base, out=out)
+    return lambda base, out: np.copyto(out, power_of(base, float(np.float32(exponent))))

@@ -1,0 +1,53 @@
+"""LAMB: Adam's step, scaled to the length of the variable that it moves.
+
+The one rule that is not elementwise: it takes the arrays that it is given as one variable. That is a dense variable in
+the slab, and of a table the rows that one push touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from edl.numerics.optimizers.adam import correction, move_moments
+from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
+from edl.numerics.optimizer_spec import OptimizerSpec
+
+
+def lamb(optimizer: OptimizerSpec) -> Rule:
+    """``w -= lr * |w| / |u| * u``, where ``u`` is Adam's step with both moments corrected."""
+    return partial(_lamb, optimizer.number("beta_1"), optimizer.number("beta_2"), optimizer.number("epsilon"))
+
+
+def _lamb(
+    beta_1: float,
+    beta_2: float,
+    epsilon: float,
+    values: Floats,
+    slots: Sequence[Floats],
+    update: Update,
+    scratch: Scratch,
+) -> None:
+    m, v = slots
+    change, root = scratch.first, scratch.second
+    move_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
+    np.divide(v, correction(beta_2, update.step), out=root)
+    np.sqrt(root, out=root)
+    np.add(root, epsilon, out=root)
+    np.divide(m, correction(beta_1, update.step), out=change)
+    np.divide(change, root, out=change)
+    np.multiply(change, update.learning_rate * _trust(values, change), out=change)
+    np.subtract(values, change, out=values)
+
+
+def _trust(values: Floats, change: Floats) -> float:
+    """The length of the values over that of the step; 1 where either is 0."""
+    length, step = _length(values), _length(change)
+    return length / step if length > 0 and step > 0 else 1.0
+
+
+def _length(array: Floats) -> float:
+    flat = array.ravel()
+    return float(np.sqrt(np.dot(flat, flat)))

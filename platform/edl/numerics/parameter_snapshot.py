@@ -1,0 +1,232 @@
+"""A store at one moment: what checkpoints are written from, and what pinned versions are read from.
+
+Of tables, a snapshot need not be a copy: :class:`FrozenRows` is what it must be able to do. ``StoredRows`` can because
+it is arrays that nobody changes, ``edl.numerics.native_snapshot`` because the table keeps what it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.api.errors import RefusedError
+from edl.numerics.array_types import Floats, Ids, Steps
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.initializers import initial_rows
+
+
+class PinError(RefusedError):
+    """A pinned version that is not kept here."""
+
+    kind = "pin"
+
+
+class FrozenRows(Protocol):
+    """The stored rows of a table at one moment. Safe to be used by several threads.
+
+    Who takes them holds them, and everyone who calls :meth:`hold`. With the last :meth:`release` they are gone, and
+    reading raises PinError.
+    """
+
+    def __len__(self) -> int:
+        """Rows."""
+
+    @property
+    def extent(self) -> int:
+        """Their positions are below this; some positions may be free."""
+
+    @property
+    def tracked(self) -> bool:
+        """They say by which step they were named last."""
+
+    def read(self, ids: Ids, declared: TableSpec) -> Floats:
+        """Rows ``[n, dim]``, a new array; initial values, which ``declared`` says, of those that were not stored."""
+
+    def scan(self, start: int, limit: int) -> StoredRows:
+        """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
+
+    def pieces(self) -> Iterator[StoredRows]:
+        """All of them with slot variables, a piece at a time; who holds them alone can do this once.
+
+        A piece may be overwritten when the next one is asked for.
+        """
+
+    def whole(self) -> StoredRows:
+        """All of them with slot variables."""
+
+    def hold(self) -> None:
+        """One more needs them."""
+
+    def release(self) -> None:
+        """One less does."""
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Rows of a table that were ever updated, in memory.
+
+    Attributes:
+        ids: ``[n]``, each once, in no order.
+        values: ``[n, dim]``.
+        slots: by slot variable, ``[n, dim]``.
+        seen: the step that named each last; None where that is not known.
+    """
+
+    ids: Ids
+    values: Floats
+    slots: Mapping[str, Floats]
+    seen: Steps | None = None
+
+    @classmethod
+    def empty(cls, count: int, dim: int, slots: Sequence[str] = (), *, tracked: bool = False) -> Self:
+        """Room for so many rows, whatever is in it."""
+        ids, values = np.empty(count, np.int64), np.empty((count, dim), np.float32)
+        seen = np.empty(count, np.uint32) if tracked else None
+        return cls(ids, values, {name: np.empty_like(values) for name in slots}, seen)
+
+    def select(self, which: np.ndarray | slice) -> StoredRows:
+        """The rows that an index array, a mask or a slice selects."""
+        slots = {name: slot[which] for name, slot in self.slots.items()}
+        return StoredRows(self.ids[which], self.values[which], slots, None if self.seen is None else self.seen[which])
+
+    def first(self, count: int) -> StoredRows:
+        """The first rows; these themselves if that is all of them."""
+        return self if count == len(self.ids) else self.select(slice(count))
+
+    def find(self, ids: Ids) -> Ids:
+        """Position of each id, -1 where it is not stored."""
+        if not len(self.ids):
+            return np.full(len(ids), -1, np.int64)
+        nearest = np.minimum(np.searchsorted(self.ids, ids, sorter=self._order), len(self.ids) - 1)
+        positions = self._order[nearest]
+        return np.where(self.ids[positions] == ids, positions, -1)
+
+    def __len__(self) -> int:
+        """As all of these: see FrozenRows."""
+        return len(self.ids)
+
+    @property
+    def extent(self) -> int:
+        """See FrozenRows."""
+        return len(self.ids)
+
+    @property
+    def tracked(self) -> bool:
+        """See FrozenRows."""
+        return self.seen is not None
+
+    def read(self, ids: Ids, declared: TableSpec) -> Floats:
+        """See FrozenRows."""
+        positions = self.find(ids)
+        missing = positions < 0
+        values = np.empty((len(ids), declared.dim), np.float32)
+        values[~missing] = self.values[positions[~missing]]
+        if missing.any():
+            values[missing] = initial_rows(declared.initializer, declared.seed, ids[missing], declared.dim)
+        return values
+
+    def scan(self, start: int, limit: int) -> StoredRows:
+        """See FrozenRows."""
+        part = slice(start, start + limit)
+        return StoredRows(self.ids[part], self.values[part], {})
+
+    def pieces(self) -> Iterator[StoredRows]:
+        """See FrozenRows: one piece."""
+        yield self
+
+    def whole(self) -> StoredRows:
+        """See FrozenRows."""
+        return self
+
+    def hold(self) -> None:
+        """See FrozenRows: arrays are gone when nobody refers to them."""
+
+    def release(self) -> None:
+        """See FrozenRows."""
+
+    @cached_property
+    def _order(self) -> Ids:
+        return np.argsort(self.ids)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a store holds. As a context it releases its tables at the end.
+
+    Attributes:
+        declaration: of the store.
+        dense: the slab, copied.
+        slots: by slot variable, one element for each trained element of the slab; copied.
+        tables: by table.
+    """
+
+    declaration: Declaration
+    dense: Floats
+    slots: Mapping[str, Floats]
+    tables: Mapping[str, FrozenRows]
+
+    def __enter__(self) -> Self:
+        """Nothing: who takes a snapshot holds it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release it."""
+        self.release()
+
+    def hold(self) -> None:
+        """One more needs its tables: see FrozenRows."""
+        for rows in self.tables.values():
+            rows.hold()
+
+    def release(self) -> None:
+        """One less does."""
+        for rows in self.tables.values():
+            rows.release()
+
+    def read_rows(self, table: str, ids: Ids) -> Floats:
+        """Rows ``[n, dim]``, initial values for those that are not stored."""
+        return self.tables[table].read(ids, self.declaration.table(table))
+
+    def extent(self, table: str) -> int:
+        """As :meth:`edl.numerics.parameter_store.ParameterStore.extent`."""
+        return self.tables[table].extent
+
+    def scan(self, table: str, start: int, limit: int) -> StoredRows:
+        """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
+        return self.tables[table].scan(start, limit)
+
+    def arranged(self, dense: Sequence[VariableSpec]) -> Snapshot:
+        """The same values with some of the dense variables, in another order."""
+        declaration = replace(self.declaration, dense=tuple(dense))
+        places = {variable.name: place for variable, place in self.declaration.places()}
+        trained = [places[variable.name] for variable in dense if not variable.statistic]
+        return Snapshot(
+            declaration,
+            _picked(self.dense, [places[variable.name] for variable in dense]),
+            {slot: _picked(values, trained) for slot, values in self.slots.items()},
+            self.tables,
+        )
+
+
+def joined(parts: Sequence[StoredRows]) -> StoredRows:
+    """The rows of disjoint parts, of which there is at least one."""
+    seen = [part.seen for part in parts if part.seen is not None]
+    return StoredRows(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.values for part in parts]),
+        {slot: np.concatenate([part.slots[slot] for part in parts]) for slot in parts[0].slots},
+        np.concatenate(seen) if len(seen) == len(parts) else None,
+    )
+
+
+def _picked(slab: Floats, places: Sequence[slice]) -> Floats:
+    return np.concatenate([slab[:0], *(slab[place] for place in places)])

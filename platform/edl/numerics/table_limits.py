@@ -1,0 +1,30 @@
+"""What a table of rows may be: the worker that declares one and the parameter server that is told of it both look."""
+
+from __future__ import annotations
+
+from edl.api.tables import TableSpec
+from edl.api.errors import BadInputError
+from edl.numerics import initializers as initializers
+
+MAX_ROWS = 2**31 - 1
+"""Rows of a table that says how many it has: what Keras' own tables can be indexed with."""
+MAX_DIM = 1 << 16
+"""Values of one row: with three slot variables it takes a megabyte."""
+
+
+def check_table(table: TableSpec) -> None:
+    """Refuse a table that no parameter server holds.
+
+    Raises:
+        BadInputError: it has too many rows, or too many values in a row, or the initializer is not known.
+    """
+    if not (0 <= table.rows <= MAX_ROWS and 0 < table.dim <= MAX_DIM):
+        raise BadInputError(
+            f"table '{table.name}' has {table.rows} x {table.dim} values; a table has 1 to {MAX_ROWS} rows, or 0 for "
+            f"no bound, of 1 to {MAX_DIM} values",
+            hint="for more ids than that, use edl.layers.Embedding without input_dim",
+        )
+    try:
+        initializers.check(table.initializer)
+    except BadInputError as error:
+        raise BadInputError(f"{table.described}: {error.message}", hint=error.hint) from error

@@ -1,0 +1,92 @@
+"""Which Docker engine there is, and a client for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from docker import APIClient
+from docker.context import ContextAPI
+from docker.errors import DockerException
+from docker.utils import kwargs_from_env
+
+from edl.api.errors import BadInputError
+from edl.ops.docker_errors import START, no_engine
+
+Client: TypeAlias = Any
+"""A ``docker.APIClient``; the library has no types."""
+
+DEFAULT = "unix:///var/run/docker.sock"
+GREETING_TIMEOUT = 10.0
+"""Seconds that the engine has to say which version it speaks."""
+SILENCE_TIMEOUT = 600.0
+"""Seconds without a word after which an engine at work counts as gone."""
+_SCHEMES = ("unix://", "tcp://", "http://", "https://", "npipe://")
+
+
+def address(environment: Mapping[str, str]) -> str:
+    """The engine's address: ``DOCKER_HOST``, else that of the current context of the ``docker`` command.
+
+    Raises:
+        BadInputError: an address of a kind that this client does not speak, such as ssh://.
+    """
+    found = environment.get("DOCKER_HOST") or _of_context() or DEFAULT
+    if not found.startswith(_SCHEMES):
+        raise BadInputError(
+            "an engine's address starts with unix:// or tcp://", where=f"DOCKER_HOST={found}", hint=START
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that answers.
+
+    Attributes:
+        client: what talks to it.
+        address: where it is, for messages.
+    """
+
+    client: Client
+    address: str
+
+
+@contextmanager
+def connected(environment: Mapping[str, str] | None = None) -> Iterator[Engine]:
+    """The engine that the environment names, for as long as the block lasts.
+
+    TLS follows ``DOCKER_TLS_VERIFY`` and ``DOCKER_CERT_PATH``.
+
+    Raises:
+        NoEngineError: nothing answers there, or this user may not ask.
+        BadInputError: the address is not one.
+    """
+    known = os.environ if environment is None else environment
+    where = address(known)
+    client = _connect(where, kwargs_from_env(environment=dict(known)).get("tls") or False)
+    try:
+        yield Engine(client, where)
+    finally:
+        client.close()
+
+
+def _connect(where: str, tls: object) -> Client:
+    try:
+        if where.startswith("unix://"):
+            os.stat(where.removeprefix("unix://"))  # the library leaves a socket open when there is none
+        client = APIClient(base_url=where, version="auto", timeout=GREETING_TIMEOUT, tls=tls)
+    except (DockerException, OSError, ValueError) as error:
+        raise no_engine(where, error) from error
+    client.timeout = SILENCE_TIMEOUT
+    return client
+
+
+def _of_context() -> str | None:
+    try:
+        context = ContextAPI.get_current_context()
+    except (DockerException, OSError, ValueError):
+        return None  # a damaged context of another program's: the default socket may still answer
+    return context.Host if context else None

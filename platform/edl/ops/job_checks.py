@@ -1,0 +1,157 @@
+"""What can be found wrong with a job before a process starts: its model module and its data, without running either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from edl.ops.local_run_plan import Counts
+from edl.api.errors import BadInputError, EdlError
+from edl.core.shards import minibatch_too_large
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.problems import nearest
+from edl.jobfile.zoo_lookup import ANYTHING, locate, refuse_misnamed
+
+FUNCTIONS = ("loss", "optimizer", "feed")
+"""What a model module defines beside the model, whatever is done with it."""
+_METRICS = "eval_metrics_fn"
+"""What it defines for a job that evaluates."""
+_OWN_READER = "custom_data_reader"
+_TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
+"""Of the extra ``train``: what no job can do without."""
+
+
+def check(spec: JobSpec, *, predict: bool, resumed: bool = False) -> Counts:
+    """The job's record counts, after its model module and its data were found.
+
+    Args:
+        spec: with the paths of this machine.
+        predict: whether ``data.prediction`` is needed, else ``data.training``.
+        resumed: a run goes on, whose minibatches were decided when it began.
+
+    Raises:
+        BadInputError: a module, function, file or record is missing; names what is there. Or native code is. Or an
+            epoch has fewer records than a minibatch. Or this is the light client.
+    """
+    require_training_packages()
+    for problem in _not_built(spec):
+        raise problem
+    defined = _defined(spec, evaluates=bool(spec.data.validation) and not predict)
+    if _OWN_READER in defined:
+        return _UNCOUNTED
+    try:
+        return _counts(spec, predict=predict, resumed=resumed)
+    except BadInputError:
+        if ANYTHING in defined:  # perhaps a reader of its own: whoever runs the module finds out
+            return _UNCOUNTED
+        raise
+
+
+def require_training_packages() -> None:
+    """Refuse to start processes from the light client, where each of them would die of an ImportError.
+
+    Raises:
+        BadInputError: a package of the extra ``train`` is not installed.
+    """
+    # Finding a package does not import it: TensorFlow alone would take seconds.
+    absent = [name for name in _TRAINING_PACKAGES if find_spec(name) is None]
+    if absent:
+        raise BadInputError(
+            f"running a job here needs the packages of edl-platform[train]; not installed: {', '.join(absent)}",
+            hint="install the same wheel with [train] behind its name; `edl submit` does without it",
+        )
+
+
+def _counts(spec: JobSpec, *, predict: bool, resumed: bool) -> Counts:
+    data = spec.data
+    if predict:
+        return Counts(prediction=_counted("data.prediction", data.prediction, spec))
+    training = _counted("data.training", data.training, spec)
+    if not resumed and (why := minibatch_too_large(spec.train.minibatch_size, sum(training))):
+        raise BadInputError(why)
+    return Counts(
+        training=training,
+        validation=_counted("data.validation", data.validation, spec) if data.validation else (),
+    )
+
+
+def missing(spec: JobSpec) -> list[tuple[str, BadInputError]]:
+    """What of a job's module and data is not on this machine, with the field that names it; no record is counted.
+
+    Args:
+        spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
+    """
+    found = [("ps.store", problem) for problem in _not_built(spec)]
+    defined: Sequence[str] = ()
+    if _here(spec.model.zoo, spec):
+        try:
+            defined = _defined(spec, evaluates=bool(spec.data.validation))
+        except BadInputError as error:
+            found.append(("model.definition", error))
+    if _OWN_READER in defined:
+        return found
+    data = spec.data
+    for name, paths in (("training", data.training), ("validation", data.validation), ("prediction", data.prediction)):
+        for path in paths:
+            found += _absent(f"data.{name}", path) if _here(path, spec) else ()
+    return found
+
+
+_UNCOUNTED = Counts(training=None, validation=None, prediction=None)
+
+
+def _not_built(spec: JobSpec) -> Iterator[BadInputError]:
+    """That the job insists on native code which this installation of EDL was built without."""
+    if spec.ps.store == "native" and spec.strategy.name == "ParameterServer" and find_spec("edl.numerics._native") is None:
+        yield BadInputError(
+            "found 'native', but EDL was installed here without its native extension",
+            where="ps.store",
+            hint="leave the field out to use NumPy, or install EDL again with a C++20 compiler at hand",
+        )
+
+
+def _here(path: str, spec: JobSpec) -> bool:
+    away = [Path(v.mount) for v in spec.volumes if v.local is None and not Path(v.mount).exists()]
+    return "://" not in path and not any(Path(path).is_relative_to(mount) for mount in away)
+
+
+def _absent(field: str, path: str) -> list[tuple[str, BadInputError]]:
+    from edl.data.data_files import data_files
+
+    try:
+        data_files(path)
+    except EdlError as error:
+        return [(field, BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint))]
+    return []
+
+
+def _defined(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
+    module = locate(Path(spec.model.zoo), spec.model.definition)
+    defined = module.names
+    needed = [*FUNCTIONS, _METRICS] if evaluates else FUNCTIONS
+    missing = [name for name in needed if name not in defined]
+    if missing and ANYTHING not in defined:
+        public = [name for name in defined if not name.startswith("_")]
+        close = nearest(missing[0], [name for name in public if name not in FUNCTIONS])
+        raise BadInputError(
+            f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
+            where=str(module.path),
+            hint=(f"did you mean {close}? " if close else "") + f"it defines {', '.join(public) or 'nothing'}",
+        )
+    refuse_misnamed(module.path)
+    return defined
+
+
+def _counted(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int, ...]:
+    from edl.data.reader_factory import open_reader
+
+    if not paths:
+        raise BadInputError("is missing", where=field, hint="name a file or a directory of records")
+    try:
+        counts = tuple(source.records for source in open_reader(tuple(paths), spec.data.reader).sources())
+    except BadInputError as error:
+        raise BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint) from error
+    if not sum(counts):
+        raise BadInputError("there are no records", where=f"{field}: {', '.join(paths)}")
+    return counts

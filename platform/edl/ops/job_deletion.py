@@ -1,0 +1,228 @@
+"""Removes a job from a cluster whole: what the Job owns, what nobody owns yet, and pods that a dead node holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from edl.api.cluster_port import Role
+from edl.api.errors import EdlError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, ForbiddenError, NoRightError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import (
+    CONFIGMAPS,
+    JOBS,
+    Kind,
+    LEASES,
+    Manifest,
+    NODES,
+    PODS,
+    SECRETS,
+    SERVICES,
+    kind_of,
+)
+
+REMOVAL_SECONDS = 300.0
+POLL_SECONDS = 0.25
+LOST_SECONDS, LATE_SECONDS = 5.0, 30.0
+"""How long past its grace period a pod may stay: on a lost node, and anywhere else."""
+_KINDS = (PODS, JOBS, CONFIGMAPS, SERVICES, SECRETS, LEASES)
+_NODE_LOST = ("DeletionByTaintManager", "DeletionByPodGC")
+
+
+class StillThereError(EdlError):
+    """Not everything went in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What of a job is there at one moment.
+
+    Attributes:
+        objects: all with the job's label, pods first.
+        now: the server's clock, unix seconds.
+        unseen: kinds that this user may not list, such as ``secrets``.
+    """
+
+    objects: tuple[Manifest, ...]
+    now: float
+    unseen: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.objects)
+
+    def of(self, kind: Kind) -> list[Manifest]:
+        """The objects of one kind."""
+        return [found for found in self.objects if found["kind"] == kind.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """An object to delete; ``grace`` 0 takes a pod from its node unasked."""
+
+    kind: Kind
+    name: str
+    uid: str
+    grace: int | None = None
+
+
+def remains(api: Api, job: str) -> Remains:
+    """What of a job is there. Pods are listed first: once the master's is gone nobody makes anything new."""
+    found: list[Manifest] = []
+    unseen: list[str] = []
+    now = 0.0
+    for kind in _KINDS:
+        try:
+            answer = api.ask("GET", kind.path(api.namespace), query={"labelSelector": names.selector(job)})
+        except NoRightError:
+            if kind in (PODS, JOBS):
+                raise
+            unseen.append(kind.plural)  # the Job owns it, so it goes with the Job
+            continue
+        head = {"apiVersion": kind.api_version, "kind": kind.name}
+        found += [{**head, **item} for item in answer.body.get("items") or ()]
+        now = answer.server_time or now
+    return Remains(tuple(found), now, tuple(unseen))
+
+
+def deletions(there: Remains, nodes_ready: Mapping[str, bool]) -> list[Deletion]:
+    """What has to be deleted by hand: the Job, what nobody owns, pods that should be gone. The rest follows the Job.
+
+    The master goes first, or it would ask for new workers when it sees the old ones go.
+
+    Args:
+        there: what is left.
+        nodes_ready: of the nodes that are known; a node that is gone is not ready.
+    """
+    found = []
+    for thing in there.objects:
+        kind, meta = kind_of(thing), thing["metadata"]
+        if "deletionTimestamp" not in meta:
+            if kind is JOBS or _is_master(thing) or not meta.get("ownerReferences"):
+                found.append(Deletion(kind, meta["name"], meta["uid"]))
+        elif kind is PODS and is_stuck(thing, nodes_ready.get(thing["spec"].get("nodeName", "")), there.now):
+            found.append(Deletion(kind, meta["name"], meta["uid"], grace=0))
+    return found
+
+
+def _is_master(thing: Manifest) -> bool:
+    return bool(thing["kind"] == PODS.name and thing["metadata"].get("labels", {}).get(names.ROLE) == Role.MASTER)
+
+
+def is_stuck(pod: Manifest, node_ready: bool | None, now: float) -> bool:
+    """Whether a pod that was told to go is still there because its node cannot let it go.
+
+    Args:
+        pod: with a deletionTimestamp, which is when its grace period is over.
+        node_ready: None when nobody may say.
+        now: the server's clock, unix seconds.
+    """
+    late = now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
+    return late > (LOST_SECONDS if node_ready is False or _evicted(pod) else LATE_SECONDS)
+
+
+def _evicted(pod: Manifest) -> bool:
+    """Whether the control plane took the pod from a node that it had given up."""
+    return any(
+        condition["type"] == "DisruptionTarget" and condition.get("reason") in _NODE_LOST
+        for condition in pod.get("status", {}).get("conditions") or ()
+    )
+
+
+def token_is_left(api: Api, job: str) -> bool:
+    """Whether the token of a job is there, for somebody who may delete it but not look: a deletion that is not done."""
+    try:
+        api.delete(SECRETS, names.token(job), dry_run=True)
+    except (NotFoundError, ForbiddenError):
+        return False
+    return True
+
+
+class Removal:
+    """Deletes a job round by round until nothing of it is left."""
+
+    def __init__(self, api: Api, job: str) -> None:
+        self._api, self._job = api, job
+        self._asked: set[tuple[str, int | None]] = set()
+
+    def round(self) -> Remains:
+        """Ask for the deletion of what nobody has asked for yet; returns what there was before."""
+        there = remains(self._api, self._job)
+        if SECRETS.plural in there.unseen and not self._asked:
+            self._delete_unseen_token()
+        for deletion in deletions(there, self._ready(there)):
+            if (deletion.uid, deletion.grace) not in self._asked:
+                self._delete(deletion)
+                self._asked.add((deletion.uid, deletion.grace))
+        return there
+
+    def finish(
+        self,
+        told: Callable[[Remains], Any],
+        clock: Callable[[], float],
+        sleep: Callable[[float], Any],
+        seconds: float = REMOVAL_SECONDS,
+    ) -> None:
+        """Go on until nothing is left; ``told`` hears of each round.
+
+        Raises:
+            StillThereError: something is left after ``seconds``.
+            ApiError: the server refuses a deletion.
+        """
+        end = clock() + seconds
+        while there := self.round():
+            told(there)
+            if clock() >= end:
+                raise StillThereError(
+                    f"After {seconds:.0f} s there is still: {listed(there.objects)}",
+                    where=f"job {self._job}",
+                    hint="Deleting goes on in the cluster; call `edl delete` again to see it through.",
+                )
+            sleep(POLL_SECONDS)
+
+    def _delete(self, deletion: Deletion) -> None:
+        try:
+            self._api.delete(deletion.kind, deletion.name, uid=deletion.uid, grace=deletion.grace)
+        except (NotFoundError, ConflictError):
+            return  # it is gone already, or another has its name
+
+    def _delete_unseen_token(self) -> None:
+        """Who may not read Secrets cannot see whether the Job owns the token's; its name is known."""
+        try:
+            self._api.delete(SECRETS, names.token(self._job))
+        except (NotFoundError, NoRightError):
+            return  # it is gone, or goes with the Job
+
+    def _ready(self, there: Remains) -> dict[str, bool]:
+        """Whether the nodes of leaving pods are ready, as far as this user may know."""
+        leaving = [pod for pod in there.of(PODS) if "deletionTimestamp" in pod["metadata"]]
+        ready: dict[str, bool] = {}
+        for name in {pod["spec"].get("nodeName", "") for pod in leaving} - {""}:
+            try:
+                node = self._api.get(NODES, name)
+            except NotFoundError:
+                ready[name] = False
+            except NoRightError:
+                return {}
+            except ApiError:
+                continue
+            else:
+                conditions = node.get("status", {}).get("conditions") or ()
+                ready[name] = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return ready
+
+
+def counted(objects: Iterable[Manifest]) -> str:
+    """How many objects of each kind."""
+    kinds = Counter(thing["kind"] for thing in objects)
+    return ", ".join(f"{count} {kind}" + ("s" if count > 1 else "") for kind, count in kinds.items())
+
+
+def listed(objects: Sequence[Manifest], most: int = 5) -> str:
+    """Objects by kind and name."""
+    shown = [f"{thing['kind']} {thing['metadata']['name']}" for thing in objects[:most]]
+    return ", ".join(shown) + (f" and {len(objects) - most} more" if len(objects) > most else "")

@@ -1,0 +1,120 @@
+"""How much of a job would run at once, were it submitted now: by what the nodes have free, and by the quotas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.ops.resource_quantities import Resources, total
+from edl.ops.cluster_capacity import PODS, Room, requests_of
+from edl.ops.namespace_quotas import Quotas, Refusal
+
+_UNSHOWN = "ephemeral-storage"
+"""Every pod asks for a little of it, the same for all roles: it would only lengthen each line of a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """Pods of one kind that a job asks for, as the server admits them."""
+
+    role: Role
+    count: int
+    pod: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What becomes of a crowd.
+
+    Attributes:
+        crowd: which one.
+        each: requests of one pod.
+        allowed: how many of its pods the quotas let in.
+        placed: how many of these find room now; None when the nodes are not known.
+        victims: pods of lower priority that would give way.
+        lacking: what the nodes have too little of, for the first that waits.
+        refusal: which quota refuses the first that is not let in.
+        never: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not known.
+    """
+
+    crowd: Crowd
+    each: Resources
+    allowed: int
+    placed: int | None
+    victims: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    refusal: Refusal | None = None
+    never: str | None = None
+
+    @property
+    def at_once(self) -> int:
+        """How many start at once, as far as known."""
+        return self.allowed if self.placed is None else self.placed
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A whole job.
+
+    Attributes:
+        fits: of each crowd, in the order in which they are asked for.
+        free: on nodes that the job's pods may use, before the job; None when the nodes are not known.
+        nodes: how many may be used, of how many; None when they are not known.
+    """
+
+    fits: tuple[Fit, ...]
+    free: Resources | None = None
+    nodes: tuple[int, int] | None = None
+
+    @property
+    def requested(self) -> Resources:
+        """All that the job asks for."""
+        parts = ({name: amount * fit.crowd.count for name, amount in fit.each.items()} for fit in self.fits)
+        return {name: amount for name, amount in total(parts).items() if name != PODS}
+
+    def of(self, role: Role) -> list[Fit]:
+        """The crowds of one role."""
+        return [fit for fit in self.fits if fit.crowd.role is role]
+
+
+def forecast(crowds: Sequence[Crowd], room: Room | None, quotas: Quotas) -> Forecast:
+    """Let the crowds in one after the other; takes from ``room`` and ``quotas``."""
+    free = nodes = None
+    if room is not None:
+        free, nodes = _shown(room.free(crowds[-1].pod), crowds), (room.nodes_usable, room.nodes_total)
+    return Forecast(tuple(_fit(crowd, room, quotas) for crowd in crowds), free, nodes)
+
+
+def _fit(crowd: Crowd, room: Room | None, quotas: Quotas) -> Fit:
+    never = None if room is None else room.hopeless(crowd.pod)
+    allowed, placed = 0, 0
+    victims: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+    refusal = None
+    waiting = False
+    for _ in range(crowd.count):
+        refusal = quotas.admit(crowd.pod)
+        if refusal is not None:
+            break
+        allowed += 1
+        if room is None or waiting:  # pods of one kind: where one finds no room, the next finds none
+            continue
+        place = room.place(crowd.pod)
+        waiting, lacking = place.node is None, place.lacking
+        placed, victims = placed + (not waiting), victims + place.victims
+    each = {name: amount for name, amount in requests_of(crowd.pod).items() if name != _UNSHOWN}
+    return Fit(crowd, each, allowed, None if room is None else placed, _named(victims), lacking, refusal, never)
+
+
+def _named(victims: Iterable[str]) -> tuple[str, ...]:
+    """Without pods of the job itself, which have no name yet."""
+    return tuple(name for name in victims if name)
+
+
+def _shown(free: Resources, crowds: Sequence[Crowd]) -> dict[str, Fraction]:
+    """Of what is free, that which the job asks for."""
+    asked = set[str]().union(*(requests_of(crowd.pod) for crowd in crowds)) - {PODS, _UNSHOWN}
+    return {name: amount for name, amount in free.items() if name in asked}

@@ -1,0 +1,287 @@
+"""The jobs of a cluster as the command line sees them: the Job, and what its master publishes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any
+
+from edl.api.status import ENDED, STALLED, Status
+from edl.api.status import PHASES as MASTERS_PHASES
+from edl.cluster.status_port import Desired
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api, EVERYWHERE
+from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NotFoundError
+from edl.cluster.kubernetes import desired_state
+from edl.ops.pod_problems import waits_for
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest, PODS
+from edl.cluster.kubernetes.timestamps import created, moment
+from edl.cluster.kubernetes.pod_status import unreachable_since
+from edl.jobfile.problems import SpecError
+from edl.jobfile.published_status import Publication
+
+MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
+PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
+"""All that a job can be, its master's own words and those of Kubernetes."""
+AWAY = ("pending", "leaving")
+"""States of a worker that does not run, or not for long."""
+SILENT_SECONDS = 30.0
+"""A master publishes every second; one of which nothing is heard for so long is away."""
+_NONE_THERE = "-n names another namespace; `edl list -A` shows the jobs of all."
+
+
+class UnknownJobError(BadInputError):
+    """There is no job of this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """One job at one moment.
+
+    Attributes:
+        name: of the job.
+        namespace: where it is.
+        job: the Job, as the API server has it.
+        told: what its master published last; empty before the first time, and when it cannot be read.
+        unreadable: why it cannot be read: the master is of another version of EDL.
+        silence: why nobody knows what a job that had begun does now: nothing is heard of its master.
+    """
+
+    name: str
+    namespace: str
+    job: Manifest
+    told: Publication
+    unreadable: str = ""
+    silence: str = field(default="", kw_only=True)
+
+    @property
+    def uid(self) -> str:
+        """The Job's uid."""
+        return str(self.job["metadata"]["uid"])
+
+    @property
+    def here(self) -> bool:
+        """Whether it is a run of this machine and no job of a cluster."""
+        return False
+
+    @property
+    def place(self) -> str:
+        """Where it is, and what its age counts from; for people."""
+        return f"namespace {self.namespace}, submitted"
+
+    @property
+    def created(self) -> float:
+        """When it was submitted, in unix seconds."""
+        return created(self.job)
+
+    @property
+    def desired(self) -> Desired:
+        """What people want of it."""
+        return desired_state.desired_of(self.job)
+
+    @property
+    def status(self) -> Status | None:
+        """The master's own account; None before the first."""
+        return self.told.status
+
+    @property
+    def phase(self) -> str:
+        """What the job is doing: the master's word, unless Kubernetes knows better."""
+        meta, spec = self.job["metadata"], self.job.get("spec", {})
+        said = self.status.phase if self.status else ""
+        ended = conditions(self.job)
+        if meta.get("deletionTimestamp"):
+            return "Deleting"
+        if "Complete" in ended:
+            return "Done"
+        if "Failed" in ended:
+            return said if said in ENDED else "Failed"
+        if spec.get("suspend"):
+            return "Suspended"
+        if self.silence:
+            return STALLED
+        return said or ("Starting" if self.job.get("status", {}).get("ready") else "Pending")
+
+    @property
+    def running(self) -> int:
+        """Workers that run: neither waiting for room nor told to go."""
+        return sum(worker.state not in AWAY for worker in self.status.workers) if self.status else 0
+
+    @property
+    def starting(self) -> int:
+        """Of them, those that cannot work yet: they import TensorFlow and build the model."""
+        return sum(worker.state == "starting" for worker in self.status.workers) if self.status else 0
+
+    @property
+    def working(self) -> int:
+        """Workers that run and have started: they train, or would if there were something to do."""
+        return self.running - self.starting
+
+    @property
+    def stall(self) -> str:
+        """What a job that is stalled waits for; empty for any other."""
+        if self.phase != STALLED:
+            return ""
+        return self.silence or (self.status.reason if self.status else "")
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.phase in ENDED
+
+    @property
+    def ended_at(self) -> float | None:
+        """When it ended, in unix seconds; None while it has not."""
+        status = self.job.get("status", {})
+        failed = conditions(self.job).get("Failed", {})
+        return moment(status.get("completionTime") or failed.get("lastTransitionTime"))
+
+
+def conditions(job: Manifest) -> dict[str, Manifest]:
+    """The conditions of a Job that hold, by type."""
+    found = job.get("status", {}).get("conditions") or ()
+    return {each["type"]: each for each in found if each.get("status") == "True"}
+
+
+def listed(api: Api, *, everywhere: bool = False) -> list[JobSeen]:
+    """All jobs of the namespace, or of all namespaces, by namespace and name."""
+    where = EVERYWHERE if everywhere else None
+    pages = _pages(api.list(CONFIGMAPS, namespace=where, labels=names.selector()).items)
+    jobs = api.list(JOBS, namespace=where, labels=MASTER_LABELS)
+    found = [_seen(job, pages.get((job["metadata"]["namespace"], _job_of(job)), {})) for job in jobs.items]
+    found = [_heard(api, job, jobs.server_time) for job in found]
+    return sorted(found, key=lambda each: (each.namespace, each.name))
+
+
+def find(api: Api, job: str) -> JobSeen:
+    """A job of the namespace.
+
+    Raises:
+        UnknownJobError: there is none; says which there are.
+    """
+    try:
+        answer = api.ask("GET", JOBS.path(api.namespace, names.master(job)))
+    except NotFoundError as error:
+        raise _unknown(api, job) from error
+    try:
+        status = api.get(CONFIGMAPS, names.status(job))
+    except NotFoundError:  # somebody deleted it: the master makes it anew
+        status = {}
+    return _heard(api, _seen(answer.body, status.get("data") or {}), answer.server_time)
+
+
+def job_names(api: Api) -> list[str]:
+    """The names of the namespace's jobs."""
+    return sorted(_job_of(job) for job in api.list(JOBS, labels=MASTER_LABELS).items)
+
+
+def pods_of(api: Api, job: str, role: Role | None = None) -> list[Manifest]:
+    """The pods of a job: master, parameter servers, workers, each by index."""
+    found = api.list(PODS, labels=names.selector(job, role)).items
+    return sorted(found, key=_order)
+
+
+def role_of(pod: Manifest) -> Role:
+    """Which role a pod of a job has."""
+    return Role(pod["metadata"]["labels"][names.ROLE])
+
+
+def index_of(pod: Manifest) -> int:
+    """Which one of its role a pod is; 0 for the master."""
+    return int(pod["metadata"]["labels"].get(names.INDEX, "0"))
+
+
+def label_of(pod: Manifest) -> str:
+    """What people call a pod: ``master``, ``worker-3``."""
+    role = role_of(pod)
+    return role.value if role is Role.MASTER else f"{role}-{index_of(pod)}"
+
+
+def spec_of(api: Api, job: str) -> dict[str, Any]:
+    """The JobSpec of a job as JSON, with all defaults; raises NotFoundError when its ConfigMap is gone."""
+    found = json.loads(api.get(CONFIGMAPS, names.spec(job))["data"][names.SPEC_KEY])
+    assert isinstance(found, dict)
+    return found
+
+
+def worker_bounds(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """``workers.min`` and ``workers.max`` of a job's spec."""
+    return int(spec["workers"]["min"]), int(spec["workers"]["max"])
+
+
+def _seen(job: Manifest, pages: dict[str, str]) -> JobSeen:
+    name, namespace = _job_of(job), job["metadata"]["namespace"]
+    try:
+        return JobSeen(name, namespace, job, Publication.from_pages(pages))
+    except SpecError as error:  # one job's master of another version must not hide the others
+        return JobSeen(name, namespace, job, Publication(), str(error))
+
+
+def _heard(api: Api, job: JobSeen, now: float | None) -> JobSeen:
+    """The job, with what is known of its master if nothing has been heard of that for too long.
+
+    Args:
+        now: the server's clock, which the master's is nearer to than the user's; None if it does not say.
+    """
+    status = job.status
+    if status is None or now is None or job.phase in (*ENDED, "Deleting", "Suspended"):
+        return job
+    silent = now - status.updated
+    if silent < SILENT_SECONDS:
+        return job
+    try:
+        masters = api.list(PODS, namespace=job.namespace, labels=names.selector(job.name, Role.MASTER)).items
+    except ForbiddenError:
+        return replace(job, silence=f"its master has not said anything for {silent:.0f} s")
+    return replace(job, silence=f"{_about(masters)}; it has not said anything for {silent:.0f} s")
+
+
+def _about(masters: Iterable[Manifest]) -> str:
+    """What is the matter with the newest of a job's masters."""
+    newest = max(masters, key=created, default=None)
+    if newest is None:
+        return "its master is not there, and the Job controller has not started another one yet"
+    lost = unreachable_since(newest)
+    if lost:
+        since = datetime.fromtimestamp(lost, UTC)
+        return f"its master's node {newest['spec'].get('nodeName')} is unreachable since {since:%Y-%m-%d %H:%M:%S} UTC"
+    wait = waits_for(newest)
+    if wait is not None:
+        return f"its master waits: {wait.text}"
+    return "its master runs" if "deletionTimestamp" not in newest["metadata"] else "its master was told to go"
+
+
+def _job_of(manifest: Manifest) -> str:
+    return str(manifest["metadata"]["labels"][names.JOB])
+
+
+def _pages(configmaps: Iterable[Manifest]) -> dict[tuple[str, str], dict[str, str]]:
+    """The published pages by namespace and job."""
+    found = {}
+    for each in configmaps:
+        meta = each["metadata"]
+        if meta["name"] == names.status(_job_of(each)):
+            found[meta["namespace"], _job_of(each)] = each.get("data") or {}
+    return found
+
+
+def _order(pod: Manifest) -> tuple[int, int, float]:
+    return list(Role).index(role_of(pod)), index_of(pod), created(pod)
+
+
+def _unknown(api: Api, job: str) -> UnknownJobError:
+    message = f"There is no job {job} in namespace {api.namespace}"
+    try:
+        there = job_names(api)
+    except ApiError:  # the message is good without them
+        return UnknownJobError(message, hint=_NONE_THERE)
+    if near := get_close_matches(job, there, n=3):
+        return UnknownJobError(message, hint=f"Did you mean {' or '.join(near)}?")
+    if not there:
+        return UnknownJobError(message, hint=f"There is none at all. {_NONE_THERE}")
+    return UnknownJobError(message, hint=f"There are: {', '.join(there[:10])}{' …' if len(there) > 10 else ''}.")

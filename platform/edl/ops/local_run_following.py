@@ -1,0 +1,170 @@
+"""Follows a run from its files until its supervisor has ended, and stops it when the user wants that."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from signal import SIGINT, SIGPIPE, SIGTERM
+from signal import Signals as Signal
+
+from edl.api.events import Event, JobEnded, Warned
+from edl.api.status import Status, Summary
+from edl.reporting.run_outcome import Failure, INTERRUPTED, Outcome, TERMINATED, UNREAD, decide, unexplained
+from edl.reporting.broken_pipe import Piped
+from edl.reporting.run_progress import Progress
+from edl.ops.local_run_resumption import PREDICT_FILE
+from edl.ops.stop_signals import Signals
+from edl.core.saved_checkpoint import FINAL_SECONDS
+from edl.api.errors import StorageError
+from edl.jobfile import json_object
+from edl.jobfile.event_json import from_json
+from edl.jobfile.problems import SpecError
+from edl.storage.run_directory import RunDir, Tail, append_line, read_json, write_json
+
+POLL_SECONDS = 0.1
+STOP_SECONDS = 20.0
+"""What the supervisor gets: eleven for a final checkpoint, and about three to stop roles when one does not go."""
+KILL_SECONDS = 2.0
+"""What it gets when the user asked a second time."""
+
+SUMMARY_FILE = "summary.json"
+
+_STOPPING = (
+    f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. Once more (Ctrl-C) ends at once without."
+)
+_LEAVING = "Stopping: every process is told to go. Once more (Ctrl-C) kills them at once."
+_LAST_LINES = 12
+_CODES = {SIGINT: INTERRUPTED, SIGPIPE: UNREAD, SIGTERM: TERMINATED}
+
+
+class Follower:
+    """One supervised run as ``edl run`` sees it."""
+
+    def __init__(self, run: RunDir, face: Piped, events: Tail, began: float) -> None:
+        """Follow ``run``, of which ``events`` has not been shown yet, and tell ``face``."""
+        self._run, self._face, self._events = run, face, events
+        self.progress = Progress(began)
+        self._trains = not (run.path / PREDICT_FILE).exists()
+        self._stopped_by: int | None = None
+        self._deadline: float | None = None
+
+    def follow(self, supervisor: subprocess.Popen[bytes]) -> Outcome:
+        """Show the run until its end."""
+        with Signals() as signals, _no_orphan(supervisor):
+            while True:
+                exit_code = supervisor.poll()  # before the files: what was written before the end is seen below
+                self._read()
+                if exit_code is not None:
+                    break
+                self._face.refresh(self.progress, time.time())
+                if self._face.broken and self._stopped_by is None:
+                    self._stop(supervisor, SIGPIPE)
+                for wish in signals.wait(POLL_SECONDS):
+                    self._stop(supervisor, wish)
+                if self._deadline is not None and time.monotonic() > self._deadline:
+                    supervisor.kill()  # its roles go with it
+            return self._conclude(exit_code)
+
+    def _read(self) -> None:
+        for value in self._events.poll():
+            event = _event(value)
+            self.progress = self.progress.after(event)
+            self._face.happened(event, self.progress)
+        with suppress(StorageError, SpecError):  # not there yet, or of another version: the next one may do
+            self.progress = self.progress.at(json_object.from_json(Status, read_json(self._run.status)))
+
+    def _stop(self, supervisor: subprocess.Popen[bytes], wish: Signal) -> None:
+        number = SIGINT
+        if self._stopped_by is None:
+            self._stopped_by = _CODES[wish]
+            self._face.notice(_STOPPING if self._trains else _LEAVING)
+            self._deadline = time.monotonic() + STOP_SECONDS
+        else:
+            self._face.notice("Killing every process.")
+            self._deadline = time.monotonic() + KILL_SECONDS
+            number = SIGTERM  # two of one kind, soon after each other, would arrive as one
+        with suppress(ProcessLookupError):
+            supervisor.send_signal(number)
+
+    def _conclude(self, exit_code: int) -> Outcome:
+        by_master = self.progress.ended
+        ended = by_master or self._end_it(exit_code)
+        self._face.refresh(self.progress, time.time())
+        failure = _failure(self._run) if by_master else Failure(detail=_last_words(self._run))
+        return decide(ended, failure, self._stopped_by)
+
+    def _end_it(self, exit_code: int) -> JobEnded:
+        """End the run in the place of its master; every process of it is gone, so its files have no other writer."""
+        now, (phase, reason) = time.time(), unexplained(exit_code, self._stopped_by)
+        summary = _summary(self._run) or self.progress.so_far(now, str(self._run.logs))
+        ended = JobEnded(phase, reason, summary, time=now)
+        self.progress = self.progress.after(ended)
+        self._face.happened(ended, self.progress)
+        try:
+            append_line(self._run.events, json_object.to_json(ended))
+            write_json(self._run.path / SUMMARY_FILE, json_object.to_json(summary))
+            if (status := self.progress.status) is not None:
+                over = replace(status, phase=phase, reason=reason, updated=now, workers=(), ps=())
+                self.progress = self.progress.at(over)
+                write_json(self._run.status, json_object.to_json(over))
+        except StorageError as error:
+            self._face.notice(str(error))
+        return ended
+
+
+def _event(value: dict[str, object]) -> Event:
+    try:
+        return from_json(value)
+    except SpecError as error:
+        return Warned(f"an event cannot be read: {error}", time=time.time())
+
+
+def _summary(run: RunDir) -> Summary | None:
+    """What a master that was told to go left as its summary; None when it could not."""
+    try:
+        return json_object.from_json(Summary, read_json(run.path / SUMMARY_FILE))
+    except (StorageError, SpecError):
+        return None
+
+
+def _failure(run: RunDir) -> Failure:
+    """What the master left about a failure."""
+    kind = ""
+    with suppress(StorageError):  # not every failure has a kind
+        value = read_json(run.path / "failure.json")
+        kind = str(value.get("kind", "")) if isinstance(value, dict) else ""
+    try:
+        detail = (run.path / "failure.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # nor a detail
+        detail = ""
+    return Failure(kind, detail)
+
+
+def _last_words(run: RunDir) -> str:
+    """The ends of the logs that say why there was no master in the end."""
+    told = []
+    for path in (run.logs / "supervisor.log", run.logs / "master-0.log"):
+        with suppress(OSError):  # it did not come so far as to have a log
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            told += [f"{path}:", *(f"  {line}" for line in lines[-_LAST_LINES:])]
+    return "\n".join(told)
+
+
+@contextmanager
+def _no_orphan(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whatever happens in here, the supervisor and its roles are gone afterwards."""
+    try:
+        yield
+    finally:
+        if supervisor.poll() is None:
+            supervisor.terminate()
+            try:
+                supervisor.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                supervisor.kill()
+                supervisor.wait()
+        if supervisor.stdin is not None:
+            supervisor.stdin.close()

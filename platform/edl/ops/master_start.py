@@ -1,0 +1,220 @@
+"""Has the master of a submitted job started? What its pod's status says about that, and how long to wait for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from edl.api.cluster_port import Role
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api
+from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, Manifest, PODS
+
+START_SECONDS = 60.0
+SETTLE_SECONDS = 10.0
+"""After so long a container that runs counts as started, also when its master has published nothing yet."""
+POLL_SECONDS = 0.5
+_LOG_LINES = 15
+
+NEVER_CREATED = frozenset(
+    {
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "RunContainerError",
+    }
+)
+"""Reasons of a waiting container that waiting does not mend."""
+PULL_FAILED = "ErrImagePull"
+"""One try to pull an image failed, maybe on a registry's bad moment; when it goes on so, the next word is another."""
+_TOLD_TO_GO = 143
+"""Exit code of a master that SIGTERM ended: whoever deletes or evicts its pod, its Job makes another."""
+_PASSING = "failed to sync"
+"""In a message: the kubelet has not seen the ConfigMap or Secret yet."""
+
+
+class Stage(StrEnum):
+    """How far the master has come."""
+
+    ABSENT = "no pod yet"
+    PENDING = "pending"
+    CREATING = "creating"
+    RUNNING = "running"
+    SERVING = "serving"
+    REPLACED = "being replaced"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+SETTLED = (Stage.SERVING, Stage.ENDED, Stage.FAILED)
+"""Stages at which there is nothing more to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The master at one moment.
+
+    Attributes:
+        reason: the cluster's word: ``ImagePullBackOff``, ``Unschedulable``, ``ContainerCreating``.
+        message: the words of the scheduler, the kubelet, or the container itself.
+        exit_code: of a container that ended.
+        pod: its name; empty while there is none.
+        container: the one that the reason is about, when it is not the role's own: an init container.
+    """
+
+    stage: Stage
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    pod: str = ""
+    container: str = ""
+
+    @property
+    def started(self) -> bool:
+        """Whether the master's container came to run, and did not fail."""
+        return self.stage in (Stage.RUNNING, Stage.SERVING, Stage.ENDED)
+
+
+def classify(pod: Manifest | None) -> Sight:
+    """What a master's pod says of its start; its sidecars have no say in that."""
+    if pod is None:
+        return Sight(Stage.ABSENT)
+    name, status = pod["metadata"]["name"], pod.get("status") or {}
+    leaving = "deletionTimestamp" in pod["metadata"]
+    own = next((each for each in status.get("containerStatuses") or () if each["name"] == names.CONTAINER), None)
+    if (before := _before(name, status, own, leaving=leaving)) is not None:
+        return before
+    if own is not None:
+        return _of_container(name, own, leaving=leaving)
+    if status.get("phase") == "Failed":
+        return Sight(Stage.FAILED, status.get("reason", "Failed"), status.get("message", ""), pod=name)
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] != "True":
+            return Sight(Stage.PENDING, condition.get("reason", ""), condition.get("message", ""), pod=name)
+    scheduled = bool(pod["spec"].get("nodeName"))
+    return Sight(Stage.CREATING if scheduled else Stage.PENDING, pod=name)
+
+
+def _before(pod: str, status: Manifest, own: Manifest | None, *, leaving: bool) -> Sight | None:
+    """The init container that keeps the role's own from being made; None when none does."""
+    if own is not None and ("waiting" not in (own.get("state") or {}) or own.get("lastState")):
+        return None
+    for container in status.get("initContainerStatuses") or ():
+        sight = _of_container(pod, container, leaving=leaving)
+        if sight.stage is Stage.FAILED or sight.reason == PULL_FAILED:
+            return replace(sight, container=container["name"])
+    return None
+
+
+def _of_container(pod: str, container: Manifest, *, leaving: bool) -> Sight:
+    state = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    code = int(ended.get("exitCode", 0)) if ended else 0
+    if ended and code not in (0, _TOLD_TO_GO) and not leaving:
+        return Sight(Stage.FAILED, ended.get("reason", "Error"), ended.get("message", "").strip(), code, pod)
+    if "terminated" in state and code != 0:
+        return Sight(Stage.REPLACED, "Terminated", "it was told to go; its Job makes another", pod=pod)
+    if "terminated" in state:
+        return Sight(Stage.ENDED, ended.get("reason", "") if ended else "", exit_code=0, pod=pod)
+    if "running" in state:
+        return Sight(Stage.RUNNING, pod=pod)
+    waiting = state.get("waiting") or {}
+    reason, message = waiting.get("reason", ""), waiting.get("message", "")
+    final = reason in NEVER_CREATED and _PASSING not in message
+    return Sight(Stage.FAILED if final else Stage.CREATING, reason, message, pod=pod)
+
+
+def await_start(
+    look: Callable[[], Sight],
+    told: Callable[[Sight], None],
+    clock: Callable[[], float],
+    sleep: Callable[[float], Any],
+) -> Sight:
+    """Look until the master has started or failed, at most START_SECONDS; ``told`` hears of each change."""
+    began = clock()
+    last, running_since = look(), began
+    told(last)
+    while last.stage not in SETTLED:
+        now = clock()
+        if last.stage is not Stage.RUNNING:
+            running_since = now
+        if now - began >= START_SECONDS or now - running_since >= SETTLE_SECONDS:
+            break
+        sleep(POLL_SECONDS)
+        seen = look()
+        if seen != last:
+            told(seen)
+        last = seen
+    return last
+
+
+class Lookout:
+    """Sees the master of one Job. A server that is away for a moment changes nothing of what was seen."""
+
+    def __init__(self, api: Api, job: str, uid: str) -> None:
+        self._api, self._job, self._uid = api, job, uid
+        self._last = Sight(Stage.ABSENT)
+
+    def look(self) -> Sight:
+        """The master now."""
+        with suppress(ApiError):
+            self._last = self._look()
+        return self._last
+
+    def _look(self) -> Sight:
+        pods = self._api.list(PODS, labels=names.selector(self._job, Role.MASTER)).items
+        own = [pod for pod in pods if _owned(pod, self._uid)]
+        newest = max(own, key=_age, default=None)
+        sight = classify(newest)
+        if sight.stage is Stage.RUNNING and self._published():
+            return Sight(Stage.SERVING, pod=sight.pod)
+        if sight.stage is Stage.FAILED and sight.exit_code is not None and not sight.message:
+            return replace(sight, message=self._last_words(sight.pod, sight.container or names.CONTAINER))
+        if sight.stage in (Stage.ABSENT, Stage.CREATING) and not sight.message:
+            about = newest["metadata"]["uid"] if newest else self._uid
+            return Sight(sight.stage, sight.reason, self._warning(about), pod=sight.pod)
+        return sight
+
+    def _published(self) -> bool:
+        try:
+            pages = self._api.get(CONFIGMAPS, names.status(self._job)).get("data") or {}
+        except NotFoundError:
+            return False
+        try:
+            return bool(json.loads(pages.get("status.json", "{}")))
+        except ValueError:
+            return False
+
+    def _warning(self, uid: str) -> str:
+        """The newest warning about an object; empty if there is none, or nobody may read events."""
+        try:
+            events = self._api.list(EVENTS, fields=f"involvedObject.uid={uid},type=Warning").items
+        except ApiError:
+            return ""
+        newest = max(events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime")), default={})
+        return str(newest.get("message", ""))
+
+    def _last_words(self, pod: str, container: str) -> str:
+        try:
+            lines = list(self._api.logs(pod, container=container, tail=_LOG_LINES).lines())
+        except ApiError:
+            return ""
+        return b"\n".join(lines).decode(errors="replace").strip()
+
+
+def _age(pod: Manifest) -> tuple[str, bool]:
+    """Orders pods from the oldest on; of two of one second, the one that stays is the newer."""
+    meta = pod["metadata"]
+    return str(meta.get("creationTimestamp", "")), "deletionTimestamp" not in meta
+
+
+def _owned(pod: Manifest, uid: str) -> bool:
+    return any(owner.get("uid") == uid for owner in pod["metadata"].get("ownerReferences") or ())

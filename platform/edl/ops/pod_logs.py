@@ -1,0 +1,83 @@
+"""What the containers of a job printed, and where the run keeps that of pods that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_client import Api
+from edl.ops.helper_pod import Place
+from edl.cluster.kubernetes.api_errors import InvalidError
+from edl.ops.job_view import index_of, label_of, role_of
+from edl.ops.pod_problems import waits_for
+from edl.cluster.kubernetes.resource_kinds import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Whose logs are wanted; ``index`` None: of all of the role."""
+
+    role: Role
+    index: int | None = None
+
+    def __str__(self) -> str:
+        return self.role.value if self.index is None else f"{self.role.value}-{self.index}"
+
+
+def chosen_pods(pods: Sequence[Manifest], chosen: Chosen) -> list[Manifest]:
+    """Those pods; of several of the same name, such as masters, the newest that has come so far as to print."""
+    newest: dict[str, Manifest] = {}
+    for pod in pods:
+        if role_of(pod) is not chosen.role or chosen.index not in (None, index_of(pod)):
+            continue
+        known = newest.get(label_of(pod))
+        if known is None or _rank(pod) >= _rank(known):
+            newest[label_of(pod)] = pod
+    return list(newest.values())
+
+
+def _rank(pod: Manifest) -> tuple[bool, bool, str]:
+    leaving = bool(pod["metadata"].get("deletionTimestamp"))
+    return not leaving, has_started(pod), str(pod["metadata"].get("creationTimestamp", ""))
+
+
+def has_started(pod: Manifest) -> bool:
+    """Whether its container has run, so that there is something to read."""
+    entries = pod.get("status", {}).get("containerStatuses") or ()
+    return any({"running", "terminated"} & {*entry.get("state", {}), *entry.get("lastState", {})} for entry in entries)
+
+
+def lines_of(api: Api, pod: Manifest, *, follow: bool, tail: int | None, previous: bool = False) -> Iterator[bytes]:
+    """The lines of one pod's container.
+
+    Raises:
+        BadInputError: it has not started; says why.
+    """
+    name = pod["metadata"]["name"]
+    try:
+        stream = api.logs(name, container=names.CONTAINER, follow=follow, tail=tail, previous=previous)
+    except InvalidError as error:
+        wait = waits_for(pod)
+        if wait is None or previous:
+            raise
+        raise BadInputError(f"{label_of(pod)} has printed nothing: {wait.text}", hint=wait.remedy or None) from error
+    with stream:
+        yield from stream.lines()
+
+
+def stored(spec: Mapping[str, Any], run_dir: str) -> Place | None:
+    """Where on a claim the run keeps its logs; None when no claim of the job's spec holds ``run_dir``."""
+    directory = PurePosixPath(run_dir)
+    mounts = [(PurePosixPath(each["mount"]), each.get("claim")) for each in spec.get("volumes") or ()]
+    storage = spec.get("storage") or {}
+    if storage.get("claim") and storage["claim"] not in [claim for _, claim in mounts]:
+        mounts.append((PurePosixPath(storage.get("path") or "/edl"), storage["claim"]))
+    for mount, claim in sorted(mounts, key=lambda each: -len(each[0].parts)):
+        if claim and directory.is_relative_to(mount):
+            return Place(claim, f"/{directory.relative_to(mount) / 'logs'}")
+    return None

@@ -1,0 +1,140 @@
+"""What ``edl predict`` predicts with: a ``.keras`` file, or what a run left."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.ops.local_run_resumption import status_of, training_runs
+from edl.api.errors import BadInputError, EdlError
+from edl.storage import checkpoint_verification
+from edl.storage.checkpoint_manifest import MANIFEST, Manifest, Skipped, load_manifest
+from edl.storage.run_directory import RunDir, resolve
+
+_ENDS = {"Done": "which is done", "Failed": "which failed"}
+"""How a run ended, by its phase; with any other one it was interrupted, by its user or by a power cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where weights are, and who left them there.
+
+    Attributes:
+        path: a ``.keras`` file, or the directory of a checkpoint.
+        run: that left them; None for a file that the user named.
+        checkpoint: that they are of; None for a file.
+        damaged: newer checkpoints of the run, which cannot be used.
+    """
+
+    path: Path
+    run: RunDir | None = None
+    checkpoint: Manifest | None = None
+    damaged: tuple[Skipped, ...] = ()
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything was trained before they were written; of a file that is taken for granted."""
+        return self.checkpoint is None or self.checkpoint.step > 0
+
+    def lines(self) -> Iterator[str]:
+        """Their origin, for people; nothing of a file that the user named."""
+        if self.run is None:
+            return
+        ended, step = _ended(self.run)
+        if self.checkpoint is not None:
+            what = f"checkpoint {self.checkpoint.cut} at step {self.checkpoint.step:,}"
+        else:
+            what = "its export" if step is None else f"its export at step {step:,}"
+        yield f"from run {self.run.run_id}, {ended}: {what}"
+        if not self.trained:
+            yield "warning: the checkpoint is of step 0: nothing was trained yet"
+
+    def left_out(self) -> list[str]:
+        """What would have been taken if it were intact, for people."""
+        return [
+            f"checkpoint {each.cut} of run {self.run.run_id} is left out: {each.reason}"
+            for each in self.damaged
+            if self.run
+        ]
+
+
+def weights_of(folder: Path, source: str | None) -> Weights:
+    """What ``--from`` means.
+
+    Args:
+        folder: of the job's runs.
+        source: a run's id or a file; None means the newest run that trained something.
+
+    Raises:
+        BadInputError: no such run or file, the file is not what its name says, or the run has nothing to predict with.
+        StorageError: the checkpoints cannot be read.
+    """
+    if source is not None and source.endswith(".keras"):
+        return Weights(_keras_file(source))
+    for run in reversed(training_runs(folder) if source is None else [resolve(folder, source)]):
+        found = _left_by(run)
+        if found is not None and (found.trained or source is not None):
+            return found
+    if source is not None:
+        what = f"run {source} left neither a checkpoint nor an export"
+    else:
+        what = f"the runs of this job, {folder}, left neither a checkpoint after step 0 nor an export"
+    raise BadInputError(what, hint="Train with edl run, or give --from.")
+
+
+def _left_by(run: RunDir) -> Weights | None:
+    """The newest intact checkpoint, which has the rows of tables without a bound too; the export if it is untrained.
+
+    Raises:
+        BadInputError: all that is left of what the run trained is damaged.
+    """
+    left_out: list[Skipped] = []
+    checkpoint, exported = checkpoint_verification.newest(run.checkpoints, left_out.append), _exported(run)
+    damaged = tuple(filter(_was_trained, left_out))
+    if checkpoint and checkpoint.directory:
+        of_checkpoint = Weights(checkpoint.directory, run, checkpoint, damaged)
+        if of_checkpoint.trained or not (exported or damaged):
+            return of_checkpoint
+    if exported is not None:
+        return Weights(exported, run, damaged=damaged)
+    if damaged:
+        reasons = "".join(f"\n  checkpoint {each.cut}: {each.reason}" for each in damaged)
+        raise BadInputError(
+            f"no trained checkpoint of run {run.run_id} is intact{reasons}",
+            where=str(run.checkpoints),
+            hint="Copy the run from a backup of its volume, or name another one: --from RUN.",
+        )
+    return None
+
+
+def _was_trained(skipped: Skipped) -> bool:
+    """Whether a checkpoint that cannot be used would be one to predict with, as far as can be seen."""
+    found = load_manifest(skipped.directory)
+    return found.step > 0 if isinstance(found, Manifest) else (skipped.directory / MANIFEST).exists()
+
+
+def _exported(run: RunDir) -> Path | None:
+    return next(iter(sorted(run.export.glob("*.keras"))), None) if run.export.is_dir() else None
+
+
+def _keras_file(source: str) -> Path:
+    """The file, which is a zip archive; Keras, in a worker, finds out about the rest."""
+    file = Path(source).absolute()
+    if not file.is_file():
+        raise BadInputError("no such file", where=source)
+    if not zipfile.is_zipfile(file):
+        raise BadInputError("is not a .keras file, or not a complete one", where=source, hint="Export the model again.")
+    return file
+
+
+def _ended(run: RunDir) -> tuple[str, int | None]:
+    """How a run ended and after which step, as far as its status says it; weights are good without one."""
+    try:
+        status = status_of(run)
+    except EdlError:
+        return "whose status cannot be read", None
+    if status is None:
+        return "which has no status", None
+    return _ENDS.get(status.phase, "which was interrupted"), status.step

@@ -1,0 +1,178 @@
+"""Process 1 of a container: starts the role, forwards signals to it, reaps, copies its output, and ends as it ends.
+
+The kernel gives process 1 no default action for signals and makes it the parent of every orphan; a role knows nothing
+of either. What the role wrote before its end has been written to standard output when this process ends, also when a
+process that the role left behind still holds the pipe open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+from edl.pod.log_file import LogFile
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
+LOG_SECONDS = 2.0
+"""What a slow disk gets at the end for the copy of the output."""
+_CHUNK = 1 << 16
+
+Say = Callable[[str, str], None]
+"""Tells process 1 where the copy of the output goes: the file, and the heading in it."""
+
+
+class Init:
+    """One child and its output.
+
+    Args:
+        become: what the child does: prepares, tells where its log goes, and becomes the role by ``exec``. A SystemExit
+            that it raises is the end of the child.
+    """
+
+    def __init__(self, become: Callable[[Say], None]) -> None:
+        self._become = become
+        self._log = LogFile(lambda sentence: _write_out(f"edl-role: {sentence}\n".encode()))
+        self._told = b""
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Start the child and stay until it has ended; returns its exit code as a shell has it (128 + n)."""
+        woken, wake = _pipe()
+        os.set_blocking(wake, False)
+        output, child_output = _pipe()
+        word, child_word = _pipe()
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (*FORWARDED, signal.SIGCHLD):
+            signal.signal(number, lambda number, _: None)  # the descriptor says which; this keeps it from killing us
+        self._child = self._fork(child_output, child_word)
+        os.close(child_output)
+        os.close(child_word)
+        self._serve({woken: self._signalled, output: self._copy, word: self._hear})
+        while self._hear(word) or self._copy(output):  # what the child said and wrote before it ended
+            pass
+        self._log.close(LOG_SECONDS)
+        assert self._code is not None
+        return self._code
+
+    def _serve(self, handlers: dict[int, Callable[[int], bool]]) -> None:
+        poll = select.poll()
+        for descriptor in handlers:
+            poll.register(descriptor, select.POLLIN)
+        while self._code is None:
+            for descriptor, _ in poll.poll():
+                if not handlers[descriptor](descriptor):
+                    poll.unregister(descriptor)
+
+    # ------------------------------------------------------------------ the child
+
+    def _fork(self, output: int, word: int) -> int:
+        """Start the child; it gets signals from its first moment on, and none of our handlers."""
+        every = {*FORWARDED, signal.SIGCHLD}
+        signal.pthread_sigmask(signal.SIG_BLOCK, every)
+        child = os.fork()
+        if child == 0:
+            signal.set_wakeup_fd(-1)
+            for number in every:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, every)
+            self._be(output, word)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, every)
+        return child
+
+    def _be(self, output: int, word: int) -> NoReturn:
+        code = 1
+        try:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            self._become(partial(_say, word))
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:  # noqa: BLE001 - a forked child must not return into its parent's code
+            traceback.print_exc()
+        finally:
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    # ------------------------------------------------------------------ what happens
+
+    def _signalled(self, woken: int) -> bool:
+        for number in _read(woken) or b"":
+            if number == signal.SIGCHLD:
+                self._reap()
+            elif number in FORWARDED and self._code is None:
+                os.kill(self._child, number)  # not reaped yet, so the number is still its own
+        return True
+
+    def _reap(self) -> None:
+        """Take note of every process that ended: the child, and orphans that became ours."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._child:
+                    code = os.waitstatus_to_exitcode(status)
+                    self._code = code if code >= 0 else 128 - code
+
+    def _copy(self, output: int) -> bool:
+        """Pass on what the child wrote; whether there was something."""
+        data = _read(output)
+        if not data:
+            return data is None and self._code is None
+        _write_out(data)
+        self._log.write(data)
+        return True
+
+    def _hear(self, word: int) -> bool:
+        """Take in where the log goes; whether there is more to hear: the word ends when the child becomes the role."""
+        data = _read(word)
+        self._told += data or b""
+        if data or data is None:
+            return True
+        if self._told:
+            path, heading = self._told.decode().splitlines()
+            self._log.open(Path(path), heading)
+            self._told = b""
+        return False
+
+
+def _say(word: int, path: str, heading: str) -> None:
+    os.write(word, f"{path}\n{heading}\n".encode())
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe that is not inherited by ``exec`` and whose reading end does not wait."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with suppress(OSError):  # beyond the user's share of pipe memory
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4 * _CHUNK)
+    return reading, writing
+
+
+def _read(descriptor: int) -> bytes | None:
+    """What is there; None for nothing yet, empty at the end."""
+    try:
+        return os.read(descriptor, _CHUNK)
+    except BlockingIOError:
+        return None
+
+
+def _write_out(data: bytes) -> None:
+    """Write to standard output; whoever closed it does not want it."""
+    view = memoryview(data)
+    with suppress(BrokenPipeError):
+        while view:
+            view = view[os.write(1, view) :]

@@ -1,0 +1,199 @@
+"""Which pushes enter: each (lease, step) at most once, and none of a revoked lease.
+
+A lease's number carries the incarnation of the master that granted it. Leases of the incarnation that attached last are
+believed; of lower ones only those that the new master said live on; of higher ones none, until that master attaches.
+So a master that was cut off can grant what it likes. Memory is kept only for leases at or above the *floor*:
+the master raises it, and every lease below is closed.
+
+Pure: docs/design/0002-record-accounting.md says who calls what, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from edl.api.errors import RefusedError, RetryableError
+
+INCARNATION_BITS = 32
+"""A lease is ``(incarnation << 32) + counter``."""
+MASTERS_AHEAD = 8
+"""So many masters may have come and gone since one was heard of last, which is every second. A number far above would
+be one that no master reaches, and all of them would be refused from then on."""
+
+
+class Admission(Enum):
+    """What becomes of a push."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    """It was applied before: the answer got lost."""
+    REVOKED = "revoked"
+    """Its lease is revoked, closed or unknown: the worker drops that lease."""
+    UNKNOWN_MASTER = "unknown master"
+    """Its lease was granted by a master that has not attached yet: try again."""
+    STALE = "stale"
+    """It would enter, but its gradient is of values too old: compute it again. Leases do not decide that."""
+
+
+class StaleMasterError(RefusedError):
+    """A message of a master that another one has replaced."""
+
+    kind = "incarnation"
+
+
+class NotAttachedError(RefusedError):
+    """A message of a master that has not attached here yet: the PS is newer than the master thinks."""
+
+    kind = "unattached"
+
+
+class Leases:
+    """Memory of what was applied, by lease."""
+
+    def __init__(self) -> None:
+        self._incarnation = 0
+        self._heard = 0
+        self._floor = 0
+        self._through: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._entered = 0
+        self._revoked: set[int] = set()
+        self._survivors: frozenset[int] = frozenset()
+
+    @property
+    def attached(self) -> bool:
+        """A master has attached."""
+        return self._incarnation > 0
+
+    def check(self, incarnation: int) -> None:
+        """Refuse a message of another master than the one that is attached.
+
+        Raises:
+            StaleMasterError: a later master has attached.
+            NotAttachedError: this master has not attached.
+        """
+        if incarnation < self._incarnation:
+            raise StaleMasterError(f"message of master incarnation {incarnation}, attached is {self._incarnation}")
+        if incarnation > self._incarnation:
+            raise NotAttachedError(f"master incarnation {incarnation} has not attached, {self._incarnation} has")
+
+    def heard(self, incarnation: int) -> None:
+        """The master that this server registers with says which one it is."""
+        self._heard = max(self._heard, incarnation)
+
+    def check_attaches(self, incarnation: int) -> None:
+        """Refuse a master that cannot be the next one.
+
+        Raises:
+            StaleMasterError: a higher incarnation has attached before.
+            RetryableError: nobody has heard of so high a one: it can attach once it has answered a registration.
+        """
+        if incarnation < max(self._incarnation, 1):
+            raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
+        known = max(self._incarnation, self._heard)
+        if known and incarnation > known + MASTERS_AHEAD:
+            raise RetryableError(
+                f"master incarnation {incarnation} attaches, and {known} is the last one heard of here"
+            )
+
+    def attach(self, incarnation: int, floor: int, revoked: Iterable[int], live: Iterable[int]) -> None:
+        """A master takes over, or the same one comes back.
+
+        Args:
+            incarnation: of the master, from 1.
+            floor: leases below are closed.
+            revoked: revoked leases; those known here stay revoked too.
+            live: leases of lower incarnations that live on.
+
+        Raises:
+            StaleMasterError, RetryableError: as :meth:`check_attaches` says.
+        """
+        self.check_attaches(incarnation)
+        self._incarnation = incarnation
+        self._revoked |= set(revoked)
+        self._survivors = frozenset(live)
+        self.close_below(floor)
+
+    def decide(self, lease: int, step: int) -> Admission:
+        """What would become of this push; changes nothing."""
+        granted_by = lease >> INCARNATION_BITS
+        if granted_by > self._incarnation:
+            return Admission.UNKNOWN_MASTER
+        known = granted_by == self._incarnation or lease in self._survivors
+        if not known or lease < self._floor or lease in self._revoked:
+            return Admission.REVOKED
+        return Admission.APPLIED if step >= self._through.get(lease, 0) else Admission.DUPLICATE
+
+    def admit(self, lease: int, step: int) -> Admission:
+        """Decide, and remember the step if it enters: the caller applies it before anybody else asks."""
+        admission = self.decide(lease, step)
+        if admission is Admission.APPLIED:
+            self._through[lease] = step + 1
+            self._first.setdefault(lease, step)
+            self._entered += 1
+        return admission
+
+    def revoke(self, leases: Iterable[int], floor: int) -> dict[int, int]:
+        """Close leases for good.
+
+        Returns:
+            ``through`` of each: steps below it were applied here. 0 for a lease never seen, or forgotten.
+        """
+        through = {lease: self._through.get(lease, 0) for lease in leases}
+        self._revoked |= through.keys()
+        self.close_below(floor)
+        return through
+
+    def applied(self) -> dict[int, int]:
+        """``through`` of every lease at or above the floor that is not revoked."""
+        return {lease: through for lease, through in self._through.items() if lease not in self._revoked}
+
+    def met(self) -> dict[int, int]:
+        """As ``applied``, of those only that a push has come of since the parameters went back to a checkpoint.
+
+        Of others nobody knows here which of their later steps were in when that checkpoint was made elsewhere.
+        """
+        return {lease: through for lease, through in self.applied().items() if lease in self._first}
+
+    @property
+    def entered(self) -> int:
+        """Steps let in since the parameters were made, or went back to a checkpoint."""
+        return self._entered
+
+    def first(self, leases: Iterable[int]) -> dict[int, int]:
+        """The first of these steps, of those of these leases that have any.
+
+        Steps between what a checkpoint had of a lease and this one went back, and do not come again.
+        """
+        return {lease: self._first[lease] for lease in leases if lease in self._first}
+
+    def reached(self, within: Mapping[int, int]) -> bool:
+        """Whether so many steps of each lease are in."""
+        return all(self._through.get(lease, 0) >= steps for lease, steps in within.items())
+
+    def beyond(self, within: Mapping[int, int]) -> dict[int, int]:
+        """``through`` of those of these leases of which more steps are in than so many."""
+        return {n: self._through[n] for n, steps in within.items() if self._through.get(n, 0) > steps}
+
+    def restore(self, applied: Mapping[int, int], *, complete: bool = False) -> None:
+        """Go back to what a checkpoint had applied; who is attached and what is revoked stays.
+
+        ``complete``: nothing was applied since that checkpoint, so that these are all steps of each lease.
+        """
+        self._through = {lease: through for lease, through in applied.items() if lease >= self._floor}
+        self._first = dict(self._through) if complete else {}
+        self._entered = 0
+
+    def close_below(self, floor: int) -> None:
+        """Close every lease below a floor, and forget it; a floor never goes down."""
+        if floor <= self._floor:
+            return
+        self._floor = floor
+        self._through = {lease: through for lease, through in self._through.items() if lease >= self._floor}
+        self._revoked = {lease for lease in self._revoked if lease >= self._floor}
+        self._first = {lease: step for lease, step in self._first.items() if lease in self._through}
+
+    def __len__(self) -> int:
+        """Leases that memory is kept for."""
+        return len(self._through.keys() | self._revoked)

@@ -1,0 +1,148 @@
+"""PsControl: what the master asks of a parameter server, as gRPC messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edl.api.errors import StorageError
+from edl.core.partition import SLOTS
+from edl.ps.messages import Attachment
+from edl.ps.applied_steps import INCARNATION_BITS
+from edl.ps.parameter_server import ParameterServer
+from edl.transport import edl_pb2 as pb
+from edl.transport import edl_pb2_grpc
+from edl.transport.peer_errors import Refused
+
+_MOST = 1 << 31
+"""Incarnations, cuts and steps of a lease are below; a lease's number has 32 bits for the first."""
+_CUT = re.compile(r"cut-[0-9]+")
+_LONGEST_WAIT = 600.0
+"""Seconds that Saved waits for a caller without a deadline."""
+_MARGIN = 0.1
+"""Seconds before the caller's deadline at which Saved answers that the shard is still being written."""
+
+
+class ControlPlane(edl_pb2_grpc.PsControlServicer):
+    """The servicer; refusals are raised, and become statuses where the server was made.
+
+    Args:
+        server: what is controlled.
+        uid: of this pod.
+        checkpoints: the run's folder of them: nothing else is read or written. None: any folder.
+    """
+
+    def __init__(self, server: ParameterServer, uid: str, checkpoints: Path | None = None) -> None:
+        self._server = server
+        self._uid = uid
+        self._checkpoints = checkpoints
+
+    def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
+        """A master takes over, or comes back."""
+        if not 0 < request.incarnation < _MOST or not 0 <= request.cut < _MOST:
+            raise Refused(f"a master of incarnation {request.incarnation}, at cut {request.cut}", kind="bad")
+        _check_floor(request.floor, request.incarnation)
+        if request.restore and len(request.slots) != SLOTS:
+            raise Refused(f"rows are placed by {SLOTS} slots, not {len(request.slots)}", kind="bad")
+        attachment = Attachment(
+            request.incarnation,
+            request.floor,
+            request.revoked,
+            request.live,
+            self._checkpoint(request.restore),
+            request.cut,
+            request.slots,
+            request.complete,
+        )
+        try:
+            state = self._server.attach(attachment)
+        except StorageError as error:
+            raise Refused(str(error), kind="storage") from error
+        return pb.AttachReply(
+            initialized=state.initialized,
+            version=state.version,
+            uid=self._uid,
+            applied=_steps(state.applied),
+            pins=state.pins,
+        )
+
+    def Revoke(self, request: pb.RevokeRequest, context: Any) -> pb.RevokeReply:  # noqa: N802
+        """Close leases for good."""
+        _check_floor(request.floor, request.incarnation)
+        through, first = self._server.revoke(request.incarnation, request.leases, request.floor)
+        return pb.RevokeReply(applied=_steps(through), first=_steps(first))
+
+    def Prepare(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareReply:  # noqa: N802
+        """Make room for the copy of a cut."""
+        self._server.prepare(request.incarnation)
+        return pb.PrepareReply()
+
+    def Hold(self, request: pb.HoldRequest, context: Any) -> pb.HoldReply:  # noqa: N802
+        """Let no further step in."""
+        return pb.HoldReply(applied=_steps(self._server.hold(request.incarnation, request.cut)))
+
+    def Snapshot(self, request: pb.SnapshotRequest, context: Any) -> pb.SnapshotReply:  # noqa: N802
+        """Take a cut."""
+        if not 0 < request.cut < _MOST or any(not 0 <= step.through < _MOST for step in request.within):
+            raise Refused(f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad")
+        _check_floor(request.floor, request.incarnation)
+        checkpoint = self._checkpoint(request.checkpoint)
+        within = {step.lease: step.through for step in request.within}
+        taken = self._server.snapshot(
+            request.incarnation,
+            request.cut,
+            checkpoint,
+            pin=request.pin,
+            floor=request.floor,
+            within=within,
+            keep=request.keep,
+        )
+        if taken is None:
+            return pb.SnapshotReply(waits=True)
+        return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause, entered=taken.entered)
+
+    def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
+        """Call a cut off, or hold updates after it no longer."""
+        self._server.release(request.incarnation, request.cut)
+        return pb.ReleaseReply()
+
+    def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.UnpinReply:  # noqa: N802
+        """Forget a pinned copy."""
+        self._server.unpin(request.incarnation, request.cut)
+        return pb.UnpinReply()
+
+    def Saved(self, request: pb.SavedRequest, context: Any) -> pb.SavedReply:  # noqa: N802
+        """Wait for a shard, no longer than the caller does."""
+        remaining = context.time_remaining()
+        timeout = _LONGEST_WAIT if remaining is None else max(0.0, remaining - _MARGIN)
+        saved = self._server.saved(request.incarnation, request.cut, timeout)
+        return pb.SavedReply(file=saved.file, size=saved.size, checksum=saved.checksum, error=saved.error)
+
+    def _checkpoint(self, path: str) -> Path | None:
+        """The folder of a checkpoint of this run; None if none is named.
+
+        Raises:
+            Refused: it is another folder.
+        """
+        if not path:
+            return None
+        folder, known = Path(path), self._checkpoints
+        if known is not None and (folder.resolve().parent != known.resolve() or not _CUT.fullmatch(folder.name)):
+            raise Refused(f"{path} is no checkpoint of this run: they are {known}/cut-N", kind="bad")
+        return folder
+
+
+def _check_floor(floor: int, incarnation: int) -> None:
+    """Refuse a floor above every lease of the master that names it: those of the next ones would be closed as well.
+
+    Raises:
+        Refused: it is one.
+    """
+    if floor >> INCARNATION_BITS > incarnation:
+        raise Refused(f"no lease of incarnation {incarnation} is above the floor {floor}", kind="bad")
+
+
+def _steps(through: Mapping[int, int]) -> list[pb.LeaseStep]:
+    return [pb.LeaseStep(lease=lease, through=steps) for lease, steps in through.items()]

@@ -1,0 +1,141 @@
+"""Cuts: which steps wait, and which copies are kept.
+
+While a cut is held, a step enters only if another PS has it already: so all of them copy the same steps. See
+docs/design/0002-record-accounting.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Generic, TypeVar
+
+from edl.api.errors import RefusedError
+from edl.numerics.parameter_snapshot import PinError
+
+Copy = TypeVar("Copy")
+
+HOLD_SECONDS = 5.0
+"""Updates are not held for longer, whatever became of the master."""
+CUTS_AHEAD = 100
+"""A master numbers its cuts one after the other and asks every server in each of them. Once a number far above were
+passed here, every cut up to it would be refused as over."""
+
+
+class CutError(RefusedError):
+    """A cut that cannot be taken any more."""
+
+    kind = "cut"
+
+
+class Cuts(Generic[Copy]):
+    """The cuts of one PS; ``Copy`` is what a snapshot is. Times are seconds of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._passed = 0
+        self._held = 0
+        self._kept = 0
+        self._since = 0.0
+        self._within: Mapping[int, int] = {}
+        self._pins: dict[int, Copy] = {}
+
+    def hold(self, cut: int, now: float) -> None:
+        """Keep every step out from now on; once more for the same cut changes nothing.
+
+        Raises:
+            CutError: steps were let in since.
+        """
+        self.check_open(cut)
+        if cut > self._held:
+            self._held, self._since, self._within, self._kept = cut, now, {}, 0
+
+    def let_in(self, cut: int, within: Mapping[int, int]) -> None:
+        """Steps below ``within`` of a lease belong to the cut."""
+        if cut == self._held:
+            self._within = within
+
+    def keeps_out(self, lease: int, step: int) -> bool:
+        """A step must wait."""
+        return self._held > 0 and step >= self._within.get(lease, 0)
+
+    @property
+    def held(self) -> bool:
+        """Whether steps are kept out."""
+        return self._held > 0
+
+    @property
+    def until(self) -> float:
+        """When the cut that is held will have been for too long; never if there is none, or its copy was made.
+
+        After the copy steps wait for the successor of a PS, which may wait for room: the master, or the next one, says
+        when it is there.
+        """
+        return self._since + HOLD_SECONDS if self._held and not self._kept else float("inf")
+
+    def expire(self, now: float) -> bool:
+        """Give up a cut that was held for too long; whether there was one."""
+        if now < self.until:
+            return False
+        self.passed(self._held)
+        return True
+
+    def held_for(self, now: float) -> float:
+        """Seconds since steps were kept out first; 0 if they are not."""
+        return now - self._since if self._held else 0.0
+
+    def is_open(self, cut: int) -> bool:
+        """Whether it can still be taken."""
+        return cut > self._passed
+
+    def check_open(self, cut: int) -> None:
+        """Refuse a cut that is over.
+
+        Raises:
+            CutError: steps were let in already, or no master can have got so far.
+        """
+        if not self.is_open(cut):
+            raise CutError(f"cut {cut} is over: updates go on since cut {self._passed}")
+        self.check_near(cut)
+
+    def check_near(self, cut: int) -> None:
+        """Refuse a cut that no master can have got to since the last one.
+
+        Raises:
+            CutError: it is one.
+        """
+        last = max(self._passed, self._held)
+        if cut > last + CUTS_AHEAD:
+            raise CutError(f"cut {cut} is more than {CUTS_AHEAD} after cut {last}, the last one asked for here")
+
+    def taken(self, cut: int, copy: Copy, *, pin: bool, keep: bool = False) -> None:
+        """The state was copied: let all steps in; with ``keep`` not before ``release``. ``pin`` keeps the copy."""
+        if keep:
+            self._kept = cut
+        else:
+            self.passed(cut)
+        if pin:
+            self._pins[cut] = copy
+
+    def passed(self, cut: int) -> None:
+        """The cut is complete, or off: nothing waits for it any more."""
+        self._passed = max(self._passed, cut)
+        if self._held <= self._passed:
+            self._held, self._within, self._kept = 0, {}, 0
+
+    def release(self, cut: int) -> Copy | None:
+        """The cut is off, or held no longer: let all steps in; returns the copy if it was pinned."""
+        self.passed(cut)
+        return self._pins.pop(cut, None)
+
+    def pinned(self, cut: int) -> Copy:
+        """The copy of a pinned cut; raises PinError if it is not kept."""
+        if cut not in self._pins:
+            raise PinError(f"cut {cut} is not pinned here", hint=f"pinned: {sorted(self._pins)}")
+        return self._pins[cut]
+
+    def unpin(self, cut: int) -> Copy | None:
+        """Forget the copy and return it; None if it is not kept."""
+        return self._pins.pop(cut, None)
+
+    def pins(self) -> Iterator[int]:
+        """The pinned cuts, in increasing order."""
+        return iter(sorted(self._pins))

@@ -1,0 +1,180 @@
+"""Bulk heads and bodies to values, checked against what was declared before anything is used.
+
+Whether gradients are finite is not checked here: the worker knows the records they came from, and decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+
+from edl.api.tables import TableSpec
+from edl.numerics.array_types import Floats, Ids
+from edl.ps.messages import Origin
+from edl.numerics.model_declaration import Declaration
+from edl.ps.sync_rounds import Share
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import Refused
+from edl.transport.spec_messages import json_object, table_from_message, variable_from_message
+from edl.numerics.optimizer_spec import OptimizerSpec
+
+_NAMED = 3
+"""Variables that a message names."""
+MOST_STEPS = 1 << 31
+"""Steps of one lease, where nobody says how many a lease has."""
+
+
+class Body:
+    """The raw bytes of a frame, taken from front to back.
+
+    Args:
+        data: valid while the request is handled.
+
+    Raises:
+        Refused: kind ``bad``, when it is shorter or longer than the head says.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._used = 0
+
+    def floats(self, count: int, of: Callable[[], str]) -> Floats:
+        """The next float32 values, without a copy; ``of`` names them in errors."""
+        start = self._advance(4 * count, of)
+        return np.frombuffer(self._data, np.float32, count, start)
+
+    def ids(self, count: int, of: Callable[[], str]) -> Ids:
+        """The next int64 values; copied if they are not aligned, which NumPy does not say of an array without any."""
+        start = self._advance(8 * count, of)
+        found = np.frombuffer(self._data, np.int64, count, start)
+        return found if count and found.flags.aligned else found.copy()
+
+    def end(self) -> None:
+        """Refuse a body that goes on."""
+        if self._used != self._data.nbytes:
+            raise Refused(
+                f"the body has {self._data.nbytes} bytes, the head and the model say {self._used}", kind="bad"
+            )
+
+    def _advance(self, size: int, of: Callable[[], str]) -> int:
+        start = self._used
+        if size < 0 or start + size > self._data.nbytes:
+            left = self._data.nbytes - start
+            raise Refused(f"{of()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad")
+        self._used = start + size
+        return start
+
+
+def declaration(head: pb.Declare, body: memoryview) -> tuple[Declaration, Floats]:
+    """What a worker declares, and the initial slab.
+
+    Raises:
+        Refused: sizes do not agree.
+        BadInputError: a variable, table or optimizer that cannot be.
+    """
+    declared = Declaration(
+        tuple(variable_from_message(message) for message in head.dense),
+        tuple(table_from_message(message) for message in head.tables),
+        OptimizerSpec.from_json(json_object(head.optimizer, "the optimizer")),
+        head.fingerprint,
+    )
+    content = Body(body)
+    dense = content.floats(declared.size, lambda: f"the values of {_variables(declared)}")
+    content.end()
+    return declared, dense
+
+
+def share(head: pb.Push, most_steps: int = MOST_STEPS) -> Share:
+    """Which step of which lease a push is.
+
+    A PS remembers the newest step of a lease, and the master believes it: one far ahead would count as many as done.
+
+    Args:
+        head: of the push, of which no number is negative; the others of its round are looked at as well.
+        most_steps: that a lease has.
+
+    Raises:
+        Refused: no lease has such a step.
+    """
+    pushes: list[pb.Push | pb.Share] = [head, *head.round]
+    for one in pushes:
+        if one.step >= most_steps:
+            what = f"step {one.step} of lease {one.lease}: a lease has the steps 0 to {most_steps - 1}"
+            raise Refused(what, kind="bad")
+    return Share(head.lease, head.step)
+
+
+def origin(head: pb.Push, link: int) -> Origin:
+    """Where a push comes from; ``link`` is its connection."""
+    shares = tuple(Share(share.lease, share.step) for share in head.round)
+    return Origin(head.worker, link, head.version, head.next, shares, head.again)
+
+
+def gradients(declared: Declaration, head: pb.Push, body: memoryview) -> Gradients | None:
+    """What a push brings, as views of the body; None for an empty push.
+
+    Raises:
+        Refused: sizes, tables or ids do not fit what was declared.
+    """
+    content = Body(body)
+    if head.empty:
+        content.end()
+        return None
+    if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
+        raise Refused(f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad")
+    slab = content.floats(declared.size, lambda: f"gradients (float32) of {_variables(declared)}")
+    rows: dict[str, RowGradients] = {}
+    for part in head.tables:
+        table = _table(declared, part.name, rows)
+        count = part.count
+        ids = _ids(content, table, count)
+        values = content.floats(count * table.dim, partial(_of_table, count, "gradients (float32)", table))
+        rows[table.name] = RowGradients(ids, values.reshape(-1, table.dim))
+    content.end()
+    return Gradients(slab, rows, head.learning_rate, head.weight)
+
+
+def row_ids(declared: Declaration, tables: Iterable[pb.TableRows], body: memoryview) -> dict[str, Ids]:
+    """Which rows of which tables are asked for, in the order of the request.
+
+    Raises:
+        Refused: sizes, tables or ids do not fit what was declared.
+    """
+    content = Body(body)
+    ids: dict[str, Ids] = {}
+    for part in tables:
+        table = _table(declared, part.name, ids)
+        ids[table.name] = _ids(content, table, part.count)
+    content.end()
+    return ids
+
+
+def _variables(declared: Declaration) -> str:
+    """The dense variables with their shapes, the first of them by name."""
+    named = [f"'{variable.name}' {list(variable.shape)}" for variable in declared.dense[:_NAMED]]
+    more = [f"{len(declared.dense) - _NAMED} more"] if len(declared.dense) > _NAMED else []
+    return f"{declared.size} values: {', '.join([*named, *more])}" if named else "no variable"
+
+
+def _of_table(count: int, what: str, table: TableSpec) -> str:
+    return f"{count} {what} of {table.described}"
+
+
+def _table(declared: Declaration, name: str, seen: Iterable[str]) -> TableSpec:
+    if name in seen:
+        raise Refused(f"table '{name}' comes twice in one request", kind="bad")
+    return declared.table(name)
+
+
+def _ids(content: Body, table: TableSpec, count: int) -> Ids:
+    """The next ids, which are of this table."""
+    ids = content.ids(count, partial(_of_table, count, "ids (int64)", table))
+    if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
+        raise Refused(
+            f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
+        )
+    return ids

@@ -1,0 +1,81 @@
+"""A cut as the shard of a checkpoint, a piece at a time.
+
+Arrays are named ``dense/<variable>``, ``slot/<slot>/<variable>``, ``rows/<table>/ids``, ``rows/<table>/values`` and
+``rows/<table>/slot/<slot>``; variables have their own shapes, so that a shard can be read without EDL. Where rows are
+dropped when they are not used, ``rows/<table>/seen`` says which step named each last. Beside them are the strings
+``cut``, ``version``, ``applied`` (JSON, lease to through) and ``declaration`` (JSON).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from edl.numerics.array_types import Floats
+from edl.ps.shard_restore import Cut
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.parameter_snapshot import FrozenRows, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What the file of a cut is written from.
+
+    Attributes:
+        arrays: name, dtype and shape of each, in the file's order.
+        parts: name and the next values of that array, in the order of the rows; for one use, each before the next one
+            is asked for. Variables are views of the snapshot, rows come in pieces.
+        meta: strings beside them.
+    """
+
+    arrays: Sequence[tuple[str, str, tuple[int, ...]]]
+    parts: Iterator[tuple[str, Any]]
+    meta: Mapping[str, str]
+
+
+def to_shard(cut: Cut) -> Shard:
+    """This PS's shard."""
+    snapshot = cut.snapshot
+    dense = dict(_dense_arrays(snapshot))
+    declared = [(name, array.dtype.name, array.shape) for name, array in dense.items()]
+    for table, rows in snapshot.tables.items():
+        declared += _row_arrays(snapshot.declaration, table, rows)
+    meta = {
+        "cut": str(cut.number),
+        "version": str(cut.version),
+        "applied": json.dumps(dict(cut.applied)),
+        "declaration": snapshot.declaration.to_json(),
+    }
+    return Shard(declared, chain(dense.items(), _row_parts(snapshot)), meta)
+
+
+def _dense_arrays(snapshot: Snapshot) -> Iterator[tuple[str, Floats]]:
+    for variable, place in snapshot.declaration.places():
+        yield f"dense/{variable.name}", snapshot.dense[place].reshape(variable.shape)
+        if not variable.statistic:
+            for slot, values in snapshot.slots.items():
+                yield f"slot/{slot}/{variable.name}", values[place].reshape(variable.shape)
+
+
+def _row_arrays(declaration: Declaration, table: str, rows: FrozenRows) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    shape = (len(rows), declaration.table(table).dim)
+    yield f"rows/{table}/ids", "int64", shape[:1]
+    if rows.tracked:
+        yield f"rows/{table}/seen", "uint32", shape[:1]
+    yield f"rows/{table}/values", "float32", shape
+    for slot in declaration.optimizer.slots:
+        yield f"rows/{table}/slot/{slot}", "float32", shape
+
+
+def _row_parts(snapshot: Snapshot) -> Iterator[tuple[str, Any]]:
+    for table, rows in snapshot.tables.items():
+        for piece in rows.pieces():
+            yield f"rows/{table}/ids", piece.ids
+            if piece.seen is not None:
+                yield f"rows/{table}/seen", piece.seen
+            yield f"rows/{table}/values", piece.values
+            for slot, values in piece.slots.items():
+                yield f"rows/{table}/slot/{slot}", values

@@ -1,0 +1,184 @@
+"""The state of a parameter server at a cut, and how it comes back from shards: also for another number of servers.
+
+:mod:`edl.ps.shard_content` says what is in a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.api.errors import BadInputError, StorageError
+from edl.core.partition import owner_of_name, slot_of_row
+from edl.core.strict_json import decode_json
+from edl.numerics.array_types import Floats
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.parameter_snapshot import Snapshot, StoredRows, joined
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The state of one PS at a cut.
+
+    Attributes:
+        number: of the cut.
+        snapshot: its values.
+        version: pushes applied.
+        applied: ``through`` of every live lease.
+        ordered: the slab is in the order that a worker declared; a cut put together from other shards is not.
+    """
+
+    number: int
+    snapshot: Snapshot
+    version: int
+    applied: Mapping[int, int]
+    ordered: bool = True
+
+
+def from_shard(arrays: Arrays, meta: Mapping[str, str]) -> Cut:
+    """The cut of a shard.
+
+    Raises:
+        StorageError: the shard lacks an array, or it is of another shape than it declares.
+    """
+    try:
+        declaration = Declaration.from_json(meta["declaration"])
+        snapshot = Snapshot(
+            declaration,
+            _slab([_shaped(arrays[f"dense/{v.name}"], v) for v in declaration.dense], declaration.size),
+            {slot: _trained(arrays, slot, declaration) for slot in declaration.optimizer.slots},
+            {table.name: _rows(arrays, table.name, declaration) for table in declaration.tables},
+        )
+        applied = {int(lease): int(through) for lease, through in decode_json(meta["applied"]).items()}
+        return Cut(int(meta["cut"]), snapshot, int(meta["version"]), applied)
+    except (KeyError, ValueError, TypeError, AttributeError, BadInputError) as error:
+        raise StorageError(f"is not the shard of a parameter server: {error}") from error
+
+
+def load(directory: Path, index: int, slots: Sequence[int]) -> Cut:
+    """What PS ``index`` owns of a committed checkpoint, whoever wrote it.
+
+    Args:
+        directory: of the checkpoint.
+        index: of this PS.
+        slots: ``slots[i]`` is the index of the PS that owns slot i.
+
+    Raises:
+        StorageError: a shard is missing or damaged, or there is none.
+    """
+    from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
+
+    manifest = checkpoint_shards.load_manifest(directory)
+    if isinstance(manifest, checkpoint_shards.Skipped):
+        raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
+    shards = (from_shard(*checkpoint_shards.read_shard(directory / shard.file)) for shard in manifest.shards)
+    return merge([owned(cut, index, tuple(slots)) for cut in shards])
+
+
+def owned(cut: Cut, index: int, slots: tuple[int, ...]) -> Cut:
+    """The part of a cut that PS ``index`` owns; variables and rows keep their order."""
+    snapshot = cut.snapshot
+    kept = tuple(v for v in snapshot.declaration.dense if owner_of_name(v.name, slots) == index)
+    owners = np.asarray(slots)
+    tables = {
+        name: rows.select(owners[slot_of_row(rows.ids.astype(np.uint64))] == index)
+        for name, rows in ((name, rows.whole()) for name, rows in snapshot.tables.items())
+    }
+    return replace(cut, snapshot=replace(snapshot.arranged(kept), tables=tables))
+
+
+def merge(parts: Sequence[Cut]) -> Cut:
+    """One cut of parts with disjoint variables and rows; ordered if all variables come from one of them.
+
+    A PS that was restored after a lease was granted may know less of it than the others, never more.
+
+    Raises:
+        StorageError: there are no parts, or they are of two models.
+    """
+    if not parts:
+        raise StorageError("the checkpoint has no shards")
+    snapshots = [part.snapshot for part in parts]
+    declaration = _common(snapshots)
+    together = Snapshot(
+        declaration,
+        np.concatenate(
+            [s.dense[: s.declaration.trained] for s in snapshots]
+            + [s.dense[s.declaration.trained :] for s in snapshots]
+        ),
+        {slot: np.concatenate([s.slots[slot] for s in snapshots]) for slot in declaration.optimizer.slots},
+        {table.name: joined([s.tables[table.name].whole() for s in snapshots]) for table in declaration.tables},
+    )
+    ordered = sum(bool(s.declaration.dense) for s in snapshots) <= 1
+    applied = {lease: max(part.applied.get(lease, 0) for part in parts) for part in parts for lease in part.applied}
+    version = max(part.version for part in parts)
+    return replace(parts[0], snapshot=together, version=version, applied=applied, ordered=ordered)
+
+
+def _common(snapshots: Sequence[Snapshot]) -> Declaration:
+    """The declaration of all parts together: what is trained first, in the order of the parts."""
+    first = snapshots[0].declaration
+    for declaration in (snapshot.declaration for snapshot in snapshots):
+        if difference := first.difference(replace(declaration, dense=first.dense)):
+            raise StorageError(f"the checkpoint's shards are of two models: {difference}")
+    variables = (variable for snapshot in snapshots for variable in snapshot.declaration.dense)
+    return replace(first, dense=tuple(sorted(variables, key=lambda variable: variable.statistic)))
+
+
+def _shaped(array: Floats, variable: VariableSpec) -> Floats:
+    if array.shape != variable.shape:
+        raise ValueError(f"variable '{variable.name}' is {list(array.shape)} where {list(variable.shape)} is declared")
+    return array
+
+
+def _slab(arrays: Sequence[Floats], size: int) -> Floats:
+    slab = np.concatenate([np.empty(0, np.float32), *(np.ravel(array) for array in arrays)])
+    if slab.dtype != np.float32 or len(slab) != size:
+        raise ValueError(f"{len(slab)} values of type {slab.dtype} where {size} float32 are declared")
+    return slab
+
+
+def _trained(arrays: Arrays, slot: str, declaration: Declaration) -> Floats:
+    names = [variable.name for variable in declaration.dense if not variable.statistic]
+    return _slab([_slot(arrays, "slot/", slot, f"/{name}", declaration) for name in names], declaration.trained)
+
+
+def _slot(arrays: Arrays, head: str, slot: str, tail: str, declaration: Declaration) -> Floats:
+    """A slot variable's array, under its present name or the one that earlier versions gave it."""
+    former = head + declaration.optimizer.former_slots.get(slot, slot) + tail
+    found: Floats = arrays[former if former in arrays else head + slot + tail]
+    return found
+
+
+def _rows(arrays: Arrays, table: str, declaration: Declaration) -> StoredRows:
+    slots = {slot: _slot(arrays, f"rows/{table}/slot/", slot, "", declaration) for slot in declaration.optimizer.slots}
+    rows = StoredRows(
+        arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots, arrays.get(f"rows/{table}/seen")
+    )
+    shape = (len(rows.ids), declaration.table(table).dim)
+    steps = () if rows.seen is None else (rows.seen,)
+    if any(a.shape != shape for a in (rows.values, *slots.values())) or any(a.shape != shape[:1] for a in steps):
+        raise ValueError(f"rows of table '{table}' are not {list(shape)}")
+    _check_types(rows, declaration.table(table))
+    return rows
+
+
+def _check_types(rows: StoredRows, table: TableSpec) -> None:
+    """Refuse what a table could not load, or would take for something else."""
+    _check_type(rows.ids, "int64", table)
+    for values in (rows.values, *rows.slots.values()):
+        _check_type(values, "float32", table)
+    if table.rows and len(rows.ids) and not (rows.ids.min() >= 0 and rows.ids.max() < table.rows):
+        raise ValueError(f"ids {rows.ids.min()} to {rows.ids.max()} where table '{table.name}' has {table.rows}")
+
+
+def _check_type(array: np.ndarray, wanted: str, table: TableSpec) -> None:
+    if array.dtype != wanted:
+        raise ValueError(f"rows of table '{table.name}' have {array.dtype} where {wanted} is declared")

@@ -1,0 +1,89 @@
+"""What a parameter server tells the master of itself with each registration: small, and cheap to make."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.sync_rounds import Forming
+from edl.numerics.embedding_table import Table
+from edl.transport import edl_pb2 as pb
+
+TABLES_TOLD = 256
+_REST = 1000
+"""Times as long as weighing a table took, it is left alone: pushes may have waited for that."""
+
+
+class Figures:
+    """Used by one thread.
+
+    Args:
+        server: whose.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, server: ParameterServer, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._server = server
+        self._clock = clock
+        self._scales = Scales(clock)
+        self._waiting: tuple[int, float] | None = None
+
+    def now(self) -> pb.PsFigures:
+        """As they are now; bytes of tables may be a little older."""
+        account = self._server.account()
+        counts = account.counts
+        return pb.PsFigures(
+            entered=counts.entered,
+            updates=counts.updates,
+            refused=counts.refused,
+            staleness=counts.staleness,
+            stalest=counts.stalest,
+            forming=self._forming(account.forming, account.version),
+            tables=self._tables(account.tables),
+        )
+
+    def _forming(self, forming: Forming | None, version: int) -> pb.Forming | None:
+        """A push that is sent again while its round waits does not begin the waiting anew: the version tells rounds."""
+        if forming is None:
+            return None
+        if self._waiting is None or self._waiting[0] != version:
+            self._waiting = version, self._clock()
+        seconds = self._clock() - self._waiting[1]
+        return pb.Forming(wanted=forming.wanted, arrived=forming.arrived, awaited=forming.awaited, seconds=seconds)
+
+    def _tables(self, tables: Mapping[str, Table]) -> list[pb.TableUse]:
+        told = sorted(tables.items())[:TABLES_TOLD]
+        return [
+            pb.TableUse(
+                name=name,
+                rows=len(table),
+                bytes=self._scales.weigh(name, table),
+                dropped=table.dropped,
+                bound=table.bound or 0,
+            )
+            for name, table in told
+        ]
+
+
+class Scales:
+    """Bytes of tables; a large one, whose pages take a while to count, is weighed less often.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: dict[str, tuple[Table, int]] = {}
+        self._again: dict[str, float] = {}
+
+    def weigh(self, name: str, table: Table) -> int:
+        """Bytes that the table of this name occupies, or did when it was weighed last."""
+        known, began = self._known.get(name), self._clock()
+        if known is not None and known[0] is table and began < self._again[name]:
+            return known[1]
+        occupied = table.occupied
+        self._known[name] = table, occupied
+        self._again[name] = began + _REST * (self._clock() - began)
+        return occupied

@@ -1,0 +1,77 @@
+"""A face whose reader may leave, as ``head`` does: from then on nothing is shown, and nothing fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Self, TextIO
+
+from edl.api.events import Event
+from edl.reporting.run_renderer import Face
+from edl.reporting.run_outcome import Outcome
+from edl.reporting.run_progress import Progress
+from edl.reporting.run_info import Undertaking
+
+
+class Piped:
+    """Shows what ``face`` shows as long as somebody reads it.
+
+    Attributes:
+        broken: whether the reader has left; whoever follows the run decides what that means.
+    """
+
+    def __init__(self, face: Face) -> None:
+        self._face = face
+        self.broken = False
+
+    def __enter__(self) -> Self:
+        self._show(self._face.__enter__)
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        self._show(lambda: self._face.__exit__(*given))
+
+    def planned(self, plan: Undertaking) -> None:
+        """What will run."""
+        self._show(lambda: self._face.planned(plan))
+
+    def happened(self, event: Event, progress: Progress) -> None:
+        """An event, and the progress with it."""
+        self._show(lambda: self._face.happened(event, progress))
+
+    def refresh(self, progress: Progress, now: float) -> None:
+        """The progress at ``now``."""
+        self._show(lambda: self._face.refresh(progress, now))
+
+    def notice(self, text: str) -> None:
+        """Something about the command itself."""
+        self._show(lambda: self._face.notice(text))
+
+    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
+        """The end; without a reader a line on standard error, when there is something to go on with."""
+        self._show(lambda: self._face.ended(plan, outcome))
+        if self.broken and outcome.phase != "Done":
+            with _reader_may_leave(sys.stderr):
+                told = ["Nobody reads the output any more: the job was stopped.", *plan.next_steps(outcome)]
+                print(" ".join(told), file=sys.stderr, flush=True)
+
+    def _show(self, what: Callable[[], object]) -> None:
+        if self.broken:
+            return
+        self.broken = True
+        with _reader_may_leave(sys.stdout):
+            what()
+            self.broken = False
+
+
+@contextmanager
+def _reader_may_leave(stream: TextIO) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        with suppress(OSError):  # no file at all: nothing of it is written at the end
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())  # what is left in the buffer must not fail when Python ends
+            os.close(nowhere)

@@ -1,0 +1,69 @@
+"""The face for programs: one JSON object a line on standard output, the summary last; all else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Self, TextIO
+
+from edl.api.events import Event
+from edl.api.status import Status
+from edl.reporting.run_summary import complaint
+from edl.reporting.run_outcome import Outcome
+from edl.reporting.run_progress import Progress
+from edl.reporting.run_info import Undertaking
+from edl.jobfile.json_object import to_json
+
+STATUS_SECONDS = 0.5
+"""Between two status lines, unless the phase or the roles change."""
+
+
+class JsonLines:
+    """Each event as ``edl.jobfile.event_json`` writes it, ``{"event": "status", …}`` now and then, and the summary."""
+
+    def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
+        self._out, self._errors = out or sys.stdout, errors or sys.stderr
+        self._last: Status | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def planned(self, plan: Undertaking) -> None:
+        """Nothing: the first event names the run."""
+
+    def happened(self, event: Event, progress: Progress) -> None:
+        """A line."""
+        self._write(to_json(event))
+
+    def refresh(self, progress: Progress, now: float) -> None:
+        """A line when there is something new to say."""
+        status = progress.status
+        if status is not None and is_due(self._last, status):
+            self._last = status
+            self._write({"event": "status", **to_json(status)})
+
+    def notice(self, text: str) -> None:
+        """For people, who look at standard error."""
+        print(text, file=self._errors, flush=True)
+
+    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
+        """The summary; the user's traceback and the reason on standard error."""
+        if outcome.phase == "Failed":
+            self.notice(complaint(outcome))
+        end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
+        self._write({"event": "summary", "job": plan.job, "run": plan.run_id, **end, **to_json(outcome.summary)})
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._out.write(json.dumps(value, allow_nan=False) + "\n")
+        self._out.flush()
+
+
+def is_due(last: Status | None, status: Status) -> bool:
+    """Whether ``status`` says enough that ``last`` did not."""
+    if last is None or last.phase != status.phase or (last.workers, last.ps) != (status.workers, status.ps):
+        return True
+    moved = (last.step, last.records_done, last.metrics) != (status.step, status.records_done, status.metrics)
+    return moved and status.updated - last.updated >= STATUS_SECONDS

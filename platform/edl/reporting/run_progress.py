@@ -1,0 +1,128 @@
+"""One model of a run's progress, fed by its events and statuses; every face of ``edl run`` shows this and no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edl.api.events import (
+    EvaluationEnded,
+    Event,
+    JobEnded,
+    RecordsReturned,
+    RoleEnded,
+    RoleStarted,
+    RolledBack,
+    RunStarted,
+)
+from edl.api.status import Status, Summary
+from edl.reporting.event_text import EXPORT
+
+RECENT_EVENTS = 12
+"""Newest events that are kept for a view."""
+
+EVALUATIONS = 6
+"""Newest evaluations that are kept for a view."""
+
+NOT_LOST = ("Completed", "Deleted")
+"""Reasons for which a worker ends when there is no more for it to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What is known of a run.
+
+    Attributes:
+        began: when this run, or its going on, was started; unix seconds. Older statuses are of the time before.
+        status: the newest status; None before the first.
+        master_pid: the master's process; None while there is none.
+        recent: the newest events, oldest first.
+        repeated: records that were returned to the queue because a worker was lost.
+        rolled_back: records that went back to a checkpoint.
+        updates_rolled_back: updates that were lost with a parameter server.
+        workers_lost: workers that ended by a signal or with an error.
+        done_before: records that were done before this start of the run.
+        evaluations: the newest ones, oldest first.
+        ended: the last event of the run, since its newest start.
+    """
+
+    began: float
+    status: Status | None = None
+    master_pid: int | None = None
+    recent: tuple[Event, ...] = ()
+    repeated: int = 0
+    rolled_back: int = 0
+    updates_rolled_back: int = 0
+    workers_lost: int = 0
+    done_before: int = 0
+    evaluations: tuple[EvaluationEnded, ...] = ()
+    ended: JobEnded | None = None
+
+    def after(self, event: Event) -> Progress:
+        """The progress once ``event`` has happened; each start of a run counts anew."""
+        known = replace(self, recent=(*self.recent, event)[-RECENT_EVENTS:])
+        match event:
+            case RunStarted():
+                return Progress(self.began, recent=known.recent)  # a run that goes on publishes its earlier end, too
+            case RoleStarted(role="master"):
+                return replace(known, master_pid=event.pid)
+            case RoleEnded(role="master"):
+                return replace(known, master_pid=None)
+            case RoleEnded(role="worker") if event.reason not in NOT_LOST:
+                return replace(known, workers_lost=self.workers_lost + 1)
+            case RecordsReturned() if event.source != EXPORT:
+                return replace(known, repeated=self.repeated + event.end - event.start)
+            case RolledBack():
+                updates = self.updates_rolled_back + event.updates
+                return replace(known, rolled_back=self.rolled_back + event.records, updates_rolled_back=updates)
+            case EvaluationEnded():
+                known = replace(known, evaluations=(*self.evaluations, event)[-EVALUATIONS:])
+                return replace(known, status=known._evaluated(self.status) if self.status else None)
+            case JobEnded():
+                return replace(known, ended=event)
+        return known
+
+    def at(self, status: Status) -> Progress:
+        """The progress with a newer status; one that was left by an earlier start of the run changes nothing."""
+        if status.updated < self.began or (self.status and status.updated <= self.status.updated):
+            return self
+        return replace(
+            self, status=self._evaluated(status), done_before=self.done_before if self.status else status.records_done
+        )
+
+    def _evaluated(self, status: Status) -> Status:
+        """A status with the values of the newest evaluation, which a file of before does not have yet."""
+        newest = self.evaluations[-1] if self.evaluations else None
+        return status if newest is None or newest.time < status.updated else replace(status, metrics=newest.metrics)
+
+    @property
+    def phase(self) -> str:
+        """What the job is doing, or how it ended."""
+        if self.ended:
+            return self.ended.phase
+        return self.status.phase if self.status else "Starting"
+
+    @property
+    def share(self) -> float:
+        """How much of all records is done, 0 to 1."""
+        status = self.status
+        return min(1.0, status.records_done / status.records_total) if status and status.records_total else 0.0
+
+    def so_far(self, now: float, logs: str) -> Summary:
+        """What the run came to until ``now``, for a run whose master could not say it itself."""
+        status, seconds = self.status, max(0.0, now - self.began)
+        done_now = status.records_done - self.done_before if status else 0
+        if status is None:
+            return Summary(records_total=0, records_done=0, seconds=seconds, workers_lost=self.workers_lost, logs=logs)
+        return Summary(
+            records_total=status.records_total,
+            records_done=status.records_done,
+            records_repeated=self.repeated,
+            records_rolled_back=self.rolled_back,
+            updates_rolled_back=self.updates_rolled_back,
+            samples_per_second=max(0, done_now) / seconds if seconds else 0.0,
+            seconds=seconds,
+            workers_lost=self.workers_lost,
+            metrics=status.metrics,
+            logs=logs,
+            parameters=status.parameters,
+        )

@@ -1,0 +1,52 @@
+"""What ``edl run`` shows: one port, and a face for a terminal, for a file or pipe, and for programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Protocol, Self
+
+from edl.api.events import Event
+from edl.reporting.run_outcome import Outcome
+from edl.reporting.run_progress import Progress
+from edl.reporting.run_info import Undertaking
+
+
+class Face(Protocol):
+    """Shows a run. A context manager: what it changed about the terminal is undone on exit, however that comes."""
+
+    def __enter__(self) -> Self:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was found."""
+
+    def planned(self, plan: Undertaking) -> None:
+        """What will run."""
+
+    def happened(self, event: Event, progress: Progress) -> None:
+        """An event, and the progress with it."""
+
+    def refresh(self, progress: Progress, now: float) -> None:
+        """The progress at ``now`` (unix seconds); called several times a second."""
+
+    def notice(self, text: str) -> None:
+        """Something about ``edl run`` itself."""
+
+    def ended(self, plan: Undertaking, outcome: Outcome) -> None:
+        """The end, after everything of the job is gone."""
+
+
+def choose(*, as_json: bool) -> Face:
+    """The face for where standard output goes."""
+    if as_json:
+        from edl.reporting.json_lines import JsonLines
+
+        return JsonLines()
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        from edl.reporting.live_view import LiveView  # rich, 60 ms
+
+        return LiveView()
+    from edl.reporting.plain_text import Lines
+
+    return Lines()

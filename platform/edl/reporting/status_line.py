@@ -1,0 +1,44 @@
+"""One line about something that takes a while: rewritten in place on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Self, TextIO
+
+from edl.reporting.terminal_text import printable, unguarded
+
+
+class Ticker:
+    """Says where something is; on a terminal nothing of it stays.
+
+    Args:
+        out: standard error by default, so that standard output holds results only.
+    """
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = unguarded(out or sys.stderr)
+        self._rewrites = self._out.isatty()
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rewrites and self._last:
+            self._write("\r\x1b[K")
+
+    def say(self, text: str, *, lasting: bool = True) -> None:
+        """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
+        line = " ".join(printable(text).split())
+        if line == self._last or not (lasting or self._rewrites):
+            return
+        self._last = line
+        if self._rewrites:
+            self._write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
+        else:
+            self._write(line + "\n")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()

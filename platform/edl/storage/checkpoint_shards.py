@@ -1,0 +1,92 @@
+"""Checkpoints: one folder per cut, one safetensors file per parameter server, and a manifest that makes the cut real.
+
+``<run>/checkpoints/cut-00000007/{ps-0.safetensors, ps-1.safetensors, manifest.json}``. The manifest is written last: a
+folder without one is a cut that never happened. This module and the two
+about arrays need NumPy; what a master needs is in ``commits``, and ``integrity`` tells intact cuts from others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from edl.api.errors import StorageError
+from edl.storage.safetensors_file import read_arrays, write_arrays
+from edl.storage.safetensors_writer import Array, ArrayShape, write_parts
+from edl.storage.checkpoint_commit import commit, prune
+from edl.storage.checkpoint_verification import check_bytes, newest, verify
+from edl.storage.checkpoint_manifest import Manifest, ShardInfo, Skipped, cut_directory, load_manifest
+
+__all__ = [
+    "Array",
+    "ArrayShape",
+    "Manifest",
+    "ShardInfo",
+    "Skipped",
+    "commit",
+    "cut_directory",
+    "load_manifest",
+    "newest",
+    "prune",
+    "read_shard",
+    "shard_path",
+    "verify",
+    "write_shard",
+    "write_shard_parts",
+]
+
+
+def shard_path(directory: Path, ps_index: int) -> Path:
+    """Where a parameter server's part of the cut in ``directory`` is."""
+    return directory / f"ps-{ps_index}.safetensors"
+
+
+def write_shard(
+    directory: Path, ps_index: int, arrays: Mapping[str, Array], meta: Mapping[str, str] | None = None
+) -> ShardInfo:
+    """Write one parameter server's part of a cut, durable under its name when this returns.
+
+    The arrays must not change meanwhile.
+
+    Args:
+        directory: the cut's folder (``cut_directory``); created when it is missing.
+        ps_index: which parameter server.
+        arrays: by name; any shape; dtypes are floats of 16 to 64 bits, integers and bool.
+        meta: strings kept beside the arrays.
+
+    Raises:
+        StorageError: it cannot be written (the disk is full); nothing of it is left.
+        ValueError: an array's dtype cannot be stored.
+    """
+    path = shard_path(directory, ps_index)
+    size, checksum = write_arrays(path, arrays, meta or {})
+    return ShardInfo(file=path.name, size=size, crc32=checksum)
+
+
+def write_shard_parts(
+    directory: Path,
+    ps_index: int,
+    arrays: Sequence[ArrayShape],
+    parts: Iterable[tuple[str, Array]],
+    meta: Mapping[str, str],
+) -> ShardInfo:
+    """The same of arrays that come in parts: see :func:`edl.storage.safetensors_writer.write_parts`."""
+    path = shard_path(directory, ps_index)
+    size, checksum = write_parts(path, arrays, parts, meta)
+    return ShardInfo(file=path.name, size=size, crc32=checksum)
+
+
+def read_shard(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
+    """The arrays and the strings of a committed shard, after its checksum was compared with the manifest beside it.
+
+    Raises:
+        StorageError: there is no manifest, the file is not as it was written, or it cannot be read.
+    """
+    manifest = load_manifest(path.parent)
+    if isinstance(manifest, Skipped):
+        raise StorageError(f"cannot be used: {manifest.reason}", where=str(path.parent))
+    expected = [shard for shard in manifest.shards if shard.file == path.name]
+    if not expected:
+        raise StorageError("the manifest of this checkpoint does not name this file", where=str(path))
+    check_bytes(path.parent, expected[0])
+    return read_arrays(path)

@@ -1,0 +1,230 @@
+"""The journal: what was acknowledged survives the process and the machine (format: docs/design/0003).
+
+Callers append entries and wait until they are durable; one thread writes. While it waits for the disk, the entries of
+other callers gather, and the next write and fdatasync carry them all: group commit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from edl.api.errors import EdlError, StorageError
+from edl.storage.durable_position import CommitPoint
+from edl.storage.file_lock import FileLock
+from edl.storage.journal_replay import Replay, replay
+from edl.storage.segment_chain import SegmentChain, remove_unfinished
+from edl.storage.segment_format import encode
+
+_SYNCS_KEPT = 1024
+_HELD = "A journal has one writer. Stop the other process, or wait until it has ended."
+
+
+@dataclass(frozen=True)
+class SyncSeconds:
+    """How long the last fdatasync calls took, in seconds; zeros when there was none yet."""
+
+    count: int
+    median: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class _NewSegment:
+    """A place in the queue where a segment begins; ``opening`` is its encoded opening record."""
+
+    opening: bytes
+
+
+class Journal:
+    """An open journal. Every method may be called from every thread."""
+
+    def __init__(self, directory: Path, lock: FileLock | None, chain: SegmentChain, size_bytes: int) -> None:
+        """For ``open`` only."""
+        self._directory = directory
+        self._lock = lock
+        self._chain = chain
+        self._mutex = threading.Lock()  # guards _queue, _next, _size and _closing; never held during I/O
+        self._queue: list[bytes | _NewSegment] = []
+        self._next = 1
+        self._size = size_bytes
+        self._closing = False
+        self._wake = threading.Event()
+        self._committed = CommitPoint()
+        self._syncs: deque[float] = deque(maxlen=_SYNCS_KEPT)
+        self._thread = threading.Thread(target=self._write, name="journal-writer", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        holder: str,
+        exclusive: bool = True,
+        at_least: int = 0,
+        check: Callable[[Replay], object] = lambda found: None,
+    ) -> tuple[Journal, Replay]:
+        """Lock the journal, read it, and begin a new incarnation of it.
+
+        The new segment's fence notes exactly what was read, so nothing that an earlier incarnation still writes counts.
+
+        Args:
+            directory: the journal's folder; created when it is missing.
+            holder: who opens it, one line of text for whoever comes second.
+            exclusive: take the folder's lock. A volume of several machines may not have locks; there a Lease keeps two
+                masters apart, and the fence of the segments those that do not know it yet.
+            at_least: the new incarnation is at least this one.
+            check: raises if what was read is not all that there was; nothing is written then.
+
+        Raises:
+            RefusedError: another process has it open; its holder is named.
+            StorageError: it cannot be read or written.
+        """
+        lock = FileLock(directory / "LOCK", holder, what="the journal", hint=_HELD) if exclusive else None
+        try:
+            found = replay(directory)
+            check(found)
+            remove_unfinished(directory)
+            incarnation = max(found.incarnation + 1, at_least)
+            chain = SegmentChain(directory, incarnation, found.fence, holder)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        return cls(directory, lock, chain, found.size_bytes), found
+
+    @property
+    def incarnation(self) -> int:
+        """This writer's number: above any before it in this folder."""
+        return self._chain.incarnation
+
+    @property
+    def failure(self) -> EdlError | None:
+        """Why nothing is written any more; None while the journal works."""
+        return self._committed.failure
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries behind the last snapshot, with those that were replayed; grows until ``compact``."""
+        return self._size
+
+    @property
+    def fsync_seconds(self) -> SyncSeconds:
+        """The latency of fdatasync over the last thousand groups."""
+        syncs = sorted(self._syncs.copy())
+        if not syncs:
+            return SyncSeconds(0, 0.0, 0.0)
+        return SyncSeconds(len(syncs), median(syncs), syncs[len(syncs) * 99 // 100])
+
+    def append(self, entry: Mapping[str, Any]) -> int:
+        """Queue ``entry`` and return its lsn; it is durable when ``wait`` has returned. Entries keep the order of lsn.
+
+        Raises:
+            StorageError, RefusedError: the journal has failed earlier, as ``wait`` told.
+            TypeError, ValueError: ``entry`` is not JSON (NaN is not), or too large.
+        """
+        return self._enqueue(encode(entry))
+
+    def compact(self, snapshot: Mapping[str, Any]) -> int:
+        """Let ``snapshot`` stand for every entry appended before this call; returns its lsn, for ``wait``.
+
+        The caller makes sure, by the lock under which it also appends, that the snapshot is the state after exactly
+        those entries. Entries appended later follow it. The writer begins a new segment with the snapshot, makes it
+        durable and only then removes the older ones: a crash in between leaves the old journal or the new one. The
+        snapshot is encoded before this returns; the disk is left to the writer.
+
+        Raises:
+            StorageError, RefusedError: the journal has failed earlier.
+            TypeError, ValueError: ``snapshot`` is not JSON, or too large.
+        """
+        return self._enqueue(_NewSegment(encode({"fence": {}, "snapshot": snapshot})))
+
+    def wait(self, lsn: int, timeout: float | None = None) -> None:
+        """Block until everything up to ``lsn`` is written and synced.
+
+        Args:
+            lsn: what ``append`` or ``compact`` returned.
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            StorageError: it could not be written, and nothing is written any more.
+            RefusedError: a newer incarnation has opened the journal.
+            RetryableError: the time is over; the entry may still become durable.
+        """
+        if lsn >= self._next:
+            raise ValueError(f"lsn {lsn} was never given out; the last one is {self._next - 1}")
+        self._committed.wait(lsn, timeout)
+
+    def call_when(self, lsn: int, call: Callable[[], object]) -> bool:
+        """Call once, on the writer's thread, when everything up to ``lsn`` is durable or never will be.
+
+        Returns:
+            Whether it will be called; if not, ``wait`` returns or raises at once.
+        """
+        return self._committed.call_when(lsn, call)
+
+    def close(self) -> None:
+        """Write what is queued, then release the lock. Does not raise: ``failure`` says whether all was written."""
+        with self._mutex:
+            self._closing = True
+            self._wake.set()
+        self._thread.join()
+        self._chain.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _enqueue(self, item: bytes | _NewSegment) -> int:
+        with self._mutex:
+            if self.failure is not None:
+                raise self.failure
+            if self._closing:
+                raise StorageError("the journal is closed", where=str(self._directory))
+            lsn = self._next
+            self._next += 1
+            self._size = self._size + len(item) if isinstance(item, bytes) else 0
+            self._queue.append(item)
+            if len(self._queue) == 1:
+                self._wake.set()
+        return lsn
+
+    def _write(self) -> None:
+        """The writer thread: commit what has gathered, until the journal is closed or fails."""
+        try:
+            while (items := self._gathered()) is not None:
+                self._commit(items)
+        except EdlError as error:
+            self._committed.fail(error)
+        except Exception as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
+            self._committed.fail(StorageError(f"the journal's writer failed: {error!r}", where=str(self._directory)))
+
+    def _gathered(self) -> list[bytes | _NewSegment] | None:
+        """Wait for items and take them; None when the journal is closed and all is written."""
+        self._wake.wait()
+        with self._mutex:
+            items, self._queue = self._queue, []
+            if not self._closing:
+                self._wake.clear()
+            return None if self._closing and not items else items
+
+    def _commit(self, items: list[bytes | _NewSegment]) -> None:
+        group: list[bytes] = []
+        for item in items:
+            if isinstance(item, bytes):
+                group.append(item)
+            else:
+                self._commit_group(group)
+                self._chain.compact(item.opening)
+                self._committed.advance(1)
+                group = []
+        self._commit_group(group)
+
+    def _commit_group(self, group: list[bytes]) -> None:
+        if group:
+            self._syncs.append(self._chain.append(b"".join(group)))
+            self._committed.advance(len(group))

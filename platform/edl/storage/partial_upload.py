@@ -1,0 +1,121 @@
+"""A file that arrives in parts, perhaps over several connections, and has its name only when it is whole and proven.
+
+What has arrived lies beside the final name as ``.<name>.<16 hex digits of its SHA-256>.part``: a part is only ever gone
+on with for the same content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from edl.api.errors import StorageError
+from edl.storage.durable_files import publish, removed_on_error, translated
+
+_BLOCK = 1 << 20
+
+
+def no_tick() -> None:
+    """For callers who need not be told that hashing goes on."""
+
+
+def digest(path: Path, tick: Callable[[], None] = no_tick, *, limit: int | None = None) -> str:
+    """SHA-256 of a file, or of its first ``limit`` bytes, in hex; ``tick`` is called after each MiB.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    return _hashed(path, tick, limit).hexdigest()
+
+
+class Incoming:
+    """One file on its way; a context manager that keeps what has arrived.
+
+    Args:
+        final: the name that it gets; its folders are made.
+        size: of the whole file, in bytes.
+        sha256: of the whole file, in hex.
+        tick: called now and then while what has arrived before is read again.
+
+    Raises:
+        StorageError: it cannot be written here.
+    """
+
+    def __init__(self, final: Path, size: int, sha256: str, tick: Callable[[], None] = no_tick) -> None:
+        self._final, self._size, self._sha256 = final, size, sha256
+        self._part = part_of(final, sha256)
+        with translated(final, "write"):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self._part, os.O_CREAT | os.O_RDWR, 0o666)
+            arrived = os.fstat(self._descriptor).st_size
+            if arrived > size:
+                os.ftruncate(self._descriptor, 0)
+                arrived = 0
+            os.lseek(self._descriptor, arrived, os.SEEK_SET)
+        self._arrived, self._hash = arrived, _hashed(self._part, tick, arrived)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @property
+    def arrived(self) -> int:
+        """Bytes that are here already: the next ones follow from there."""
+        return self._arrived
+
+    @property
+    def missing(self) -> int:
+        """Bytes to come."""
+        return self._size - self._arrived
+
+    def write(self, data: bytes) -> None:
+        """The next bytes; raises StorageError when they cannot be written, or are too many."""
+        if len(data) > self.missing:
+            raise StorageError("more arrives than was announced", where=str(self._final))
+        with translated(self._final, "write"):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        self._hash.update(data)
+        self._arrived += len(data)
+
+    def finish(self) -> None:
+        """Prove the content and give the file its name, durably.
+
+        Raises:
+            StorageError: bytes are missing, or the content is another; what has arrived of another is thrown away.
+        """
+        if self.missing:
+            raise StorageError(f"{self.missing:,} bytes are missing", where=str(self._final))
+        with removed_on_error(self._part):
+            if self._hash.hexdigest() != self._sha256:
+                raise StorageError(
+                    "the checksum is wrong: it was changed on its way, or while it was read",
+                    where=str(self._final),
+                    hint="Copy it once more; nothing of it was kept.",
+                )
+        with translated(self._final, "write"):
+            os.fsync(self._descriptor)
+            publish(self._part, self._final)
+
+
+def part_of(final: Path, sha256: str) -> Path:
+    """Where the bytes of a file of this content lie until it is whole."""
+    return final.with_name(f".{final.name}.{sha256[:16]}.part")
+
+
+def _hashed(path: Path, tick: Callable[[], None], limit: int | None) -> hashlib._Hash:
+    found, left = hashlib.sha256(), limit
+    with translated(path, "read"), path.open("rb") as file:
+        while block := file.read(_BLOCK if left is None else min(_BLOCK, left)):
+            found.update(block)
+            left = None if left is None else left - len(block)
+            tick()
+    return found

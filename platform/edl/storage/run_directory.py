@@ -1,0 +1,260 @@
+"""Run directories: ``<storage.path>/<namespace>/<job>/<run id>/``, who owns a job's folder, and which run is meant."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from edl.api.errors import BadInputError
+from edl.storage.durable_files import set_mode, sync_directory, translated
+from edl.storage.json_files import Tail, append_line, read_json, tail, write_json
+from edl.storage.file_lock import FileLock, HeldError
+
+__all__ = [
+    "LOCAL_NAMESPACE",
+    "HeldError",
+    "JobLock",
+    "RunDir",
+    "Tail",
+    "append_line",
+    "create",
+    "job_dir",
+    "latest",
+    "make",
+    "read_json",
+    "resolve",
+    "runs",
+    "submitted",
+    "tail",
+    "write_json",
+    "write_spec",
+]
+
+PRIVATE, OF_GROUP = 0o700, 0o750
+"""Modes of a run's folder: on this machine its user's alone, on a claim also of the job's group, as its pods run."""
+_SPEC_MODE = 0o640
+LOCAL_NAMESPACE = "local"
+_NUMBERED = re.compile(r"r([1-9][0-9]*)")
+_BUSY = (
+    "One process runs a job at a time. Wait until it has ended, stop it (Ctrl-C there), or give this job another name."
+)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run. Only names: nothing here looks at the disk."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """``r1, r2, …`` locally; the Job's uid on Kubernetes."""
+        return self.path.name
+
+    @property
+    def job_dir(self) -> Path:
+        """The folder of all runs of the job."""
+        return self.path.parent
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the master's journal."""
+        return self.path / "journal"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the cuts, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def export(self) -> Path:
+        """Folder of the exported model; made when the export is complete."""
+        return self.path / "export"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the roles' log files."""
+        return self.path / "logs"
+
+    @property
+    def status(self) -> Path:
+        """The newest status, replaced as a whole."""
+        return self.path / "status.json"
+
+    @property
+    def events(self) -> Path:
+        """One event a line, appended."""
+        return self.path / "events.jsonl"
+
+    @property
+    def history(self) -> Path:
+        """Loss and pace in the course of training, a line every few seconds, appended."""
+        return self.path / "history.jsonl"
+
+    @property
+    def spec(self) -> Path:
+        """The JobSpec that the run was started with."""
+        return self.path / "spec.json"
+
+
+def job_dir(storage: Path, job: str, namespace: str = LOCAL_NAMESPACE) -> Path:
+    """The folder of all runs of ``job``."""
+    return storage / namespace / job
+
+
+def runs(job_dir: Path) -> list[RunDir]:
+    """The numbered runs in ``job_dir``, oldest first."""
+    with translated(job_dir, "list the runs"):
+        try:
+            names = os.listdir(job_dir)
+        except FileNotFoundError:
+            return []
+    numbered = sorted((int(match[1]), name) for name in names if (match := _NUMBERED.fullmatch(name)))
+    return [RunDir(job_dir / name) for _, name in numbered]
+
+
+def submitted(job_dir: Path) -> list[RunDir]:
+    """The runs in ``job_dir`` that have a spec, whatever their names; the one that was started or resumed last is last.
+
+    On Kubernetes names are uids, which say nothing of their order: the events of a run do.
+
+    Raises:
+        StorageError: they cannot be read.
+    """
+    with translated(job_dir, "list the runs"):
+        found = [RunDir(path.parent) for path in job_dir.glob("*/spec.json")]
+        return sorted(found, key=lambda run: (_last_start(run), run.run_id))
+
+
+def _last_start(run: RunDir) -> float:
+    """When a run was started or resumed last, in unix seconds."""
+    starts = [0.0]
+    with suppress(FileNotFoundError), run.events.open("rb") as lines:
+        for line in lines:
+            if b'"run_started"' in line:
+                with suppress(ValueError, KeyError, TypeError):  # a crash cut it off
+                    starts.append(float(json.loads(line)["time"]))
+    return max(starts) or run.path.stat().st_mtime
+
+
+def create(job_dir: Path) -> RunDir:
+    """Make the next run's folder, with ``journal``, ``checkpoints`` and ``logs`` in it.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    with translated(job_dir, "create a run directory"):
+        job_dir.mkdir(parents=True, exist_ok=True)
+        run = _next(job_dir)
+    make(run)
+    return run
+
+
+def make(run: RunDir, mode: int = PRIVATE) -> None:
+    """Make a run's folder with ``journal``, ``checkpoints`` and ``logs`` in it, as far as they are not there.
+
+    Args:
+        mode: of the folder, also where it is there: what is in it, such as variables of pods, is for nobody else.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    with translated(run.path, "create a run directory"):
+        run.path.mkdir(mode=mode, parents=True, exist_ok=True)
+        set_mode(run.path, mode)
+        for folder in (run.journal, run.checkpoints, run.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        sync_directory(run.path)
+        sync_directory(run.job_dir)
+
+
+def write_spec(run: RunDir, spec: Mapping[str, Any], *, fsync: bool = False) -> None:
+    """Write a run's JobSpec, for those who may read its folder: its user, and on a claim the job's group.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with translated(run.path, "read the mode of"):
+        readable = stat.S_IMODE(run.path.stat().st_mode) & _SPEC_MODE
+    write_json(run.spec, spec, fsync=fsync, mode=readable)
+
+
+def _next(job_dir: Path) -> RunDir:
+    existing = runs(job_dir)
+    number = int(existing[-1].run_id[1:]) + 1 if existing else 1
+    while True:
+        run = RunDir(job_dir / f"r{number}")
+        try:
+            run.path.mkdir(mode=PRIVATE)
+        except FileExistsError:
+            number += 1  # another process took it in between
+        else:
+            return run
+
+
+def latest(job_dir: Path) -> RunDir | None:
+    """The newest run; None when there is none."""
+    existing = runs(job_dir)
+    return existing[-1] if existing else None
+
+
+def resolve(job_dir: Path, run_id: str | None) -> RunDir:
+    """The run that the user means: ``run_id``, or the newest.
+
+    Raises:
+        BadInputError: there is no such run; names those that exist.
+    """
+    existing = runs(job_dir)
+    if not existing:
+        raise BadInputError(
+            "this job has no run yet",
+            where=str(job_dir),
+            hint="Start one with edl run, without --resume. If there is one, call this in the folder where it was "
+            "started: runs are kept there, in .edl, unless storage.path says where.",
+        )
+    found = [run for run in existing if run_id in (None, run.run_id)]
+    if not found:
+        names = ", ".join(run.run_id for run in existing)
+        raise BadInputError(f"this job has no run {run_id!r}", where=str(job_dir), hint=f"Its runs are: {names}.")
+    return found[-1]
+
+
+class JobLock:
+    """The right to run a job, held by its supervisor as long as that lives; whoever comes second learns its name."""
+
+    def __init__(self, job_dir: Path, run_id: str | None = None) -> None:
+        """Take the lock ``<job_dir>/LOCK``.
+
+        Raises:
+            HeldError: the job is running (exit code 2); names process, host, run and start.
+            StorageError: the folder cannot be made or locked.
+        """
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lock = FileLock(job_dir / "LOCK", self._holder(run_id), what=f"job {job_dir.name!r}", hint=_BUSY)
+
+    def describe(self, run_id: str) -> None:
+        """Tell which run it is, once that is known."""
+        self._lock.describe(self._holder(run_id))
+
+    def close(self) -> None:
+        """Let another process run the job. Closing twice does nothing."""
+        self._lock.close()
+
+    def __enter__(self) -> JobLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _holder(self, run_id: str | None) -> str:
+        run = f", run {run_id}" if run_id else ""
+        return f"process {os.getpid()} on {socket.gethostname()}{run}, started {self._started}"

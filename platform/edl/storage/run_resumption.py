@@ -1,0 +1,145 @@
+"""May a run go on with another JobSpec? Its ledger and checkpoints mean something only for the records they are about.
+
+Loads specs and, for a run that ended, the journal; no arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+
+from edl.api.status import Status
+from edl.api.errors import BadInputError
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import changes, load
+from edl.jobfile.document_tree import Json
+from edl.jobfile.json_object import from_json
+from edl.storage.durable_files import translated
+from edl.storage.run_directory import RunDir, read_json
+from edl.storage.segment_format import segments_in
+
+Change = tuple[str, Json, Json]
+"""A field of the spec that is not as it was: its path, the old value, the new one."""
+
+FIXED = (
+    "data.training",
+    "data.reader",
+    "train.minibatch_size",
+    "train.minibatches_per_task",
+    "train.seed",
+    "train.shuffle",
+    "model.definition",
+    "model.params",
+    "strategy.name",
+)
+"""Fields that may not change: the ledger counts tasks cut by them, the checkpoints hold variables made by them."""
+
+
+def is_fixed(path: str) -> bool:
+    """Whether a field may not change between two starts of a run."""
+    return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED)
+
+
+def differences(run: RunDir, spec: JobSpec) -> Sequence[Change]:
+    """What ``spec`` changes about the run.
+
+    Raises:
+        BadInputError: it changes what the run's ledger or checkpoints are built on.
+    """
+    return allowed(run.run_id, load(run.spec), spec)
+
+
+def allowed(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Change]:
+    """What differs between the specs of two starts of a run.
+
+    Raises:
+        BadInputError: something that the run's ledger or checkpoints are built on.
+    """
+    found = changes(old, new)
+    wrong = [change for change in found if is_fixed(change[0])]
+    if wrong:
+        told = "\n".join(f"  {said(change)}" for change in wrong)
+        raise BadInputError(
+            f"run {run_id} cannot go on with this job file: its ledger is about other work\n{told}",
+            hint="Change these fields back, or start a new run without --resume.",
+        )
+    return found
+
+
+def said(change: Change) -> str:
+    """A change in words."""
+    path, old, new = change
+    return f"{path} was {_written(old)}, is {_written(new)}"
+
+
+def nothing_left(status: Status, spec: JobSpec) -> str | None:
+    """That a run is further already than ``spec`` lets it come, so that it ends at once; None: there is work.
+
+    Args:
+        status: the run's newest; its newest checkpoint may be of a time before.
+        spec: that the run is to go on with.
+    """
+    train = spec.train
+    if status.epoch > train.epochs:
+        asked, was = f"train.epochs is {train.epochs:,}", f"in epoch {status.epoch:,}"
+    elif train.max_steps is not None and status.step >= train.max_steps:
+        asked, was = f"train.max_steps is {train.max_steps:,}", f"at step {status.step:,}"
+    else:
+        return None
+    return (
+        f"{asked}, and run {status.run} was {was} already: it ends at once, or as soon as it is there again. Nothing "
+        "is rolled back to there, and a run that is done cannot go on"
+    )
+
+
+def begun(run: RunDir) -> bool:
+    """Whether a master ever decided anything about the run: one that was only submitted holds no work.
+
+    Raises:
+        StorageError: its journal cannot be listed.
+    """
+    return bool(segments_in(run.journal))
+
+
+def status_of(run: RunDir) -> Status | None:
+    """The run's newest status; None when it never wrote one."""
+    return from_json(Status, read_json(run.status), str(run.status)) if run.status.exists() else None
+
+
+def phase_of(run: RunDir) -> str | None:
+    """The phase in the run's status; None when it never wrote one."""
+    status = status_of(run)
+    return status.phase if status else None
+
+
+def reopen(run: RunDir, holder: str, *, exclusive: bool = True) -> None:
+    """Make an ended run one that goes on: its next master reads so in the journal (strategy Local has neither).
+
+    Args:
+        run: the run.
+        holder: who does it, one line of text.
+        exclusive: take the journal's lock, which a volume that several nodes mount may not have.
+
+    Raises:
+        StorageError: a file cannot be written; the run stays ended.
+    """
+    from edl.api.journal_entries import JobResumed
+    from edl.storage.checkpoint_restart import explained
+    from edl.storage.journal import Journal  # 30 ms that only an ended run needs
+    from edl.storage.journal_truncation import check_end
+
+    if load(run.spec).strategy.name != "Local" and phase_of(run) in ("Failed", "Interrupted"):
+        with explained(run):
+            journal, _ = Journal.open(run.journal, holder=holder, exclusive=exclusive, check=partial(check_end, run))
+        with closing(journal):
+            journal.wait(journal.append(JobResumed().to_json()))
+    with translated(run.path, "remove what told of the end"):
+        for name in ("failure.txt", "failure.json", "summary.json"):
+            (run.path / name).unlink(missing_ok=True)
+
+
+def _written(value: Json) -> str:
+    """A value as a job file has it."""
+    return value if isinstance(value, str) else json.dumps(value)

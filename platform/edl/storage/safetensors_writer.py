@@ -1,0 +1,121 @@
+"""A file of named arrays whose parts come in any order between arrays: nobody needs a whole array in memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.storage.safetensors_header import DTYPES, header_of
+from edl.storage.crc32_combine import combined
+from edl.storage.durable_files import publish, removed_on_error, translated
+from edl.storage.free_space import ensure_room
+from edl.storage.paced_writer import SteadyFile
+
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """An array that is to be written.
+
+    Attributes:
+        name: in the file.
+        dtype: NumPy's name of it, one of DTYPES.
+        shape: of the whole array.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"array {self.name!r} has dtype {self.dtype}; a checkpoint stores {', '.join(DTYPES)}")
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the file."""
+        return prod(self.shape) * DTYPES[self.dtype][1]
+
+
+def write_parts(
+    path: Path, arrays: Sequence[ArrayShape], parts: Iterable[tuple[str, Array]], meta: Mapping[str, str]
+) -> tuple[int, int]:
+    """Write arrays to ``path`` as their parts come, durable under its name when this returns; its size and its crc32.
+
+    A part is used before the next one is asked for, and not afterwards. The checksum is taken on the way: of each array
+    by itself, put together at the end.
+
+    Args:
+        path: of the file.
+        arrays: in the order in which they stand in the file.
+        parts: name and the next values of that array, of its dtype, in C order.
+        meta: strings kept beside the arrays.
+
+    Raises:
+        StorageError: it cannot be written (the disk is full); nothing of it is left.
+        ValueError: a part is not of its array, or an array is not complete.
+    """
+    header = header_of([(array.name, array.dtype, array.shape) for array in arrays], meta)
+    places = _places(arrays, header.nbytes)
+    temporary = path.with_suffix(".tmp")
+    with translated(path, "write a checkpoint"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ensure_room(path.parent, header.nbytes + sum(array.nbytes for array in arrays))
+        with removed_on_error(temporary):
+            _write(temporary, header, places, parts)
+            publish(temporary, path)
+    size, checksum = header.nbytes, zlib.crc32(header)
+    for place in places.values():
+        size, checksum = size + place.array.nbytes, combined(checksum, place.checksum, place.array.nbytes)
+    return size, checksum
+
+
+def bytes_of(array: Array) -> memoryview:
+    """The bytes of a C-ordered array, without a copy."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+@dataclass(slots=True)
+class _Place:
+    """An array's part of the file: where it ends, where the next values go, and the crc32 of those before."""
+
+    array: ArrayShape
+    at: int
+    end: int
+    checksum: int = 0
+
+    def write(self, file: SteadyFile, values: Array) -> None:
+        if values.dtype.name != self.array.dtype:
+            raise ValueError(f"array {self.array.name!r} is {self.array.dtype}, a part of it is {values.dtype}")
+        data = bytes_of(np.asarray(values, values.dtype.newbyteorder("<"), order="C"))
+        if self.at + data.nbytes > self.end:
+            raise ValueError(f"array {self.array.name!r} has more values than {list(self.array.shape)}")
+        file.write_at(self.at, data)
+        self.checksum = zlib.crc32(data, self.checksum)
+        self.at += data.nbytes
+
+
+def _places(arrays: Sequence[ArrayShape], start: int) -> dict[str, _Place]:
+    places: dict[str, _Place] = {}
+    for array in arrays:
+        places[array.name] = _Place(array, start, start + array.nbytes)
+        start += array.nbytes
+    return places
+
+
+def _write(path: Path, header: memoryview, places: Mapping[str, _Place], parts: Iterable[tuple[str, Array]]) -> None:
+    with SteadyFile(path) as file:
+        file.write(header)
+        for name, values in parts:
+            places[name].write(file, values)
+        for place in places.values():
+            if place.at != place.end:
+                raise ValueError(f"array {place.array.name!r} lacks {place.end - place.at} bytes")
+        file.sync()

@@ -1,4 +1,0 @@
-"""What outlives a process: journal, checkpoints and run directories; their formats, written and read.
-
-May import: edl.spec, edl.core. Knows nothing of roles: it keeps what they hand it.
-"""

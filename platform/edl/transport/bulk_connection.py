@@ -1,0 +1,216 @@
+"""One bulk connection: frames through a stream socket, with neither copies nor allocations per frame.
+
+Memory is taken as bytes arrive, not as a head announces them: whatever a peer sends, a connection takes at most twice
+as many bytes, and ``2 * AHEAD`` more.
+
+Waiting is bounded by the kernel (``SO_RCVTIMEO``, ``SO_SNDTIMEO``), which spares the poll before every call that
+Python's own timeouts cost. A connection is used by one thread at a time; only ``wake`` may be called from another.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edl.api.errors import RetryableError
+from edl.transport.bulk_frames import Answer, Frame, HEAD_SIZE, Limits, decode_head, encode_head
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_MAX_VECTORS = 512  # IOV_MAX is 1024 on Linux and the BSDs, 16 is all that POSIX promises
+_KEEPALIVE = 2  # seconds until a silent TCP peer is probed, and between probes
+_KEEPALIVE_PROBES = 3
+_UNREACHABLE = 10_000  # milliseconds that sent bytes may stay unacknowledged
+_PARTING = 1.0  # seconds that a peer which was refused may go on sending
+_FIRST_BODY = 1 << 16  # bytes
+_SEND_BUFFER = 1 << 20  # bytes, of a Unix socket
+AHEAD = 1 << 20
+"""Bytes that a connection takes for a body before they have come."""
+
+
+class Connection:
+    """A connected stream socket that carries frames.
+
+    Args:
+        sock: connected; the connection owns it.
+        peer: what error messages call the other side.
+        limits: largest frame that is taken.
+        timeout: seconds without a byte moving after which the peer counts as gone.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str, limits: Limits, timeout: float) -> None:
+        self.peer = peer
+        self._sock = sock
+        self._limits = limits
+        self._head = bytearray(HEAD_SIZE)
+        self._meta = bytearray(min(4096, limits.meta))
+        self._body = bytearray(min(_FIRST_BODY, limits.body))
+        self._timeout = timeout
+        tune(sock)
+        self.set_timeout(timeout)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Wait at most so long for the peer from now on."""
+        self._timeout = seconds
+        set_kernel_timeout(self._sock, seconds)
+
+    def set_limits(self, limits: Limits) -> None:
+        """Take frames up to these limits from now on."""
+        self._limits = limits
+
+    def send(self, answer: Answer) -> None:
+        """Send a frame; returns when all its bytes are with the kernel.
+
+        Raises:
+            RetryableError: the peer is gone or does not read.
+        """
+        views = [view for view in (memoryview(buffer) for buffer in answer.buffers) if view.nbytes]
+        head = encode_head(answer.kind, len(answer.meta), sum(view.nbytes for view in views))
+        pieces: list[Buffer] = [head + answer.meta, *(view.cast("B") for view in views)]
+        try:
+            send_all(self._sock, pieces)
+        except OSError as error:
+            raise self._gone("sending", error) from error
+
+    def receive(self, into: memoryview | None = None, *, within: float | None = None) -> Frame:
+        """Wait for the next frame; the body of the last one becomes invalid.
+
+        Args:
+            into: contiguous memory for the body, if it fits there; else the connection's own is used.
+            within: seconds for the whole frame, however slowly its bytes come.
+
+        Raises:
+            Refused: not a frame, another version, or larger than the limits; what follows cannot be read.
+            RetryableError: the peer is gone or silent.
+        """
+        deadline = None if within is None else time.monotonic() + within
+        try:
+            self._fill([memoryview(self._head)], HEAD_SIZE, deadline)
+            kind, meta_size, body_size = decode_head(self._head, self._limits)
+            meta, body = self._room_for_meta(meta_size), self._room_for_body(body_size, into)
+            if meta_size or body.nbytes:
+                self._fill([meta, body], meta_size + body.nbytes, deadline)
+            if body.nbytes < body_size:
+                body = self._fill_more(body_size, deadline)
+        except OSError as error:
+            raise self._gone("receiving", error) from error
+        return Frame(kind, bytes(meta), body)
+
+    def wake(self) -> None:
+        """End what another thread waits for on this connection; it sees the peer gone."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.EBADF):
+                raise
+
+    def part(self, last: Answer) -> None:
+        """Say a last word and let the peer read it: a close while its bytes are unread would discard the word.
+
+        Raises:
+            RetryableError: the peer is gone or does not read.
+        """
+        self.send(last)
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+            self.set_timeout(_PARTING)
+            deadline = time.monotonic() + _PARTING
+            while self._sock.recv_into(self._body or self._meta) and time.monotonic() < deadline:
+                pass
+        except OSError as error:
+            raise self._gone("parting", error) from error
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._sock.close()
+
+    def _room_for_meta(self, size: int) -> memoryview:
+        if size > len(self._meta):
+            self._meta = bytearray(size)
+        return memoryview(self._meta)[:size]
+
+    def _room_for_body(self, size: int, into: memoryview | None) -> memoryview:
+        """Memory for a body, or for its beginning if it is larger than any before."""
+        if into is not None and size <= into.nbytes:
+            return into.cast("B")[:size] if size else into[:0]
+        if len(self._body) < min(size, AHEAD):
+            self._body = bytearray(min(size, AHEAD))
+        return memoryview(self._body)[:size]
+
+    def _fill_more(self, size: int, deadline: float | None) -> memoryview:
+        """Receive the rest of a body of which as much has come as there was room for."""
+        arrived, piece = bytearray(self._body), memoryview(bytearray(AHEAD))
+        self._body = arrived
+        while left := size - len(arrived):
+            self._fill([piece[:left]], min(left, AHEAD), deadline)
+            arrived += piece[:left]
+        return memoryview(arrived)
+
+    def _fill(self, views: list[memoryview], size: int, deadline: float | None) -> None:
+        """Receive exactly ``size`` bytes into the views, which are together that long."""
+        while size:
+            count = self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
+            if not count:
+                raise ConnectionResetError(errno.ECONNRESET, "closed by the peer")
+            size -= count
+            if size:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise BlockingIOError(errno.EAGAIN, "too slow")
+                views = remaining(views, count)
+
+    def _gone(self, doing: str, error: OSError) -> RetryableError:
+        if isinstance(error, BlockingIOError):
+            return RetryableError(f"The peer is silent: {doing} took longer than {self._timeout:g} s", where=self.peer)
+        return RetryableError(f"The peer is gone: {doing} failed: {error.strerror or error}", where=self.peer)
+
+
+def send_all(sock: socket.socket, pieces: Sequence[Buffer]) -> None:
+    """Send all pieces in order, whatever part of them the kernel takes at a time."""
+    views = [memoryview(piece) for piece in pieces]
+    while views:
+        batch = views[:_MAX_VECTORS]
+        count = sock.sendmsg(batch)
+        views = remaining(batch, count) + views[_MAX_VECTORS:]
+
+
+def remaining(views: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of byte views after ``count`` bytes of them were used; empty views are left out."""
+    for position, view in enumerate(views):
+        if count < view.nbytes:
+            return [view[count:], *(later for later in views[position + 1 :] if later.nbytes)]
+        count -= view.nbytes
+    return []
+
+
+def tune(sock: socket.socket) -> None:
+    """Set the options of a bulk socket: over TCP no delay, and a vanished peer is noticed.
+
+    TCP tunes its buffers by itself, which fixed sizes would end. A Unix socket's holds 200 KB unless told otherwise:
+    a step's frames are larger, and both sides would be woken several times for each.
+    """
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # the kernel takes less if it must
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE),
+        ("TCP_KEEPINTVL", _KEEPALIVE),
+        ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", _UNREACHABLE),
+    ):
+        if hasattr(socket, name):  # each exists on Linux; macOS lacks some
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def set_kernel_timeout(sock: socket.socket, seconds: float) -> None:
+    """Let the kernel end blocking calls after so long; they then raise BlockingIOError."""
+    whole = int(seconds)
+    value = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1_000_000)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -1,0 +1,232 @@
+"""The server's half of the bulk plane: accepts connections, checks who calls, hands frames to a handler."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from edl.api.errors import RefusedError, RetryableError
+from edl.transport.bulk_connection import Connection
+from edl.transport.edl_pb2 import Refusal
+from edl.transport.bulk_frames import Answer, Frame, Kind, Limits, MAX_META
+from edl.transport.listener import Listener
+from edl.transport.handshake import MAX_TOKEN, check_token
+from edl.transport.peer_errors import Refused, kind_of, sendable
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Frame], Answer]
+
+_STRANGER = Limits(meta=MAX_TOKEN, body=0)
+_HANDSHAKE = 5.0  # seconds for the whole first frame
+_STOP = 5.0  # seconds that stop() waits for handlers
+_MORE_MEMORY = "give it more memory, or send less at once"
+_EXHAUSTED = 0.1  # seconds to wait when the process has no file descriptor left
+_TOLD_AGAIN = 10.0  # seconds from one warning about connections that had to go to the next
+
+
+class BulkServer:
+    """Serves bulk requests, with one thread for each connection.
+
+    A handler that raises RefusedError answers REFUSED and the connection goes on; any other exception is logged,
+    answered REFUSED (``internal``), and ends the connection.
+
+    Args:
+        address: ``unix:<path>`` or ``host:port``; port 0 lets the kernel choose.
+        token: the job's.
+        handle: answers a frame; called in the connection's thread. The frame's body is valid until it returns,
+            the answer's buffers must stay unchanged until they are sent.
+        max_body: bytes of the largest body that is taken.
+        idle: seconds without a byte moving after which a peer counts as gone.
+        max_connections: that have proved the token; one more is closed.
+        max_unproven: that have not, for five seconds each. One more takes the place of the oldest: who has the token
+            proves it at once, and needs none of the places that others keep.
+        parted: called in a connection's thread once it has ended.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        handle: Handler,
+        *,
+        max_body: int,
+        idle: float = 600.0,
+        max_connections: int = 1024,
+        max_unproven: int = 64,
+        parted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.address = address
+        self._token = token.encode()
+        self._handle = handle
+        self._limits = Limits(MAX_META, max_body)
+        self._idle = idle
+        self._max_connections = max_connections
+        self._max_unproven = max_unproven
+        self._parted = parted
+        self._lock = threading.Lock()
+        self._open: dict[Connection, threading.Thread] = {}
+        self._unproven: dict[Connection, None] = {}  # the oldest first; those that had to go are in none of these two
+        self._proven: set[Connection] = set()
+        self._gone, self._told = 0, float("-inf")
+        self._stopping = threading.Event()
+        self._listener: Listener | None = None
+        self._waker, self._woken = socket.socketpair()
+        self._acceptor = threading.Thread(target=self._accept_all, name="bulk-accept", daemon=True)
+
+    def start(self) -> None:
+        """Listen; ``address`` then is where clients connect to.
+
+        Raises:
+            RefusedError: the address cannot be used, or another live server listens there.
+        """
+        self._listener = Listener(self.address)
+        self.address = self._listener.address
+        self._acceptor.start()
+
+    def stop(self) -> None:
+        """Close every connection and wait for the handlers, at most five seconds; again is harmless."""
+        with self._lock:
+            self._stopping.set()
+            threads = list(self._open.values())
+            for connection in self._open:
+                connection.wake()
+        self._waker.close()
+        if self._listener is not None:
+            self._acceptor.join()
+            self._listener.close()
+        self._woken.close()
+        _join(threads)
+
+    def _accept_all(self) -> None:
+        assert self._listener is not None
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._listener.sock, selectors.EVENT_READ)
+            ready.register(self._woken, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                ready.select()
+                self._accept(self._listener.sock)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, peer = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.warning("%s: a connection could not be accepted: %s", self.address, error)
+            self._stopping.wait(_EXHAUSTED)
+            return
+        sock.setblocking(True)
+        self._admit(sock, f"a client at {peer[0]}:{peer[1]}" if peer else f"a client of {self.address}")
+
+    def _admit(self, sock: socket.socket, peer: str) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                sock.close()
+                return
+            if len(self._unproven) >= self._max_unproven:
+                self._drop_oldest()
+            try:
+                self._begin(Connection(sock, peer, _STRANGER, _HANDSHAKE))
+            except (OSError, RuntimeError) as error:  # it has gone already; no thread can be started
+                log.warning("%s: %s could not be served: %s", self.address, peer, error)
+                sock.close()
+
+    def _begin(self, connection: Connection) -> None:
+        """Start the connection's thread; under the lock, since stop() cannot join a thread that has not started."""
+        thread = threading.Thread(target=self._serve, args=(connection,), name="bulk", daemon=True)
+        thread.start()
+        self._open[connection] = thread
+        self._unproven[connection] = None
+
+    def _drop_oldest(self) -> None:
+        """Let the oldest connection go that has not proved the token; under the lock."""
+        oldest = next(iter(self._unproven))
+        del self._unproven[oldest]
+        oldest.wake()
+        self._gone += 1
+        now = time.monotonic()
+        if now - self._told >= _TOLD_AGAIN:
+            what = "%s: %s has not proved the token and goes for a newer connection, as %d did since it was said last"
+            log.warning(what, self.address, oldest.peer, self._gone)
+            self._gone, self._told = 0, now
+
+    def _prove(self, connection: Connection) -> None:
+        """A connection has proved the token.
+
+        Raises:
+            RetryableError: it had to go before, or as many others have.
+        """
+        with self._lock:
+            if connection not in self._unproven:
+                raise RetryableError(f"{connection.peer} proved the token too late")
+            del self._unproven[connection]
+            if len(self._proven) >= self._max_connections:
+                log.warning(
+                    "%s: %s is turned away, %d have proved the token", self.address, connection.peer, len(self._proven)
+                )
+                raise RetryableError(f"{connection.peer} is turned away")
+            self._proven.add(connection)
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            self._greet(connection)
+            while True:
+                connection.send(self._answer(connection.receive()))
+        except RetryableError as gone:
+            log.debug("%s", gone)
+        except Refused as refused:
+            self._part(connection, refused)
+        except MemoryError:
+            self._part(connection, Refused("The server has no memory for a frame", kind="full", hint=_MORE_MEMORY))
+        finally:
+            with self._lock:
+                del self._open[connection]
+                self._unproven.pop(connection, None)
+                self._proven.discard(connection)
+            connection.close()
+            self._parted()
+
+    def _greet(self, connection: Connection) -> None:
+        hello = connection.receive(within=_HANDSHAKE)
+        if hello.kind is not Kind.HELLO:
+            raise Refused(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
+        check_token(hello.meta, self._token)
+        self._prove(connection)
+        connection.set_limits(self._limits)
+        connection.set_timeout(self._idle)
+        connection.send(Answer(Kind.WELCOME))
+
+    def _answer(self, frame: Frame) -> Answer:
+        try:
+            return self._handle(frame)
+        except RefusedError as refused:
+            return refusal(refused)
+        except Exception as error:
+            log.exception("%s: the handler of %s failed", self.address, frame.kind.name)
+            raise Refused(f"The server failed inside: {error!r}", kind="internal") from error
+
+    def _part(self, connection: Connection, refused: Refused) -> None:
+        log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
+        try:
+            connection.part(refusal(refused))
+        except RetryableError as gone:
+            log.debug("%s", gone)
+
+
+def refusal(error: RefusedError) -> Answer:
+    """Return the frame that tells a peer why it is refused."""
+    told = Refusal(reason=sendable(error.message), kind=kind_of(error), hint=sendable(error.hint or ""))
+    return Answer(Kind.REFUSED, told.SerializeToString())
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    until = time.monotonic() + _STOP
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            log.warning("a bulk handler is still busy while its server stops")

@@ -1,0 +1,175 @@
+"""The control plane: the one door for gRPC. Here is the client's half; the server's is control_server.py.
+
+Every call carries the job's token and the protocol's version, has a deadline, and ends in a reply, a RetryableError
+or a Refused that names the peer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from edl.api.errors import EdlError, RetryableError
+from edl.transport.address import parse
+from edl.transport.message_validation import parse as parse_message
+from edl.transport.control_server import ControlServer, serve
+from edl.transport.control_methods import Method, Reply, Request
+from edl.transport.grpc_options import CLIENT_OPTIONS
+from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
+from edl.transport.peer_errors import Refused
+from edl.transport.retry import Retry, Timing, pauses
+from edl.transport.status_mapping import translate
+
+__all__ = ["Channel", "ControlServer", "Retry", "connect", "serve"]
+
+_SUSPECT = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED},
+)
+"""After these the connection may lead nowhere (a vanished pod answers no packet): the next try gets a new one."""
+
+
+class Channel:
+    """A way to one peer, for any number of threads; it survives the peer's restarts.
+
+    Args:
+        address: ``unix:<path>`` or ``host:port``.
+        token: the job's.
+        timing: clock, sleep and randomness of retries.
+    """
+
+    def __init__(self, address: str, token: str, *, timing: Timing | None = None) -> None:
+        parse(address)
+        self.address = address
+        self._metadata = ((TOKEN_KEY, token), (VERSION_KEY, str(PROTOCOL_VERSION)))
+        self._timing = timing or Timing()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._line = _Line(address)
+
+    def call(
+        self, method: Method[Request, Reply], request: Request, *, deadline: float, retry: Retry | None = None
+    ) -> Reply:
+        """Call a method of the peer.
+
+        Args:
+            method: one of ``methods.Master`` or ``methods.PsControl``.
+            request: its request.
+            deadline: seconds for each try.
+            retry: how long to keep trying when the peer is away, silent or busy; ``None``: one try.
+
+        Raises:
+            RetryableError: the peer was away, silent or busy to the end.
+            Refused: the peer will not do it; trying again is of no use.
+        """
+        if retry is None:
+            return self._try(method, request, deadline)
+        until = self._timing.clock() + retry.within
+        waits = pauses(retry, self._timing.uniform)
+        while True:
+            try:
+                return self._try(method, request, deadline)
+            except RetryableError:
+                wait = next(waits)
+                if self._timing.clock() + wait > until:
+                    raise
+            self._timing.sleep(wait)
+
+    def close(self) -> None:
+        """End the connection and the calls on it; again is harmless."""
+        with self._lock:
+            self._closed = True
+            self._line.close()
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _try(self, method: Method[Request, Reply], request: Request, deadline: float) -> Reply:
+        line = self._line
+        try:
+            return line.invoke(method, request, deadline, self._metadata)
+        except Refused as error:
+            raise Refused(f"{method.name}: {error.message}", kind=error.kind, where=self.address) from error
+        except grpc.RpcError as error:
+            status = error.code()
+            if status in _SUSPECT:
+                self._replace(line)
+            if status is grpc.StatusCode.CANCELLED and self._closed:
+                raise self._closed_or_replaced() from error
+            raise translate(error, method.name, self.address, deadline) from error
+        except ValueError as error:
+            if line.usable:
+                raise
+            raise self._closed_or_replaced() from error
+
+    def _closed_or_replaced(self) -> EdlError:
+        if self._closed:
+            return Refused("This channel was closed", kind="closed", where=self.address)
+        return RetryableError("The connection was lost in another call", where=self.address)
+
+    def _replace(self, line: _Line) -> None:
+        """Connect anew, unless another thread has done so since ``line`` was in use."""
+        with self._lock:
+            if line is self._line and not self._closed:
+                self._line = _Line(self.address)
+                line.retire()
+
+
+class _Line:
+    """One gRPC channel and its callables, made once for each method; closed when it is retired and its calls ended.
+
+    A call that found the peer silent must not cut off the long poll of another thread, which may be answered yet.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.usable = True
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._callables: dict[str, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+        self._calls = 0
+
+    def invoke(
+        self, method: Method[Request, Reply], request: Request, deadline: float, metadata: tuple[tuple[str, str], ...]
+    ) -> Reply:
+        with self._lock:
+            self._calls += 1
+        try:
+            reply: bytes = self._callable(method)(request, timeout=deadline, metadata=metadata)
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if not self.usable and not self._calls:
+                    self._channel.close()
+        return parse_message(method.reply, reply)
+
+    def retire(self) -> None:
+        with self._lock:
+            self.usable = False
+            if not self._calls:
+                self._channel.close()
+
+    def close(self) -> None:
+        self.usable = False
+        self._channel.close()
+
+    def _callable(self, method: Method[Request, Reply]) -> Callable[..., Any]:
+        function = self._callables.get(method.path)
+        if function is None:
+            function = self._callables[method.path] = self._channel.unary_unary(
+                method.path, method.request.SerializeToString
+            )
+        return function
+
+
+def connect(address: str, token: str, *, timing: Timing | None = None) -> Channel:
+    """Return a channel to a peer; it connects with the first call.
+
+    Raises:
+        BadInputError: the address is none.
+    """
+    return Channel(address, token, timing=timing)

@@ -1,0 +1,55 @@
+"""The methods of the control plane as typed values: what a call takes and what it gives.
+
+The generated stubs are untyped and bound to one channel; these outlive a reconnect, and mypy checks both messages of
+every call. A test compares them with edl.proto.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from edl.transport import edl_pb2 as pb
+
+Request = TypeVar("Request", bound=Message)
+Reply = TypeVar("Reply", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Request, Reply]):
+    """One method: its path on the wire (``/package.Service/Name``) and its messages."""
+
+    path: str
+    request: type[Request]
+    reply: type[Reply]
+
+    @property
+    def name(self) -> str:
+        """The method's name in edl.proto."""
+        return self.path.rpartition("/")[2]
+
+
+class Master:
+    """What workers and PS ask of the master."""
+
+    Register: Final = Method("/edl.v1.Master/Register", pb.RegisterRequest, pb.RegisterReply)
+    Lease: Final = Method("/edl.v1.Master/Lease", pb.LeaseRequest, pb.LeaseReply)
+    Progress: Final = Method("/edl.v1.Master/Progress", pb.ProgressRequest, pb.ProgressReply)
+    Report: Final = Method("/edl.v1.Master/Report", pb.ReportRequest, pb.ReportReply)
+    Fail: Final = Method("/edl.v1.Master/Fail", pb.FailRequest, pb.FailReply)
+    Leave: Final = Method("/edl.v1.Master/Leave", pb.LeaveRequest, pb.LeaveReply)
+
+
+class PsControl:
+    """What the master asks of a PS."""
+
+    Attach: Final = Method("/edl.v1.PsControl/Attach", pb.AttachRequest, pb.AttachReply)
+    Revoke: Final = Method("/edl.v1.PsControl/Revoke", pb.RevokeRequest, pb.RevokeReply)
+    Prepare: Final = Method("/edl.v1.PsControl/Prepare", pb.PrepareRequest, pb.PrepareReply)
+    Hold: Final = Method("/edl.v1.PsControl/Hold", pb.HoldRequest, pb.HoldReply)
+    Snapshot: Final = Method("/edl.v1.PsControl/Snapshot", pb.SnapshotRequest, pb.SnapshotReply)
+    Release: Final = Method("/edl.v1.PsControl/Release", pb.ReleaseRequest, pb.ReleaseReply)
+    Unpin: Final = Method("/edl.v1.PsControl/Unpin", pb.UnpinRequest, pb.UnpinReply)
+    Saved: Final = Method("/edl.v1.PsControl/Saved", pb.SavedRequest, pb.SavedReply)

@@ -1,0 +1,104 @@
+"""Who a role process is: read once from the environment that its supervisor or its pod gave it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
+
+VARIABLES = (
+    "EDL_RUN_DIR",
+    "EDL_ROLE",
+    "EDL_INDEX",
+    "EDL_UID",
+    "EDL_TOKEN_FILE",
+    "EDL_RUNTIME_DIR",
+    "EDL_MASTER_ADDRESS",
+)
+_WHERE_IT_IS = (
+    "On a cluster it is what the job's Secret has under 'token': delete the job and submit it again, or correct the "
+    "Secret that was named with --token-secret."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process of a job.
+
+    Attributes:
+        run_dir: the run directory; ``spec.json`` in it is the JobSpec.
+        role: what this process does.
+        index: number of the pod within its role, from 0.
+        uid: unique over the run's life, never reused.
+        token: the job's secret; left out of ``repr`` so that it reaches no log.
+        runtime_dir: private, short folder for Unix sockets.
+        master_address: where the master listens, ``unix:<path>`` or ``host:port``.
+        host: address of this pod, in its network; None on one machine, where Unix sockets serve.
+    """
+
+    run_dir: Path
+    role: Role
+    index: int
+    uid: str
+    token: str = field(repr=False)
+    runtime_dir: Path
+    master_address: str
+    host: str | None = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Identity:
+        """Read the variables that every role gets (``os.environ`` unless told), and the token from its file.
+
+        Raises:
+            BadInputError: a variable is missing or means nothing, or the token cannot be read.
+        """
+        variables = os.environ if environment is None else environment
+        missing = [name for name in VARIABLES if not variables.get(name)]
+        if missing:
+            raise BadInputError(
+                f"The environment lacks {', '.join(missing)}",
+                hint="Roles are started by `edl run` and `edl submit`, not by hand.",
+            )
+        return cls(
+            run_dir=Path(variables["EDL_RUN_DIR"]),
+            role=_role(variables["EDL_ROLE"]),
+            index=_index(variables["EDL_INDEX"]),
+            uid=variables["EDL_UID"],
+            token=read_token(Path(variables["EDL_TOKEN_FILE"])),
+            runtime_dir=Path(variables["EDL_RUNTIME_DIR"]),
+            master_address=variables["EDL_MASTER_ADDRESS"],
+            host=variables.get("EDL_HOST") or None,
+        )
+
+
+def read_token(path: Path) -> str:
+    """Return the token that a file holds: visible ASCII, since it travels in headers.
+
+    Raises:
+        BadInputError: the file cannot be read, or does not hold one.
+    """
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"The job's token cannot be read: {error}", where=str(path), hint=_WHERE_IT_IS) from error
+    if not token or not token.isprintable() or " " in token:
+        what = "The file holds no token: it must be one word of visible ASCII"
+        raise BadInputError(what, where=str(path), hint=_WHERE_IT_IS)
+    return token
+
+
+def _role(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError:
+        raise BadInputError(f"EDL_ROLE is {text!r}, not one of {', '.join(Role)}") from None
+
+
+def _index(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise BadInputError(f"EDL_INDEX is {text!r}, not a number from 0")
+    return int(text)

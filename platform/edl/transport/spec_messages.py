@@ -1,0 +1,57 @@
+"""Variables and tables as messages: what a worker writes and a parameter server reads of a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.core.strict_json import decode_json
+from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import Refused
+
+
+def variable_to_message(spec: VariableSpec) -> pb.Variable:
+    """As the Declare message has it."""
+    return pb.Variable(name=spec.name, shape=spec.shape, statistic=spec.statistic)
+
+
+def variable_from_message(message: pb.Variable) -> VariableSpec:
+    """What :func:`variable_to_message` was given."""
+    return VariableSpec(message.name, tuple(message.shape), message.statistic)
+
+
+def table_to_message(spec: TableSpec) -> pb.Table:
+    """As the Declare message has it; the initializer travels as JSON."""
+    initializer = json.dumps(dict(spec.initializer))
+    return pb.Table(name=spec.name, rows=spec.rows, dim=spec.dim, initializer=initializer, seed=spec.seed)
+
+
+def table_from_message(message: pb.Table) -> TableSpec:
+    """What :func:`table_to_message` was given.
+
+    Raises:
+        Refused: the initializer is not a JSON object.
+    """
+    initializer = json_object(message.initializer, f"the initializer of table '{message.name}'")
+    return TableSpec(message.name, message.rows, message.dim, initializer, message.seed)
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """The JSON object in a field of a message.
+
+    Args:
+        text: of the field.
+        what: names it in errors.
+
+    Raises:
+        Refused: kind ``bad``, it is not one.
+    """
+    try:
+        value = decode_json(text)
+    except ValueError as error:
+        raise Refused(f"{what} is not JSON: {error}", kind="bad") from error
+    if not isinstance(value, dict):
+        raise Refused(f"{what} is {value!r:.40}, not a JSON object", kind="bad")
+    return value

@@ -1,9 +1,0 @@
-"""The extension that ``make native`` builds from ``edl/ps/native``; ``worker_bindings.cpp`` is its source."""
-
-import numpy as np
-from numpy.typing import NDArray
-
-class Distinct:
-    def __init__(self, salt: int) -> None: ...
-    def take(self, ids: NDArray[np.int64], positions: NDArray[np.int32]) -> int: ...
-    def copy(self, out: NDArray[np.int64]) -> None: ...

@@ -1,0 +1,180 @@
+"""Which reader reads what: the built-in ones, or the user's ``custom_data_reader`` in their place."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from edl.api.errors import BadInputError
+from edl.data.record_blocks import blocks_of
+from edl.data.reader_factory import open_reader
+from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
+from edl.jobfile.job_spec import Data
+from edl.jobfile.zoo_lookup import locate
+from edl.keras.user_code import defined_in, user_code
+
+SETS = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
+"""Name of the data set under ``data`` by kind of task."""
+
+
+def paths_of(data: Data, name: str) -> tuple[str, ...]:
+    """The paths of ``data.training``, ``data.validation`` or ``data.prediction``."""
+    paths: tuple[str, ...] = getattr(data, name)
+    return paths
+
+
+def open_set(data: Data, name: str, custom: Callable[..., Any] | None, zoo: Path) -> Reader:
+    """The reader of one data set.
+
+    Args:
+        data: of the job.
+        name: ``training``, ``validation`` or ``prediction``.
+        custom: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or a list of
+            several.
+        zoo: the model zoo; frames of files below it are the user's in tracebacks.
+
+    Raises:
+        BadInputError: there is no such data, or the user's reader raises.
+    """
+    paths = paths_of(data, name)
+    if custom is None:
+        return open_reader(paths, data.reader)
+    origin = paths[0] if len(paths) == 1 else list(paths)
+    with user_code(zoo, "custom_data_reader()"):
+        return GuardedReader(custom(origin, **data.reader), zoo)
+
+
+class GuardedReader:
+    """A user's reader: what it raises, and what it returns that is no answer, is reported as the user's at once.
+
+    Raises:
+        BadInputError: it is no reader.
+    """
+
+    def __init__(self, reader: Any, zoo: Path) -> None:
+        self._reader, self._zoo = reader, zoo
+        self._where = defined_in(type(reader)) if reader is not None else None
+        missing = [name for name in ("metadata", "sources", "read") if not hasattr(reader, name)]
+        if missing:
+            raise self._wrong(
+                f"custom_data_reader() returned {_kind(reader)}, which has no {', '.join(missing)}",
+                "a reader has metadata, sources() and read(source, start, end, on_corrupt=None)",
+            )
+
+    @property
+    def blocks(self) -> Callable[[str], BlockSizes] | None:
+        """``blocks`` of the user's reader; None if it has none, and so no random access."""
+        return self._blocks if hasattr(self._reader, "blocks") else None
+
+    def _blocks(self, source: str) -> BlockSizes:
+        with user_code(self._zoo, "blocks() of the custom reader"):
+            found = self._reader.blocks(source)
+        if not isinstance(found, BlockSizes) or not all(isinstance(count, Integral) for count in found.records):
+            said = f"blocks({source!r}) of the custom reader returned {_kind(found)}, not an edl.data.BlockSizes"
+            raise self._wrong(said, "return BlockSizes(records of each block, bytes of all of them in memory)")
+        return found
+
+    @property
+    def metadata(self) -> Any:
+        """What ``feed`` is told."""
+        with user_code(self._zoo, "metadata of the custom reader"):
+            return self._reader.metadata
+
+    def sources(self) -> Sequence[Source]:
+        """Name and record count of every source.
+
+        Raises:
+            BadInputError: it returned anything else.
+        """
+        with user_code(self._zoo, "sources() of the custom reader"):
+            found = self._reader.sources()
+            # A generator is run to its end here: what it raises is the user's, too.
+            listed = list(found) if isinstance(found, Iterable) and not isinstance(found, str | bytes) else None
+        if listed is None:
+            raise self._wrong(f"sources() of the custom reader returned {_kind(found)}, not a list", _SOURCES)
+        for at, source in enumerate(listed):
+            name, records = getattr(source, "name", None), getattr(source, "records", None)
+            if not (isinstance(name, str) and isinstance(records, Integral)) or isinstance(records, bool):
+                said = f"{source!r:.80} of type {type(source).__name__}"
+                raise self._wrong(f"source {at} of the custom reader is {said}, not an edl.data.Source", _SOURCES)
+            if records < 0:
+                raise self._wrong(f"source {name!r} of the custom reader has {records} records", _SOURCES)
+        names = Counter(source.name for source in listed)
+        if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
+            raise self._wrong(f"the custom reader has {names[twice]} sources called {twice!r}", "name each source once")
+        return [Source(source.name, int(source.records)) for source in listed]
+
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
+        """Records of one source. ``on_corrupt`` is passed on only when the job allows corrupt records.
+
+        Raises:
+            BadInputError: it returned anything but the records ``[start, end)``, less those that it reported.
+        """
+        left_out = 0
+
+        def skip(corrupt: CorruptRange) -> None:
+            nonlocal left_out
+            assert on_corrupt is not None
+            left_out += corrupt.records
+            on_corrupt(corrupt)
+
+        extra = {} if on_corrupt is None else {"on_corrupt": skip}
+        with user_code(self._zoo, "read() of the custom reader"):
+            found: Any = self._reader.read(source, start, end, **extra)
+        called = f"read({source!r}, {start}, {end}) of the custom reader returned"
+        if isinstance(found, str | bytes | Mapping) or not (
+            hasattr(found, "__len__") and hasattr(found, "__getitem__")
+        ):
+            raise self._wrong(f"{called} {_kind(found)}, not a list of records", _RECORDS)
+        wanted = end - start - left_out
+        if len(found) != wanted:
+            raise self._wrong(f"{called} {len(found)} records, not {wanted}", _RECORDS)
+        if wanted and (found[0] is None or isinstance(found[0], Mapping)):
+            raise self._wrong(f"{called} a record that is {_kind(found[0])}", _RECORDS)
+        records: Sequence[Any] = found
+        return records
+
+    def _wrong(self, message: str, hint: str) -> BadInputError:
+        return BadInputError(message, where=self._where, hint=hint)
+
+
+_SOURCES = "return a list of edl.data.Source(name, records): each name once, records from 0"
+_RECORDS = (
+    "return a list of as many records as were asked for, each bytes (edl.data.serialize_example makes them of values "
+    "by name), a list of strings, or an array; those that cannot be read are reported to on_corrupt instead"
+)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def describe(data: Data, open_named: Callable[[str], Reader], *, predict: bool, shuffle: int | None = None) -> bytes:
+    """JSON for the master: ``{"training": [[name, records], …], …}`` for each set that this run uses.
+
+    With ``blocks`` of the training records, if they may be shuffled (``shuffle`` is not 0) and their reader has random
+    access.
+    """
+    used = ("prediction",) if predict else ("training", "validation")
+    sets: dict[str, Any] = {
+        name: [[source.name, source.records] for source in open_named(name).sources()]
+        for name in used
+        if paths_of(data, name)
+    }
+    if "training" in sets and shuffle != 0:
+        blocks = blocks_of(open_named("training"))
+        if blocks is not None:
+            sets["blocks"] = blocks.to_json()
+    return json.dumps(sets).encode()
+
+
+def may_have_custom_reader(zoo: Path, definition: str) -> bool:
+    """Whether the model's module may define ``custom_data_reader``, as far as can be told without importing it."""
+    try:
+        return locate(zoo, definition).may_define("custom_data_reader")
+    except BadInputError:  # importing it says so better
+        return True

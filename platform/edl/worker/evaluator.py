@@ -1,0 +1,73 @@
+"""Evaluating leased ranges at a pinned cut, and turning merged metric states into values."""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol
+
+from edl.worker.shutdown_gate import Gate
+from edl.worker.lease_client import Leased, Leases
+from edl.worker.model_interface import Network, RowSource, Watcher, rows_of
+from edl.worker.progress_reporter import Progress
+from edl.worker.record_errors import of_records
+from edl.keras.flat_buffer import Floats
+from edl.worker.record_stream import RecordStream
+
+
+class Pinned(RowSource, Protocol):
+    """Parameters of pinned cuts."""
+
+    def pull(self, pin: int) -> Floats: ...  # noqa: D102
+
+
+class Evaluator:
+    """Does evaluation and metrics tasks; keeps the dense values of the newest pin, for its next task."""
+
+    def __init__(
+        self,
+        network: Network,
+        parameters: Pinned,
+        stream: RecordStream,
+        leases: Leases,
+        progress: Progress,
+        gate: Gate,
+        watcher: Watcher,
+    ) -> None:
+        self._network = network
+        self._parameters = parameters
+        self._stream = stream
+        self._leases = leases
+        self._progress = progress
+        self._gate = gate
+        self._watcher = watcher
+        self._pinned: tuple[int, Floats] | None = None
+
+    def run(self, task: Leased) -> None:
+        """Evaluate every record of the range; the report carries the metric states."""
+        slab = self._slab(task.pin)
+        self._watcher.begin_test()
+        self._network.reset_metrics()
+        for loaded in self._stream.minibatches(task):
+            if self._gate.closed or not self._leases.alive(task.lease):
+                self._progress.drop(task.lease)
+                return
+            if loaded.minibatch is not None:
+                given, features = loaded.minibatch, loaded.minibatch.features
+                with of_records(task, loaded.step):
+                    rows = rows_of(self._network, self._parameters, features, task.pin)
+                    self._network.evaluate(slab, rows, features, given.labels, given.weights)
+            # No step is reported as in: the states exist here only, and all of them go with the report or none.
+            self._progress.stepped(task.lease, 0, loss=None, skipped=loaded.skipped)
+        self._watcher.end_test()
+        self._progress.finish(task.lease, json.dumps(self._network.metric_states()).encode())
+
+    def metrics(self, task: Leased) -> None:
+        """Turn the states that the master added up into values."""
+        values = self._network.metric_values(task.told())
+        self._progress.finish(task.lease, json.dumps(values).encode())
+
+    def _slab(self, pin: int) -> Floats:
+        if self._pinned is None or self._pinned[0] != pin:
+            self._pinned = None  # two versions of a large model need not be in memory at once
+            self._pinned = (pin, self._parameters.pull(pin))
+        return self._pinned[1]

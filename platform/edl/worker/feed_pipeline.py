@@ -1,0 +1,241 @@
+"""Windows of records through the user's ``feed``, one minibatch for each window, ahead of training.
+
+``feed`` is traced once, into a function of a window: all that it does (map, shuffle, filter) stays inside one
+minibatch, so that a step always means the same records. No generator runs inside tf.data: waiting there for a lease
+would hold one of TensorFlow's few threads, which training may need to get the next lease.
+"""
+
+from __future__ import annotations
+
+import inspect
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from edl.data.reader import Record
+from edl.keras.model_contract import Feed, MODES
+from edl.worker.corrupt_records import Window
+from edl.keras.user_code import ModuleError, user_code
+
+_EMPTY = "Dataset was empty"  # what get_single_element says
+_LISTENS_SECONDS = 0.1
+"""How often a thread that waits for room looks whether anybody listens."""
+_GROWTH = 64
+"""``feed`` may turn one record into up to so many."""
+_BATCHING = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
+                       "PaddedBatchDatasetV2", "MapAndBatchDataset"})  # fmt: skip
+_UNBATCHING = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """What ``feed`` made of one window.
+
+    Attributes:
+        tag: of the window.
+        features: nested tensors, records first; None if ``feed`` kept no record.
+        labels: nested tensors, records first; None for prediction.
+        weights: of the records, where ``feed`` yields (features, labels, sample weights).
+    """
+
+    tag: int
+    features: Any
+    labels: Any
+    weights: Any = None
+
+
+class FeedError(ModuleError):
+    """``feed`` raised or yields what training cannot use. ``tag``: the window it happened at."""
+
+    tag: int | None = None
+
+
+def minibatches(
+    feed: Feed,
+    mode: str,
+    metadata: Any,
+    windows: Iterator[tuple[int, Window]],
+    *,
+    prefetch: int = 2,
+    zoo: Path | None = None,
+) -> Iterator[Minibatch]:
+    """Feed windows on a thread of its own, ``prefetch`` of them ahead of the consumer.
+
+    A window of which ``feed`` keeps no record gives a minibatch whose features are None, so that the consumer never
+    waits for what does not come. Closing the iterator lets the thread end at its next window.
+
+    Args:
+        feed: the user's ``feed(dataset, mode, metadata)``.
+        mode: ``training``, ``evaluation`` or ``prediction``.
+        metadata: of the reader, passed on.
+        windows: tagged records; consumed ahead of time, by that thread.
+        zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
+
+    Raises:
+        FeedError: ``feed`` raised, or yields the wrong structure.
+        Exception: what ``windows`` raises, as it is, after the minibatches before it.
+    """
+    return fed(Feeder(feed, mode, metadata, zoo=zoo), windows, prefetch=prefetch)
+
+
+def fed(feeder: Feeder, windows: Iterator[tuple[int, Window]], *, prefetch: int = 2) -> Iterator[Minibatch]:
+    """As :func:`minibatches`, through a feeder that may have been used, and traced, before."""
+    ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
+    closed = threading.Event()
+    threading.Thread(target=_run, args=(feeder, windows, ready, closed), name="feed", daemon=True).start()
+    try:
+        while (found := ready.get()) is not None:
+            if isinstance(found, BaseException):
+                raise found
+            yield found
+    finally:
+        closed.set()  # and the queue stays alone: a Ctrl-C within `get` may have left its lock taken
+
+
+def _run(
+    feeder: Feeder, windows: Iterator[tuple[int, Window]], ready: queue.Queue[Any], closed: threading.Event
+) -> None:
+    end: BaseException | None = None
+    try:
+        for tag, window in windows:
+            if closed.is_set():
+                return
+            minibatch = feeder.minibatch(tag, window)
+            _put(ready, minibatch or Minibatch(tag, None, None), closed)
+    except BaseException as error:  # noqa: BLE001  raised again by the consumer
+        end = error
+    _put(ready, end, closed)
+
+
+def _put(ready: queue.Queue[Any], found: Any, closed: threading.Event) -> None:
+    """Wait for room, unless nobody listens any more."""
+    while not closed.is_set():
+        with suppress(queue.Full):
+            ready.put(found, timeout=_LISTENS_SECONDS)
+            return
+
+
+class Feeder:
+    """``feed`` as a function of one window; traced at the first one.
+
+    Args:
+        feed: the user's ``feed(dataset, mode, metadata)``.
+        mode: ``training``, ``evaluation`` or ``prediction``.
+        metadata: of the reader.
+        zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
+
+    Attributes:
+        mode: as given.
+    """
+
+    def __init__(self, feed: Feed, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
+        if mode not in MODES:
+            raise ValueError(f"mode is one of {MODES}, got {mode!r}")
+        self._feed = feed
+        self.mode = mode
+        self._metadata = metadata
+        self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
+        self._function: Callable[[Any], Any] | None = None
+
+    def minibatch(self, tag: int, window: Window) -> Minibatch | None:
+        """The minibatch of a window; None if ``feed`` keeps none of its records.
+
+        Raises:
+            FeedError: ``feed`` raised, or yields the wrong structure.
+        """
+        if not len(window.records):
+            return None
+        try:
+            found = self._call(window.records)
+        except FeedError as error:
+            error.tag = tag
+            if self._function is not None:  # it was traced: this is about these records
+                error.message = f"{error.message.removesuffix('.')}, at {window.place(self._culprit(window))}"
+            raise
+        if found is None:
+            return None
+        return Minibatch(tag, found, None) if self.mode == "prediction" else Minibatch(tag, *found)
+
+    def _culprit(self, window: Window) -> int | None:
+        """The first record at which ``feed`` raises also if it is alone; None: it takes several of them."""
+        for index in range(len(window.records)):
+            try:
+                self._call(window.records[index : index + 1])
+            except FeedError:
+                return index
+        return None
+
+    def _call(self, window: Sequence[Record]) -> Any:
+        try:
+            with user_code(self._zoo, "feed()", of=self._feed):
+                records = tf.constant(window)  # a third of what convert_to_tensor takes for a list
+                if self._function is None:
+                    self._function = self._trace(records)
+                return self._function(records)
+        except ModuleError as error:
+            if _EMPTY in error.detail:
+                return None
+            raise _feed_error(error, self._feed) from error
+
+    def _trace(self, records: Any) -> Callable[[Any], Any]:
+        spec = tf.TensorSpec([None, *records.shape[1:]], records.dtype)
+        traced = tf.function(self._window, input_signature=[spec], autograph=False)
+        function: Callable[[Any], Any] = traced.get_concrete_function()
+        return function
+
+    def _window(self, records: Any) -> Any:
+        """One window as a graph."""
+        fed = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
+        self._check(fed)
+        longest = tf.cast(tf.shape(records)[0], tf.int64) * _GROWTH
+        return fed.batch(longest).get_single_element()
+
+    def _check(self, fed: Any) -> None:
+        expected = "features" if self.mode == "prediction" else "(features, labels)"
+        hint = f"for {self.mode}, feed returns a tf.data.Dataset of single {expected}"
+        if self.mode != "prediction":
+            hint += " or (features, labels, sample weights)"
+        if not isinstance(fed, tf.data.Dataset):
+            raise FeedError(f"feed returned {type(fed).__name__}, expected a tf.data.Dataset", hint=hint)
+        spec = fed.element_spec
+        if self.mode != "prediction" and not (isinstance(spec, tuple) and len(spec) in (2, 3)):
+            raise FeedError(f"feed yields {_described(spec)}, expected {expected}", hint=hint)
+        graph = tf.compat.v1.get_default_graph().get_operations()
+        if any(operation.type == "RepeatDataset" and _endless(operation) for operation in graph):
+            raise FeedError("feed repeats its records without end", hint="train.epochs says how often; drop repeat()")
+        operations = [operation.type for operation in graph]
+        if _BATCHING.intersection(operations) and not _UNBATCHING.intersection(operations):
+            raise FeedError(
+                f"feed yields batches: {_described(spec)}",
+                hint=f"{hint}; EDL makes minibatches of train.minibatch_size",
+            )
+
+
+def _endless(repeat: Any) -> bool:
+    count = tf.get_static_value(repeat.inputs[1])
+    return count is not None and count < 0
+
+
+def _feed_error(error: ModuleError, feed: Feed) -> FeedError:
+    if isinstance(error, FeedError):
+        error.where = error.where or inspect.getfile(inspect.unwrap(feed))
+        return error
+    hint = error.hint
+    if "Cannot batch tensors with different shapes" in error.detail:
+        hint = "all records of a minibatch need the same shapes: pad, crop, or make ragged tensors in feed"
+    return FeedError(error.message, where=error.where, hint=hint, detail=error.detail)
+
+
+def _described(spec: Any) -> str:
+    """An element's structure for people."""
+    if isinstance(spec, tuple):
+        return "(" + ", ".join(_described(part) for part in spec) + ")"
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key}: {_described(part)}" for key, part in spec.items()) + "}"
+    return f"{spec.dtype.name}{spec.shape}" if isinstance(spec, tf.TensorSpec) else type(spec).__name__

@@ -1,0 +1,169 @@
+"""One step as it goes to the parameter servers, and what they say to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from edl.transport import edl_pb2 as pb
+from edl.transport.message_validation import parse
+from edl.transport.bulk_client import Kind
+from edl.worker import row_routing
+from edl.worker.ps_connections import Directory, Exchange, Request
+from edl.worker.row_routing import Routes
+from edl.keras.flat_buffer import Floats, Layout, RowsByTable
+
+_REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """One step of one lease.
+
+    Attributes:
+        lease: the lease's number.
+        step: index in the lease, from 0.
+        learning_rate: of this step.
+        weight: records of this minibatch by records of a full one; weighs statistics.
+        slab: gradients (statistics: deltas), float32; None for a step that applies nothing.
+        rows: gradients by table, aligned to their ids.
+        versions: by PS, of the values that it was computed at (``Parameters.versions``).
+        following: the lease of the push after this one; 0 if there is none in hand: rounds do not wait for it.
+    """
+
+    lease: int
+    step: int
+    learning_rate: float = 0.0
+    weight: float = 0.0
+    slab: Floats | None = None
+    rows: RowsByTable | None = None
+    versions: tuple[int, ...] = ()
+    following: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PushResult:
+    """What the PS said.
+
+    Attributes:
+        revoked: one of them refuses the lease.
+        stale: nothing was applied anywhere: the gradient is to be computed again, of the values as they are now.
+        versions: theirs, by PS.
+        complete: all of them answered with their dense values.
+    """
+
+    revoked: bool
+    stale: bool
+    versions: Mapping[int, int]
+    complete: bool
+
+    @property
+    def version(self) -> int:
+        """The highest of theirs."""
+        return max(self.versions.values())
+
+    @property
+    def is_in(self) -> bool:
+        """The step is on all PS."""
+        return not (self.revoked or self.stale)
+
+
+class Pushes:
+    """Sends steps to all parameter servers.
+
+    Args:
+        directory: which PS owns which rows, and which master leads.
+        exchange: the connections.
+        layout: how the model lies in the slab.
+        worker: index of this worker.
+        rounds: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
+    """
+
+    def __init__(self, directory: Directory, exchange: Exchange, layout: Layout, *, worker: int, rounds: bool) -> None:
+        self._directory = directory
+        self._exchange = exchange
+        self._layout = layout
+        self._worker = worker
+        self._turns = [layout.parts[:1], layout.parts[1:]] if rounds and len(layout.parts) > 1 else [layout.parts]
+
+    def send(self, push: Push, slab: Floats | None) -> PushResult:
+        """Send one step to every PS; returns when all have answered, or when the first says that it is for nothing.
+
+        Args:
+            push: the step.
+            slab: gets the dense values that the PS answer with; None: they answer without any.
+
+        Raises:
+            JobFailedError: a PS did not answer for longer than the patience.
+            RefusedError: a PS refused for good.
+        """
+        routes = self._routes(push)
+        complete = slab is not None
+        replies: dict[int, pb.Pushed] = {}
+        for turn in self._turns:
+            shares = self._shares(push, replies)
+            requests = {part: self._request(push, part, routes.get(part, {}), slab, shares) for part in turn}
+            for part, frame in self._exchange(requests).items():
+                complete = complete and slab is not None and self._layout.take(slab, part, frame.body)
+                replies[part] = parse(pb.Pushed, frame.meta)
+            if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
+                break
+        return _result(replies, complete=complete and len(replies) == len(self._layout.parts))
+
+    def _routes(self, push: Push) -> Mapping[int, Routes]:
+        ids = {table: rows.ids for table, rows in (push.rows or {}).items()}
+        return row_routing.routes(ids, self._layout.parts, self._directory.placement.parts_of_rows)
+
+    @staticmethod
+    def _shares(push: Push, replies: Mapping[int, pb.Pushed]) -> Sequence[pb.Share]:
+        """What the followers of the first PS are told of the round: this push alone if it has forgotten it."""
+        if not replies:
+            return ()
+        return list(replies[0].round) or [pb.Share(lease=push.lease, step=push.step)]
+
+    def _request(
+        self,
+        push: Push,
+        part: int,
+        where: Routes,
+        slab: Floats | None,
+        shares: Sequence[pb.Share],
+    ) -> Request:
+        head = pb.Push(
+            worker=self._worker,
+            lease=push.lease,
+            step=push.step,
+            learning_rate=push.learning_rate,
+            weight=push.weight,
+            pull=slab is not None,
+            empty=push.slab is None,
+            version=push.versions[part] if push.versions else 0,
+            next=push.following,
+            round=shares,
+        )
+        buffers: list[memoryview] = []
+        if push.slab is not None:
+            buffers.append(push.slab[self._layout.slices[part]].data)
+            head.tables.extend(row_routing.heads(where))
+            for table, route in where.items():
+                rows = (push.rows or {})[table]
+                buffers += [row_routing.raw(rows.ids[route.index]), row_routing.raw(rows.values[route.index])]
+        tries = count()
+
+        def meta() -> bytes:
+            head.incarnation = self._directory.incarnation
+            head.again = next(tries) > 0
+            return head.SerializeToString()
+
+        return Request(Kind.PUSH, meta, buffers, None if slab is None else self._layout.view(slab, part))
+
+
+def _result(replies: Mapping[int, pb.Pushed], *, complete: bool) -> PushResult:
+    outcomes = {reply.outcome for reply in replies.values()}
+    return PushResult(
+        revoked=_REVOKED in outcomes,
+        stale=_STALE in outcomes,
+        versions={part: reply.version for part, reply in replies.items()},
+        complete=complete,
+    )

@@ -1,0 +1,117 @@
+"""Strategy Local: the command becomes this process; no master, no leases, and ``breakpoint()`` works on the terminal.
+
+``EDL_RUN_DIR`` names the run directory, ``EDL_JSON`` says whether to print JSON lines. A run directory that holds a
+checkpoint is gone on with.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edl.api.status import Status
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.reporting.terminal_text import printable
+from edl.storage.run_directory import JobLock, RunDir
+from edl.worker import failure_report
+from edl.worker.local_strategy.local_report import LocalReport
+from edl.worker.local_strategy.stop_request import StopRequest, StoppedError
+from edl.keras.tensorflow_import import import_tensorflow
+
+if TYPE_CHECKING:
+    from edl.keras.model_contract import ModelModule
+    from edl.worker.local_strategy.local_training import LocalTraining
+
+GO_ON = "EDL_GO_ON"
+"""The variable with the command that goes on with the run, for people."""
+
+
+def main(environment: Mapping[str, str]) -> int:
+    """Train to the end; returns the exit code: 0 done, 1 failed, 2 bad input, 130 and 143 stopped by a signal.
+
+    Raises:
+        EdlError: the run directory cannot be used, or its job runs already.
+    """
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    run = RunDir(Path(environment["EDL_RUN_DIR"]))
+    with JobLock(run.job_dir, run.run_id):
+        spec = load(run.spec)
+        status = Status(spec.name, run.run_id, str(run.path), "Starting", time.time(), epochs=spec.train.epochs)
+        report = LocalReport(run, status, as_json=environment.get("EDL_JSON") == "1")
+        with StopRequest() as stop:
+            return _finish(spec, run, report, stop, environment.get(GO_ON, ""))
+
+
+def _finish(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest, go_on: str) -> int:
+    """Run, and tell how it ended."""
+    report.started()
+    try:
+        training = _training(spec, run, report, stop)
+        training.resume()
+        exported = training.run()
+    except KeyboardInterrupt as interrupt:
+        stopped = interrupt if isinstance(interrupt, StoppedError) else StoppedError(signal.SIGINT)
+        report.ended("Interrupted", stopped.reason, stopped.exit_code)
+        if go_on:
+            report.say(f"It was {stopped.reason}.", f"Go on with: {go_on}")
+        return stopped.exit_code
+    except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
+        failure = failure_report.describe(error)
+        print(printable(f"{failure.detail}{failure.message}"), file=sys.stderr, flush=True)
+        report.ended("Failed", failure.message, failure.exit_code)
+        return failure.exit_code
+    report.ended(
+        "Done",
+        training.why_over,
+        0,
+        export=exported,
+        export_loading=training.export_loading,
+        records_skipped=training.skipped,
+    )
+    return 0
+
+
+def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest) -> LocalTraining:
+    import_tensorflow()
+    from edl.keras import model_contract, user_callbacks
+    from edl.keras.callback_params import params_of
+    from edl.worker.corrupt_records import CorruptRecords
+    from edl.worker.local_strategy.local_model import LocalModel
+    from edl.worker.local_strategy.local_training import LocalTraining
+    from edl.keras.monitor_callbacks import check_monitors
+    from edl.worker.feed_pipeline import Feeder
+    from edl.worker.worker_process import set_threads
+    from edl.worker.data_readers import SETS, open_set
+    from edl.worker.first_minibatch import first_features
+
+    set_threads(workers=1)
+    module: ModelModule = model_contract.load(spec.model, evaluates=bool(spec.data.validation))
+
+    @cache
+    def reader(name: str) -> Any:
+        return open_set(spec.data, name, module.custom_data_reader, module.zoo)
+
+    @cache
+    def feeder(kind: str) -> Feeder:
+        return Feeder(module.feed, kind, reader(SETS[kind]).metadata, zoo=module.zoo)
+
+    corrupt = CorruptRecords(spec.data.max_corrupt_records)
+    sample = first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
+    model = LocalModel(module, seed=spec.train.seed, sample=sample)
+    watcher = user_callbacks.watcher(
+        module.callbacks,
+        model.model,
+        model.optimizer,
+        module.zoo,
+        local=True,
+        check=partial(check_monitors, directions=model.metric_directions, spec=spec),
+        params=lambda: params_of(spec.train, reader("training")),
+    )
+    return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)

@@ -1,0 +1,166 @@
+"""The user's model with Keras' own optimizer, in this process: what strategy Local trains."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from edl.core import evaluation
+from edl.api.errors import BadInputError
+from edl.keras.out_of_range_ids import dense_ids, ids_within_tables
+from edl.keras.model_contract import ModelModule
+from edl.keras.model_building import new_model
+from edl.keras.loss_scaling import scales_dynamically, warn_if_unscaled
+from edl.keras.evaluation_metrics import Metrics, output_names
+from edl.keras.model_loss import Objective
+from edl.keras.user_code import user_code
+from edl.keras.model_variables import Variables
+
+Arrays = dict[str, Any]
+
+
+class LocalModel:
+    """Model, optimizer and metrics; every Keras optimizer works.
+
+    Args:
+        module: the user's.
+        seed: of the initial values.
+        sample: features of a minibatch.
+    """
+
+    def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
+        self.module = module
+        self.model = new_model(module, seed=seed, sample=sample)
+        self.optimizer = module.optimizer()
+        self.optimizer.build(self.model.trainable_variables)
+        self.variables = Variables.of(self.model, lambda name: 0, 1, served=False)
+        warn_if_unscaled(self.model, self.optimizer, local=True)
+        self._sample = sample
+        outputs = output_names(self.model)
+        self._metrics = Metrics.of(module, outputs)
+        self._objective = Objective(module, outputs)
+        self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
+        self._apply = tf.function(self._apply_graph, autograph=False)
+        self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
+        self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
+
+    def train(self, features: Any, labels: Any, weights: Any = None, *, keep_if_not_finite: bool) -> tuple[float, bool]:
+        """One step; returns the loss, and whether all was finite: if not, nothing was applied.
+
+        Args:
+            features: as ``feed`` gave them.
+            labels: as ``feed`` gave them.
+            weights: of the records, as ``feed`` gave them.
+            keep_if_not_finite: put statistics back to what they were before a step that is not applied.
+        """
+        before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
+        with user_code(self.module.zoo, "the model or its loss", of=self.module.loss), dense_ids(self.model):
+            loss, finite, gradients = self._gradients(features, labels, weights)
+            if bool(finite):
+                self._apply(gradients)
+        value = float(loss)
+        if not math.isfinite(value) or not bool(finite):
+            for variable, old in zip(self.model.non_trainable_variables, before, strict=bool(before)):
+                variable.assign(old)
+            return value, False
+        return value, True
+
+    def _gradients_graph(self, features: Any, labels: Any, weights: Any) -> Any:
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            with ids_within_tables():
+                predictions = self.model(features, training=True)
+            loss = self._objective(labels, predictions, weights, self.model.losses, training=True)
+            scaled = self.optimizer.scale_loss(loss)  # the optimizer divides the gradients again
+        found = tape.gradient(scaled, [v.value for v in variables])
+        gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
+        checked = [] if scales_dynamically(self.optimizer) else gradients
+        checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in checked if gradient is not None]
+        return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
+
+    def _apply_graph(self, gradients: Any) -> None:
+        """Keras warns of variables that have no gradient, and leaves them alone."""
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+
+    def finalize(self) -> bool:
+        """What ``keras.fit`` does at its end: with ``use_ema`` the averages become the weights. Whether any changed."""
+        self.optimizer.finalize_variable_values(self.model.trainable_variables)
+        return bool(self.optimizer.use_ema)
+
+    @property
+    def metric_directions(self) -> dict[str, str | None]:
+        """Of each metric, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        return self._metrics.directions
+
+    def reset_metrics(self) -> None:
+        """Begin an evaluation."""
+        self._metrics.reset()
+
+    def evaluate(self, features: Any, labels: Any, weights: Any = None) -> None:
+        """Update loss and metrics with a minibatch."""
+        with user_code(self.module.zoo, "the model or its metrics", of=self.module.loss), dense_ids(self.model):
+            if not self._metrics.trusted:
+                self._metrics.trust(labels, self._predict(features), weights)
+            self._evaluate(features, labels, weights)
+
+    def _evaluate_graph(self, features: Any, labels: Any, weights: Any) -> None:
+        predictions = self._predict_graph(features)
+        loss = self._objective(labels, predictions, weights, self.model.losses, training=False)
+        self._metrics.update(loss, labels, predictions, weights)
+
+    def _predict_graph(self, features: Any) -> Any:
+        with ids_within_tables():
+            return self.model(features, training=False)
+
+    def metric_values(self) -> dict[str, float]:
+        """Loss and metrics of the evaluation so far."""
+        states = json.loads(json.dumps(self._metrics.states()))
+        with user_code(self.module.zoo, "eval_metrics_fn()"):
+            return self._metrics.values(evaluation.add({}, states))
+
+    def arrays(self) -> Arrays:
+        """Everything that training changes, for a checkpoint.
+
+        ``dense/<variable>`` as in a distributed job, ``state/<n>`` of random generators, ``slot/<n>`` of the optimizer.
+        """
+        dense = zip(self.variables.specs, self.variables.weights, strict=True)
+        found: Arrays = {f"dense/{spec.name}": np.asarray(weight) for spec, weight in dense}
+        found |= {f"state/{n}": np.asarray(v) for n, v in enumerate(self.variables.local)}
+        return found | {f"slot/{n}": np.asarray(v) for n, v in enumerate(self.optimizer.variables)}
+
+    def restore(self, arrays: Mapping[str, Any]) -> None:
+        """Become what ``arrays`` gave.
+
+        Raises:
+            BadInputError: the checkpoint is of another model or optimizer.
+        """
+        mine = self.arrays()
+        for name in sorted({*mine, *arrays}):
+            if name not in mine or name not in arrays or mine[name].shape != arrays[name].shape:
+                raise BadInputError(
+                    f"the checkpoint is of another model or optimizer: they differ in {name}",
+                    hint="start a new run, without --resume",
+                )
+        dense = zip(self.variables.specs, self.variables.weights, strict=True)
+        for name, variable in (
+            *((f"dense/{spec.name}", weight) for spec, weight in dense),
+            *((f"state/{n}", v) for n, v in enumerate(self.variables.local)),
+            *((f"slot/{n}", v) for n, v in enumerate(self.optimizer.variables)),
+        ):
+            variable.assign(arrays[name])
+
+    def exportable(self) -> Any:
+        """What :func:`edl.keras.model_export.save` reads of a network, with the present values."""
+        return SimpleNamespace(
+            module=self.module,
+            sample=self._sample,
+            variables=self.variables.specs,
+            offsets=self.variables.offsets,
+            tables=(),
+        )

@@ -1,0 +1,125 @@
+"""What strategy Local tells while it runs, in the formats of a distributed job: events, status and summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from edl.api.events import Event, JobEnded, RoleEnded, RoleStarted
+from edl.api.status import Status, Summary
+from edl.reporting import summary_text
+from edl.jobfile.event_json import line
+from edl.jobfile.json_object import to_json
+from edl.reporting.terminal_text import printable
+from edl.reporting.event_text import clock, sentence
+from edl.storage.training_history import History
+from edl.storage.run_directory import RunDir, append_line, write_json
+
+STATUS_SECONDS = 0.5
+LINE_SECONDS = 2.0
+
+
+class LocalReport:
+    """Writes ``events.jsonl`` and ``status.json``, and lines for people or programs on standard output.
+
+    Args:
+        run: the run directory.
+        status: the first status.
+        as_json: one JSON object a line.
+    """
+
+    def __init__(self, run: RunDir, status: Status, *, as_json: bool) -> None:
+        self.status = status
+        self._run = run
+        self._as_json = as_json
+        self._history = History(run)
+        self._began = time.time()
+        self._shown = 0.0
+        self._written = 0.0
+        self._first: tuple[float, int] | None = None
+
+    def started(self) -> None:
+        """This process, the only one, is the run's worker."""
+        self.event(RoleStarted("worker", 0, os.getpid(), time=time.time()))
+
+    def event(self, event: Event) -> None:
+        """Something happened."""
+        append_line(self._run.events, to_json(event))
+        if self._as_json:
+            self._print(line(event))
+        elif not isinstance(event, JobEnded):
+            self._print(f"{clock(event.time)}  {sentence(event)}")
+
+    def changed(self, *, now: bool = False, **fields: Any) -> None:
+        """Fields of the status have new values; written and shown from time to time, or ``now``."""
+        clock = time.time()
+        self.status = replace(self.status, updated=clock, **fields)
+        if not now and clock - self._written < STATUS_SECONDS:
+            return
+        self._written = clock
+        speed, left = self._speed(clock)
+        self.status = replace(self.status, samples_per_second=speed, seconds_left=left)
+        write_json(self._run.status, to_json(self.status))
+        self._history.tell(self.status)
+        if now or clock - self._shown >= (STATUS_SECONDS if self._as_json else LINE_SECONDS):
+            self._shown = clock
+            self._show()
+
+    def _speed(self, clock: float) -> tuple[float, float | None]:
+        done = self.status.records_done
+        if self._first is None:
+            self._first = (clock, done)
+        seconds = clock - self._first[0]
+        speed = (done - self._first[1]) / seconds if seconds > 0 else 0.0
+        left = (self.status.records_total - done) / speed if speed else None
+        return speed, left
+
+    def _show(self) -> None:
+        status = self.status
+        if self._as_json:
+            self._print(json.dumps({"event": "status", **to_json(status)}))
+            return
+        loss = "" if status.loss is None else f", loss {status.loss:.4g}"
+        epoch = f"epoch {status.epoch} of {status.epochs}, " if status.epoch else ""
+        self._print(
+            f"{clock(status.updated)}  {status.phase.lower()}: {status.records_done:,} of {status.records_total:,} "
+            f"records, {epoch}step {status.step:,}{loss}, {status.samples_per_second:,.0f} samples/s"
+        )
+
+    def ended(self, phase: str, reason: str, exit_code: int, **fields: Any) -> None:
+        """The end; the summary comes last."""
+        summary = self._summary(**fields)
+        self.changed(phase=phase, reason=reason, now=True)
+        why = "Error" if exit_code else "Completed"
+        self.event(RoleEnded("worker", 0, os.getpid(), why, exit_code, time=time.time()))
+        self.event(JobEnded(phase, reason, summary, time=time.time()))
+        if self._as_json:
+            end = {"phase": phase, "reason": reason, "exit_code": exit_code}
+            head = {"event": "summary", "job": self.status.job, "run": self.status.run}
+            self._print(json.dumps({**head, **end, **to_json(summary)}))
+        else:
+            self._print("\n".join(summary_text.block(summary_text.heading(phase, summary), summary_text.rows(summary))))
+
+    def say(self, *lines: str) -> None:
+        """Lines for people; programs get none."""
+        if not self._as_json:
+            self._print("\n".join(lines))
+
+    def _summary(self, **fields: Any) -> Summary:
+        status, logs = self.status, self._run.logs
+        return Summary(
+            records_total=status.records_total,
+            records_done=status.records_done,
+            samples_per_second=status.samples_per_second,
+            seconds=time.time() - self._began,
+            metrics=status.metrics,
+            logs=str(logs) if logs.is_dir() else None,
+            **fields,
+        )
+
+    def _print(self, text: str) -> None:
+        print(printable(text), file=sys.stdout, flush=True)

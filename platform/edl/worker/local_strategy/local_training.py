@@ -1,0 +1,337 @@
+"""Strategy Local: every epoch in this process, step by step, in the order in which a distributed job leases.
+
+A run is a function of its step number: every window of records is one step, also one that is skipped. So resuming
+means restoring a checkpoint and leaving out as many windows as steps were made.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from edl.api.events import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
+from edl.core import shards
+from edl.core.saved_checkpoint import STOPPED
+from edl.api.errors import BadInputError
+from edl.core.shuffle import SHUFFLED
+from edl.data.record_blocks import order_of, window_of
+from edl.data.reader import Reader
+from edl.data.shuffled_reader import ShuffledReader
+from edl.jobfile.job_spec import JobSpec
+from edl.storage import checkpoint_shards
+from edl.storage.run_directory import RunDir
+from edl.keras import model_export
+from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
+from edl.worker.corrupt_records import CorruptRecords, Window
+from edl.worker.lease_client import Leased, Named
+from edl.worker.local_strategy.local_model import LocalModel
+from edl.worker.local_strategy.local_report import LocalReport
+from edl.worker.finite_check import report_not_finite
+from edl.worker.feed_pipeline import Feeder, fed
+from edl.worker.record_errors import of_records
+from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL, export_directory
+from edl.worker.local_strategy.stop_request import StopRequest, StoppedError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One step: which records of which epoch."""
+
+    epoch: int
+    task: Leased
+    step: int
+
+
+def steps(
+    spec: JobSpec, sources: list[shards.Source], window: int = 0, named: Named | None = None
+) -> Iterator[Planned]:
+    """All steps of a job, lazily.
+
+    Args:
+        spec: the job.
+        sources: of the training records.
+        window: of the shuffled order whose positions the steps are about; 0: they are about records of the sources.
+        named: says which records positions are.
+    """
+    train, seed = spec.train, None if window else spec.train.seed
+    if window:
+        sources = [shards.Source(SHUFFLED, sum(source.records for source in sources))]
+    size = train.minibatch_size * train.minibatches_per_task
+    for epoch in range(train.epochs):
+        for shard in shards.plan(sources, size, seed, epoch):
+            task = Leased(
+                0,
+                "training",
+                shard.source,
+                shard.start,
+                shard.end,
+                train.minibatch_size,
+                epoch,
+                shuffle_window=window,
+                named=named,
+            )
+            for step in range(task.steps):
+                yield Planned(epoch, task, step)
+
+
+class LocalTraining:
+    """Trains, evaluates, keeps checkpoints and exports.
+
+    Args:
+        spec: the job.
+        run: the run directory.
+        model: with optimizer and metrics.
+        readers: opens ``training`` and ``validation``.
+        feeders: ``feed`` by mode.
+        report: is told of everything.
+        watcher: the user's callbacks.
+        stop: what the user wants meanwhile.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        run: RunDir,
+        model: LocalModel,
+        readers: Callable[[str], Reader],
+        feeders: Callable[[str], Feeder],
+        report: LocalReport,
+        watcher: NoCallbacks | KerasCallbacks,
+        stop: StopRequest,
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._model = model
+        self._readers = readers
+        self._feeders = feeders
+        self._report = report
+        self._watcher = watcher
+        self._stop = stop
+        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
+        self._step = 0
+        self._done = 0
+        self._skipped = 0
+        self._not_finite = 0
+        self._saved = 0
+        self._evaluated = -1
+        self._evaluation_due = False
+        """Whether a run that goes on was stopped after a step, and before the evaluation that follows it."""
+        self._all = 0
+        self._stopped = False
+        self._windows: dict[int, tuple[int, int]] = {}
+        self.export_loading: str | None = None
+        """Python that loads the export, where it takes more than Keras."""
+        self._window: int | None = None
+        self._shuffled: ShuffledReader | None = None
+
+    @property
+    def skipped(self) -> int:
+        """Corrupt records that were left out."""
+        return self._skipped
+
+    @property
+    def why_over(self) -> str:
+        """Why training ended, in the words of a distributed job."""
+        if self._stopped:
+            return self._watcher.why_stopped or "a callback stopped training"
+        if self._done < self._all:
+            return f"{self._step} steps are done, as many as max_steps asks for"
+        return "every record is done"
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint, if there is one."""
+        found = checkpoint_shards.newest(self._run.checkpoints, _tell_skipped)
+        if found is None or found.directory is None:
+            return
+        arrays, _ = checkpoint_shards.read_shard(checkpoint_shards.shard_path(found.directory, 0))
+        kept = {name: array for name, array in arrays.items() if name.startswith("best/")}
+        self._model.restore({name: array for name, array in arrays.items() if name not in kept})
+        self._watcher.restore(found.ledger.get("callbacks", {}), kept)
+        self._step = self._saved = found.version
+        self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
+        # Checkpoints from before it was kept count as evaluated
+        evaluated, every = found.ledger.get("evaluated", found.version), self._spec.train.evaluation_steps
+        self._evaluation_due = every is not None and self._step % every == 0 and evaluated < self._step
+        self._window = found.ledger.get("window", 0)  # checkpoints from before there was one: none
+        self._report.event(Warned(f"goes on from checkpoint {found.cut}, at step {self._step:,}", time=time.time()))
+
+    def run(self) -> str | None:
+        """Everything to the end; returns the export's directory.
+
+        Raises:
+            StoppedError: the user stops the run; if it keeps checkpoints, after one of all steps so far.
+            BadInputError: an epoch has fewer records than a minibatch.
+        """
+        reader = self._readers("training")
+        sources = [shards.Source(s.name, s.records) for s in reader.sources()]
+        epochs, records = self._spec.train.epochs, sum(source.records for source in sources)
+        if not self._step and (why := shards.minibatch_too_large(self._spec.train.minibatch_size, records)):
+            raise BadInputError(why)
+        self._choose_order(reader, records)
+        total = self._all = epochs * records
+        if (limit := self._spec.train.max_steps) is not None:
+            total = min(total, limit * self._spec.train.minibatch_size)
+        total = max(total, self._done)  # a run that goes on with fewer steps or epochs may have done more
+        self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
+        with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
+            self._train(sources)
+            if self._model.finalize():
+                self._saved = self._evaluated = -1  # the last checkpoint has other values
+            self._watcher.end()
+            self._evaluate(final=True)
+            restored = self._watcher.end_monitors()
+            if restored is not None:
+                self._report.changed(metrics=restored)
+                self._saved = -1  # what the last checkpoint has is not what is exported
+            self._save()
+            self._leave_if_stopped()
+        return self._export()
+
+    def _leave_if_stopped(self) -> None:
+        if self._stop.wanted is not None:
+            self._save()
+            raise StoppedError(self._stop.wanted, f"{STOPPED}: checkpoint {self._saved} holds all {self._step:,} steps")
+
+    def _choose_order(self, reader: Reader, records: int) -> None:
+        """Shuffle the records, as the master of a distributed job would decide; a run that goes on keeps its window."""
+        train = self._spec.train
+        if self._window is None:
+            portion = train.minibatch_size * train.minibatches_per_task
+            self._window = window_of(reader, train.shuffle.window, records, portion)
+        if self._window:
+            self._shuffled = ShuffledReader(reader, order_of(reader, self._window, train.seed))
+
+    def _train(self, sources: list[shards.Source]) -> None:
+        train, every = self._spec.train, self._spec.checkpoint
+
+        def rest() -> Iterator[Planned]:
+            named = None if self._shuffled is None else self._shuffled.name
+            return islice(steps(self._spec, sources, self._window or 0, named), self._step, train.max_steps)
+
+        before = bool(getattr(self._model.model, "stop_training", False))
+        if self._evaluation_due and not before:  # callbacks are to see the evaluations of a run that nobody stopped
+            self._watcher.begin()
+            self._evaluate(final=False)
+        if getattr(self._model.model, "stop_training", False):  # before this run went on, or at that evaluation
+            self._stopped = True
+            return
+        for plan, minibatch in zip(rest(), fed(self._feeders("training"), self._read(rest())), strict=True):
+            self._watcher.begin_epoch(plan.epoch)
+            self._train_step(plan, minibatch)
+            self._leave_if_stopped()
+            if train.evaluation_steps and self._step % train.evaluation_steps == 0:
+                self._evaluate(final=False)
+            if every is not None and self._step % every.every_steps == 0:
+                self._save()  # with what callbacks made of the evaluation
+            if getattr(self._model.model, "stop_training", False):
+                self._stopped = True
+                break
+
+    def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, Window]]:
+        """Runs ahead, on the feeding thread."""
+        reader = self._readers("training")
+        for tag, plan in enumerate(planned, self._step):
+            start, end = plan.task.window(plan.step)
+            if self._shuffled is not None:
+                window = self._corrupt.read_shuffled(self._shuffled, plan.epoch, start, end)
+            else:
+                window = self._corrupt.read(reader, plan.task.source, start, end)
+            self._windows[tag] = (end - start, window.skipped)
+            yield tag, window
+
+    def _train_step(self, plan: Planned, minibatch: Any) -> None:
+        loss = None
+        if minibatch.features is not None:
+            self._watcher.begin_step(self._step)
+            skip = self._spec.train.on_nan == "skip"
+            with of_records(plan.task, plan.step):
+                value, finite = self._model.train(
+                    minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip
+                )
+            if finite:
+                loss = value
+                self._watcher.end_step(self._step, value)
+            else:
+                self._not_finite += 1
+                report_not_finite(plan.task, plan.step, value, self._not_finite, skip=skip)
+        records, skipped = self._windows.pop(self._step)
+        self._step += 1
+        self._done += records
+        self._skipped += skipped
+        self._report.changed(
+            step=self._step,
+            records_done=self._done,
+            epoch=plan.epoch + 1,
+            loss=self._report.status.loss if loss is None else loss,
+        )
+
+    def _evaluate(self, *, final: bool) -> None:
+        if not self._spec.data.validation or self._evaluated == self._step:
+            return
+        self._report.event(EvaluationStarted(self._step, time=time.time()))
+        if final:
+            self._report.changed(now=True, phase="Evaluating")
+        self._watcher.begin_test()
+        self._model.reset_metrics()
+        for minibatch in fed(self._feeders("evaluation"), self._validation()):
+            if minibatch.features is not None:
+                self._model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
+            self._leave_if_stopped()
+        self._watcher.end_test()
+        self._evaluated = self._step
+        values = self._model.metric_values()
+        self._report.event(EvaluationEnded(self._step, values, time=time.time()))
+        self._report.changed(metrics=values)
+        for callback, decision in self._watcher.evaluated(self._step, values):
+            self._report.event(CallbackDecided(self._step, callback, decision, time=time.time()))
+
+    def _validation(self) -> Iterator[tuple[int, Window]]:
+        reader, size = self._readers("validation"), self._spec.train.minibatch_size
+        for source in reader.sources():
+            for start in range(0, source.records, size):
+                window = self._corrupt.read(reader, source.name, start, min(source.records, start + size))
+                yield start, window
+
+    def _save(self) -> None:
+        if self._spec.checkpoint is None or self._saved == self._step:
+            return
+        began = time.perf_counter()
+        directory = checkpoint_shards.cut_directory(self._run.checkpoints, self._step)
+        shard = checkpoint_shards.write_shard(directory, 0, self._model.arrays() | self._watcher.arrays())
+        ledger = {
+            "records_done": self._done,
+            "records_skipped": self._skipped,
+            "window": self._window,
+            "evaluated": self._evaluated,
+            "callbacks": self._watcher.state(),
+        }
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        checkpoint_shards.commit(directory, checkpoint_shards.Manifest(self._step, self._step, created, (shard,), ledger))
+        checkpoint_shards.prune(self._run.checkpoints, self._spec.checkpoint.keep)
+        self._saved = self._step
+        pause = time.perf_counter() - began
+        self._report.event(CheckpointSaved(self._step, self._step, pause, time=time.time()))
+
+    def _export(self) -> str | None:
+        if self._spec.export is None:
+            return None
+        self._report.changed(now=True, phase="Exporting")
+        directory: Path = export_directory(self._spec.export.path, self._run.path)
+        slab = self._model.variables.values()
+        written = model_export.save(self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL)
+        self.export_loading = written["loading"] or None
+        self._report.event(Exported(str(directory), self.export_loading, time=time.time()))
+        return str(directory)
+
+
+def _tell_skipped(skipped: checkpoint_shards.Skipped) -> None:
+    _LOG.warning("checkpoint %s cannot be used: %s", skipped.cut, skipped.reason)

@@ -1,0 +1,92 @@
+"""A worker's own copy of the dense values between two pulls (``strategy.get_model_steps``).
+
+After a push that brings no values back, the worker moves its copy as that push moves the parameters: by the rule of the
+job's optimizer, with slot variables of its own. So its next gradient knows of its own steps, though not of those of
+others; the next pull replaces the copy. The slot variables stay: they have seen all gradients of this worker, and no
+others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edl.api.variables import VariableSpec
+from edl.api.errors import BadInputError
+from edl.numerics.optimizers import Scratch, Update, blocks, rule
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.worker.gradient_push import Push
+from edl.keras.flat_buffer import Floats, Layout
+
+_FROM_SLOTS = ("ftrl",)
+"""Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""
+
+
+class LocalSteps:
+    """Moves slabs as pushes do.
+
+    Args:
+        layout: of the slab.
+        optimizer: the job's.
+        between: steps from one pull to the next; all but the last are local.
+
+    Raises:
+        BadInputError: the optimizer's values follow from its slot variables, of which a worker knows its own part only.
+    """
+
+    def __init__(self, layout: Layout, optimizer: OptimizerSpec, between: int) -> None:
+        if optimizer.name in _FROM_SLOTS:
+            raise BadInputError(
+                f"found {between}, but Ftrl computes values from all gradients so far, and a worker has its own only",
+                where="strategy.get_model_steps",
+                hint="leave it out, or choose another optimizer",
+            )
+        self._between = between
+        self._since = 0
+        self._parts = [_Part(layout.owned(part), layout.slices[part].start, optimizer) for part in layout.parts]
+        self._unused = np.empty(layout.size, np.float32)
+
+    @property
+    def next_is_local(self) -> bool:
+        """Whether the next push brings no values back."""
+        return self._since + 1 < self._between
+
+    def pulled(self) -> None:
+        """The values are those of the parameter servers."""
+        self._since = 0
+
+    def see(self, values: Floats, push: Push) -> None:
+        """A push is in that brings values back: only the slot variables are moved, from ``values``."""
+        self.move(values, self._unused, push)
+
+    def move(self, before: Floats, after: Floats, push: Push) -> None:
+        """Write to ``after`` what ``before`` becomes by a push that is in; they may be the same."""
+        self._since += 1
+        if after is not before:
+            np.copyto(after, before)
+        if push.slab is not None:
+            for part in self._parts:
+                part.move(after, push.slab, push)
+
+
+class _Part:
+    """The slice of one PS: trained variables with their slot variables, then statistics."""
+
+    def __init__(self, variables: list[VariableSpec], start: int, optimizer: OptimizerSpec) -> None:
+        places: list[tuple[VariableSpec, slice]] = []
+        trained = size = 0
+        for variable in variables:
+            places.append((variable, slice(size, size + variable.size)))
+            size = places[-1][1].stop
+            trained = trained if variable.statistic else size
+        self._trained, self._statistics = slice(start, start + trained), slice(start + trained, start + size)
+        self._blocks = [(block, rule(optimizer, block.decay)) for block in blocks(optimizer, places)]
+        self._slots = [np.full(trained, value, np.float32) for value in optimizer.slots.values()]
+        self._scratch = Scratch.like(np.empty(trained, np.float32))
+        self._steps = 0
+
+    def move(self, values: Floats, gradient: Floats, push: Push) -> None:
+        self._steps += 1
+        update = Update(gradient[self._trained], push.learning_rate, self._steps)
+        for block, block_rule in self._blocks:
+            block.apply(block_rule, values[self._trained], self._slots, update, self._scratch)
+        values[self._statistics] += gradient[self._statistics] * np.float32(push.weight)

@@ -1,0 +1,209 @@
+"""The worker's conversation with the master: who leads, which parameter servers there are.
+
+Every reply passes through here. A master that is away is asked again until it answers, is replaced, or was silent for
+longer than the job's ``master.lost_timeout``; messages of an older incarnation than the known one are not believed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from edl.api.errors import JobFailedError, RetryableError
+from edl.core.strict_json import writable_text
+from edl.transport import edl_pb2 as pb
+from edl.worker.ps_placement import Placement
+
+_LOG = logging.getLogger(__name__)
+
+_DEADLINE = 10.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.3
+"""Seconds. Short, because a master that was killed is back within about a second and steps wait for it."""
+
+
+class Call(Protocol):
+    """One unary call to the master, tried once.
+
+    Raises:
+        RetryableError: no answer within the deadline, or none for now.
+        RefusedError: refused for good.
+    """
+
+    def __call__(self, method: str, request: Any, *, deadline: float) -> Any:
+        """Call ``method`` of the Master service; ``deadline`` in seconds."""
+
+
+class MasterLostError(JobFailedError):
+    """The master did not answer for the job's ``master.lost_timeout``: the worker leaves by itself."""
+
+
+class Session:
+    """What this worker and the master know of each other; safe to use from several threads.
+
+    Args:
+        member: who this worker is.
+        call: the wire.
+        lost_timeout: seconds of silence after which the master counts as lost.
+        clock: seconds, monotonic.
+        pause: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        member: pb.Member,
+        call: Call,
+        *,
+        lost_timeout: float,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._member = member
+        self._call = call
+        self._lost_timeout = lost_timeout
+        self._clock = clock
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._heard = clock()
+        self._ready = False
+        self._callbacks = b""
+        self.learning_rate: float | None = None
+        """That a callback of the job has set; None: the optimizer's own."""
+        self._incarnation = 0
+        self._placement = Placement()
+        self._wanted_placement = 0
+        self.on_placement: Callable[[], None] = lambda: None
+        """Called on whatever thread hears that there is a newer placement; must not block."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of the master that leads, as far as this worker knows; 0 before the first answer."""
+        return self._incarnation
+
+    @property
+    def placement(self) -> Placement:
+        """The newest placement that this worker was told."""
+        return self._placement
+
+    @property
+    def placement_outdated(self) -> bool:
+        """Whether the master spoke of a newer placement than the known one."""
+        return self._wanted_placement > self._placement.version
+
+    def register(self, *, ready: bool = False, callbacks: bytes = b"") -> Placement:
+        """Say who this is, and learn the placement.
+
+        Args:
+            ready: every PS holds the model's variables; remembered for later registrations.
+            callbacks: those that the master is to decide, as JSON; remembered, too.
+        """
+        self._callbacks = callbacks or self._callbacks
+        self._ready = self._ready or ready
+        self._ask("Register", self._registration)
+        return self._placement
+
+    def lease(self, wait_seconds: float, held: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
+        """Ask for a task; the master may keep the question for ``wait_seconds``.
+
+        Args:
+            held: the leases that this worker knows, looked at for every try: a grant may get lost with its master.
+        """
+
+        def request() -> pb.LeaseRequest:
+            return pb.LeaseRequest(
+                member=self._member,
+                wait_seconds=wait_seconds,
+                known_incarnation=self._incarnation,
+                held=held(),
+            )
+
+        reply: pb.LeaseReply = self._ask("Lease", request, deadline=_DEADLINE + wait_seconds)
+        return reply
+
+    def progress(self, leases: Sequence[pb.LeaseProgress]) -> pb.ProgressReply:
+        """Tell which steps are in; also the heartbeat."""
+        message = pb.ProgressRequest(member=self._member, leases=leases)
+        reply: pb.ProgressReply = self._ask("Progress", lambda: message)
+        return reply
+
+    def report(self, last: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
+        """Report the end of a task. Repeating it is harmless: the master knows the lease."""
+        message = pb.ReportRequest(member=self._member, lease=last.lease, last=last, result=result)
+        reply: pb.ReportReply = self._ask("Report", lambda: message)
+        return reply
+
+    def fail(self, kind: str, message: str, detail: str, lease: int) -> bool:
+        """Tell why this worker cannot go on; True if it should end."""
+        told, shown = writable_text(message), writable_text(detail)  # of the user's code: it may hold anything
+        request = pb.FailRequest(member=self._member, kind=kind, message=told, detail=shown, lease=lease)
+        reply: pb.FailReply = self._ask("Fail", lambda: request)
+        return reply.fatal
+
+    def leave(self, reason: str, leases: Sequence[pb.LeaseProgress], *, deadline: float) -> None:
+        """Give all leases back. Tried once: the master learns of the pod's end in any case.
+
+        Raises:
+            RetryableError: the master did not answer within ``deadline`` seconds.
+        """
+        self._call("Leave", pb.LeaveRequest(member=self._member, reason=reason, leases=leases), deadline=deadline)
+
+    def _registration(self) -> pb.RegisterRequest:
+        return pb.RegisterRequest(
+            member=self._member,
+            pid=os.getpid(),
+            ready=self._ready,
+            callbacks=self._callbacks if self._ready else b"",
+        )
+
+    def _ask(self, method: str, request: Callable[[], Any], *, deadline: float = _DEADLINE) -> Any:
+        pause, away = _FIRST_PAUSE, False
+        while True:
+            try:
+                if away and method != "Register":
+                    self._observe(self._call("Register", self._registration(), deadline=_DEADLINE))
+                reply = self._call(method, request(), deadline=deadline)
+                self._observe(reply)
+            except RetryableError as error:
+                self._give_up_after_timeout(error)
+                if not away:
+                    _LOG.info("the master does not answer (%s): asking again", error.message)
+                away = True
+                self._pause(pause)
+                pause = min(_LONGEST_PAUSE, pause * 2)
+            else:
+                if away:
+                    _LOG.info("the master answers again (incarnation %d)", self._incarnation)
+                return reply
+
+    def _observe(self, reply: Any) -> None:
+        """Learn what every reply tells; a lower incarnation is a master that was replaced and does not know it."""
+        with self._lock:
+            before = self._newest_placement
+            incarnation = getattr(reply, "incarnation", self._incarnation)
+            if incarnation < self._incarnation:
+                raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
+            self._heard = self._clock()
+            self._incarnation = incarnation
+            self._wanted_placement = max(self._wanted_placement, getattr(reply, "placement_version", 0))
+            if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply):
+                self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
+            if isinstance(reply, pb.RegisterReply):
+                self._placement = self._placement.newer(Placement.from_message(reply.placement))
+            moved = self._newest_placement > before
+        if moved:
+            self.on_placement()
+
+    @property
+    def _newest_placement(self) -> int:
+        return max(self._wanted_placement, self._placement.version)
+
+    def _give_up_after_timeout(self, error: RetryableError) -> None:
+        silent = self._clock() - self._heard
+        if silent >= self._lost_timeout:
+            raise MasterLostError(
+                f"the master did not answer for {silent:.0f} s (master.lost_timeout): {error.message}",
+                where=error.where,
+            ) from error

@@ -1,0 +1,79 @@
+"""What the loops need of the user's model: arrays in, arrays out. ``edl.keras.network`` is the real one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.keras.flat_buffer import Floats, Ids, RowsByTable
+
+
+class Step(Protocol):
+    """What one minibatch gave: the loss, gradients of the slab (statistics: deltas) and of the rows by table."""
+
+    @property
+    def loss(self) -> float: ...  # noqa: D102
+    @property
+    def slab(self) -> Floats: ...  # noqa: D102
+    @property
+    def rows(self) -> Mapping[str, Floats]: ...  # noqa: D102
+
+
+class Network(Protocol):
+    """The user's model as functions over flat float32 arrays."""
+
+    @property
+    def variables(self) -> Sequence[VariableSpec]: ...  # noqa: D102
+    @property
+    def slices(self) -> Sequence[slice]: ...  # noqa: D102
+    @property
+    def tables(self) -> Sequence[TableSpec]: ...  # noqa: D102
+    @property
+    def fingerprint(self) -> str: ...  # noqa: D102
+    def initial(self) -> Floats: ...  # noqa: D102
+    def ids(self, features: Any) -> dict[str, Ids]: ...  # noqa: D102
+    def train(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> Step: ...  # noqa: D102
+    def evaluate(self, slab: Floats, rows: Any, features: Any, labels: Any, weights: Any = None) -> None: ...  # noqa: D102
+    def reset_metrics(self) -> None: ...  # noqa: D102
+    def metric_states(self) -> Any: ...  # noqa: D102
+    def metric_values(self, states: Any) -> dict[str, float]: ...  # noqa: D102
+    def predict(self, slab: Floats, rows: Any, features: Any) -> Any: ...  # noqa: D102
+
+
+class Optimizer(Protocol):
+    """The user's optimizer as a PS applies it, and what stays with the worker: schedules and clipping."""
+
+    @property
+    def spec(self) -> OptimizerSpec: ...  # noqa: D102
+    @property
+    def learning_rate(self) -> Callable[[int], float]: ...  # noqa: D102
+
+
+class Watcher(Protocol):
+    """Is told what training does; the user's Keras callbacks are behind it."""
+
+    def begin_step(self, step: int) -> None: ...  # noqa: D102
+    def end_step(self, step: int, loss: float) -> None: ...  # noqa: D102
+    def begin_epoch(self, epoch: int) -> None: ...  # noqa: D102
+    def begin_test(self) -> None: ...  # noqa: D102
+    def end_test(self) -> None: ...  # noqa: D102
+    def end(self) -> None: ...  # noqa: D102
+
+
+class RowSource(Protocol):
+    """Where the rows of served tables come from."""
+
+    def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable: ...  # noqa: D102
+
+
+def rows_of(network: Network, source: RowSource, features: Any, pin: int = 0) -> RowsByTable:
+    """The rows that a minibatch needs; nothing is asked for when the model has no served table."""
+    return source.pull_rows(network.ids(features), pin) if network.tables else {}
+
+
+def names(things: Iterable[VariableSpec | TableSpec]) -> list[str]:
+    """The names of variables or tables."""
+    return [thing.name for thing in things]

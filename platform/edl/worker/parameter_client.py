@@ -1,0 +1,216 @@
+"""The parameters, as a worker sees them: client of all parameter servers at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from edl.transport import edl_pb2 as pb
+from edl.transport.message_validation import parse
+from edl.transport.bulk_client import BulkClient, Kind
+from edl.numerics import aligned_memory
+from edl.worker import row_routing
+from edl.worker.ps_connections import Directory, Exchange, Request
+from edl.worker.gradient_compensation import Foresight
+from edl.worker.local_updater import LocalSteps
+from edl.worker.gradient_push import Push, PushResult, Pushes
+from edl.worker.row_routing import Routes
+from edl.keras.flat_buffer import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
+
+_SCAN_BYTES = 4 << 20
+STALE_SECONDS = 0.05
+"""Values that came with the last push are pulled anew when they have lain unused for so long (the worker evaluated,
+waited for records or traced the model): a gradient at values that others have left far behind does harm."""
+
+
+class Parameters:
+    """All parameter servers; used by one thread at a time.
+
+    Args:
+        directory: where they are.
+        connect: opens a connection to an address.
+        layout: how the model lies in the slab.
+        worker: index of this worker.
+        patience: seconds without any answer of a PS after which the job has failed here.
+        rounds: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
+        local: moves the dense values by pushes that bring none back; None: every push does.
+        foresight: steps overlap: each begins with a pull, so that pushes bring none back, and this adds what is on its
+            way; None: they do not, or ``local`` spares them these pulls.
+        clock: seconds, monotonic.
+        pause: waits that many seconds.
+
+    Attributes:
+        version: the highest that a PS last spoke of: the global step.
+        versions: by PS, of the values that ``slab`` gives, with this worker's own steps since.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        connect: Callable[[str], BulkClient],
+        layout: Layout,
+        *,
+        worker: int,
+        patience: float,
+        rounds: bool = False,
+        local: LocalSteps | None = None,
+        foresight: Foresight | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._directory = directory
+        self._layout = layout
+        self._exchange = Exchange(directory, connect, self._declaration, patience=patience, clock=clock, pause=pause)
+        self._slabs = SlabPair(layout)
+        self._clock = clock
+        self._arrived = clock()
+        self._pushes = Pushes(directory, self._exchange, layout, worker=worker, rounds=rounds)
+        self._local = local
+        self._foresight = foresight
+        self.version = 0
+        self.versions = (0,) * len(layout.parts)
+
+    def declare(self) -> None:
+        """Tell every PS what the model is; the first worker's initial values become the job's."""
+        self._exchange({part: self._declaration(part) for part in self._layout.parts})
+
+    def declare_to_strangers(self) -> bool:
+        """Tell every PS that was replaced since it last answered here what the model is; whether there was any.
+
+        They are told the initial values of the start of the job. One that holds parameters already keeps those.
+        """
+        strangers = self._exchange.strangers().intersection(self._layout.parts)
+        self._exchange({part: self._declaration(part) for part in sorted(strangers)})
+        return bool(strangers)
+
+    def slab(self, sending: Push | None = None) -> Floats:
+        """The newest dense values; nothing is written there until values that were pulled later are asked for.
+
+        Args:
+            sending: a push of this worker that is not sent yet, and will be the next: see ``foresight``.
+        """
+        if self._foresight is not None and sending is not None:
+            return self._foreseen(self._foresight, sending)
+        if not self._slabs.fresh or self._clock() - self._arrived > STALE_SECONDS:
+            self._pull_live()
+        return self._slabs.lend()
+
+    def _foreseen(self, foresight: Foresight, sending: Push) -> Floats:
+        self._pull_live()
+        slab = self._slabs.lend()
+        if foresight.add(slab, sending):
+            self.versions = tuple(version + 1 for version in self.versions)
+        self._slabs.fresh = False  # for nobody else: a push may be refused, or never be sent
+        return slab
+
+    def pull(self, pin: int) -> Floats:
+        """The dense values of a pinned cut, in memory of their own."""
+        slab = aligned_memory.empty(self._layout.size)
+        self._pull_into(slab, pin)
+        return slab
+
+    def _pull_live(self) -> None:
+        self._arrive(self._pull_into(self._slabs.next(), 0), complete=True)
+
+    def _arrive(self, versions: Mapping[int, int], *, complete: bool) -> None:
+        """The next values came from the PS, all of them or not."""
+        self.version = max(versions.values())
+        self.versions = tuple(versions.get(part, known) for part, known in enumerate(self.versions))
+        if self._local is not None:
+            self._local.pulled()
+        self._swap(complete=complete)
+
+    def _moved(self, local: LocalSteps | None, push: Push) -> None:
+        """A push was answered that brought no values: ``local`` makes them of the newest ones; None: they are old."""
+        if local is None:
+            self._slabs.fresh = False
+        elif self._slabs.fresh:
+            local.move(self._slabs.newest, self._slabs.next(), push)
+            self.versions = tuple(version + 1 for version in self.versions)
+            self._swap(complete=True)
+
+    def _swap(self, *, complete: bool) -> None:
+        self._slabs.swap(complete=complete)
+        self._arrived = self._clock()
+
+    def _pull_into(self, slab: Floats, pin: int) -> dict[int, int]:
+        meta = pb.Pull(pin=pin).SerializeToString()
+        answers = self._exchange(
+            {part: Request(Kind.PULL, lambda: meta, into=self._layout.view(slab, part)) for part in self._layout.parts}
+        )
+        for part, frame in answers.items():
+            self._layout.take(slab, part, frame.body)
+        return {part: parse(pb.Pulled, frame.meta).version for part, frame in answers.items()}
+
+    def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
+        """The rows of each table's ``ids``, ``[n, dim]`` in the order of the ids."""
+        routes, dims = self._routes(ids), self._layout.dims
+        flat = {part: row_routing.room(where, dims) for part, where in routes.items()}
+        answers = self._exchange(
+            {part: _rows_request(ids, where, pin, flat[part]) for part, where in routes.items()},
+        )
+        values = {table: aligned_memory.empty(len(wanted), dims[table]) for table, wanted in ids.items()}
+        for part, frame in answers.items():
+            _keep(flat[part], frame.body)
+            row_routing.scatter(values, routes[part], dims, flat[part])
+        return {table: Rows(ids[table], values[table]) for table in ids}
+
+    def _routes(self, ids: Mapping[str, Ids]) -> Mapping[int, Routes]:
+        return row_routing.routes(ids, self._layout.parts, self._directory.placement.parts_of_rows)
+
+    def push(self, push: Push) -> PushResult:
+        """Send one step to every PS. Returns when all have answered, and dense values that they bring are there.
+
+        Raises:
+            JobFailedError: a PS did not answer for longer than the patience.
+            RefusedError: a PS refused for good.
+        """
+        local = self._local if self._local is not None and self._local.next_is_local else None
+        brings = local is None and self._foresight is None
+        result = self._pushes.send(push, self._slabs.next() if brings else None)
+        if brings:
+            if self._local is not None and result.is_in:
+                self._local.see(self._slabs.newest, push)
+            self._arrive(result.versions, complete=result.complete)
+        else:
+            self.version = result.version
+            self._moved(local if result.is_in else None, push)
+        return result
+
+    def scan(self, pin: int, table: str) -> Iterator[tuple[Ids, Floats]]:
+        """All rows of a table that were ever touched, at a pinned cut: chunks of ids and values ``[n, dim]``."""
+        dim = self._layout.dims[table]
+        limit = max(1, _SCAN_BYTES // (4 * dim + 8))
+        for part in self._layout.parts:
+            cursor = 0
+            while cursor != -1:
+                meta = pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit).SerializeToString()
+                frame = self._exchange({part: Request(Kind.SCAN_ROWS, lambda m=meta: m)})[part]  # type: ignore[misc]
+                head = parse(pb.ScannedRows, frame.meta)
+                cursor, split = head.cursor, head.count * 8
+                if head.count:
+                    ids = np.frombuffer(frame.body[:split], np.int64).copy()
+                    yield ids, np.frombuffer(frame.body[split:], np.float32).reshape(-1, dim).copy()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._exchange.close()
+
+    def _declaration(self, part: int) -> Request:
+        meta, initial = self._layout.declaration(part)
+        return Request(Kind.DECLARE, lambda: meta, [initial.data])
+
+
+def _rows_request(ids: Mapping[str, Ids], where: Routes, pin: int, flat: Floats) -> Request:
+    meta = pb.PullRows(pin=pin, tables=row_routing.heads(where)).SerializeToString()
+    buffers = [row_routing.raw(ids[table][route.index]) for table, route in where.items()]
+    return Request(Kind.PULL_ROWS, lambda: meta, buffers, flat.data.cast("B"))
+
+
+def _keep(flat: Floats, body: memoryview) -> None:
+    """Make sure that a body is in the memory that was offered for it."""
+    received = np.frombuffer(body, np.float32)
+    if not np.may_share_memory(received, flat):
+        flat[:] = received

@@ -1,0 +1,194 @@
+"""Requests to several parameter servers at once, repeated to those that did not answer.
+
+A request goes to every PS before the first answer is waited for, so that they work at the same time. A PS that is away
+costs no step: the placement is asked for again, and the same request is repeated to those that did not answer (a PS
+answers a push that it has applied before with DUPLICATE). docs/design/0002-record-accounting.md has the rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edl.api.errors import BadInputError, JobFailedError, RetryableError
+from edl.transport.bulk_client import BulkClient, BulkRefused, Frame, Kind
+from edl.worker.ps_placement import Placement
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3
+_TRY_AGAIN = frozenset({"uninitialized", "incarnation", "busy"})
+
+
+class OtherModelError(BulkRefused, BadInputError):
+    """A PS cannot hold this model, or holds another one: that of the checkpoint that the run goes on from."""
+
+
+class Directory(Protocol):
+    """Who knows where the PS are and which master leads: the session."""
+
+    @property
+    def incarnation(self) -> int:
+        """Of the master that leads."""
+
+    @property
+    def placement(self) -> Placement:
+        """The newest that is known."""
+
+    def register(self) -> Placement:
+        """Ask the master for the newest placement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A frame for one PS; ``meta`` is made anew for each try, because the leading master may change in between."""
+
+    kind: Kind
+    meta: Callable[[], bytes]
+    buffers: Sequence[memoryview] = ()
+    into: memoryview | None = None
+
+
+class Exchange:
+    """The connections to all parameter servers; used by one thread.
+
+    Args:
+        directory: where they are.
+        connect: opens a connection to an address.
+        declaration: what a PS is told first that has lost, or never had, the model.
+        patience: seconds without any answer of a PS after which the job has failed here.
+        clock: seconds, monotonic.
+        pause: waits that many seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        connect: Callable[[str], BulkClient],
+        declaration: Callable[[int], Request],
+        *,
+        patience: float,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._directory = directory
+        self._connect = connect
+        self._declaration = declaration
+        self._patience = patience
+        self._clock = clock
+        self._pause = pause
+        self._clients: dict[int, tuple[str, BulkClient]] = {}
+        self._undeclared: set[int] = set()
+        self._met: dict[int, str] = {}
+
+    def strangers(self) -> set[int]:
+        """Parameter servers of the known placement whose process has never answered here: it may hold nothing."""
+        placement = self._directory.placement
+        self._follow(placement)
+        return {part for part, uid in placement.uids.items() if self._met.get(part) != uid}
+
+    def __call__(self, requests: Mapping[int, Request]) -> dict[int, Frame]:
+        """Send to all, receive from all; repeat to those that did not answer. Bodies live until the next exchange.
+
+        Raises:
+            JobFailedError: a PS did not answer for longer than the patience.
+            RefusedError: a PS refused for good; OtherModelError if the model is why.
+        """
+        answers: dict[int, Frame] = {}
+        since, pause = self._clock(), _FIRST_PAUSE
+        while problem := self._round({p: r for p, r in requests.items() if p not in answers}, answers):
+            if self._clock() - since >= self._patience:
+                raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
+            if pause == _FIRST_PAUSE:
+                _LOG.info("a parameter server does not answer (%s): trying again", problem.message)
+            self._pause(pause)
+            pause = min(_LONGEST_PAUSE, pause * 2)
+            self._follow(self._directory.register())
+        return answers
+
+    def _round(self, requests: Mapping[int, Request], answers: dict[int, Frame]) -> RetryableError | None:
+        """One try; returns a problem if one is worth another. A refusal is raised once every answer was taken."""
+        problem: RetryableError | None = None
+        refusal: BulkRefused | None = None
+        for step in (self._send, self._receive):
+            for part, request in list(requests.items()):
+                try:
+                    step(part, request, answers)
+                except RetryableError as error:
+                    self._forget(part)
+                    requests, problem = _without(requests, part), RetryableError(error.message, where=f"ps-{part}")
+                except BulkRefused as error:
+                    requests = _without(requests, part)
+                    if error.kind not in _TRY_AGAIN:
+                        _LOG.warning("ps-%d refuses: %s", part, error)  # with its address, which people have no use for
+                        told = OtherModelError if error.kind == "model" else BulkRefused
+                        refusal = told(error.message, kind=error.kind, where=f"ps-{part}", hint=error.hint)
+                    else:
+                        problem = RetryableError(error.message, where=f"ps-{part}")
+                        if error.kind == "uninitialized":
+                            self._undeclared.add(part)
+        if refusal is not None:
+            raise refusal
+        return problem
+
+    def _send(self, part: int, request: Request, _: dict[int, Frame]) -> None:
+        client = self._client(part)
+        if part in self._undeclared and request.kind is not Kind.DECLARE:
+            declaration = self._declaration(part)
+            client.request(declaration.kind, declaration.meta(), declaration.buffers)
+            self._undeclared.discard(part)
+        client.send(request.kind, request.meta(), request.buffers)
+
+    def _receive(self, part: int, request: Request, answers: dict[int, Frame]) -> None:
+        client = self._client(part)
+        answers[part] = _whole(request, client.check_answer(request.kind, client.receive(request.into)))
+        self._met[part] = self._clients[part][0]
+
+    def _client(self, part: int) -> BulkClient:
+        known = self._clients.get(part)
+        if known is not None:
+            return known[1]
+        placement = self._directory.placement
+        address = placement.addresses.get(part)
+        if not address:
+            raise RetryableError(f"parameter server {part} has no address yet")
+        client = self._connect(address)
+        self._clients[part] = (placement.uids.get(part, ""), client)
+        return client
+
+    def _follow(self, placement: Placement) -> None:
+        """Give up connections to processes that were replaced."""
+        for part, (uid, _) in list(self._clients.items()):
+            if placement.uids.get(part, "") != uid:
+                self._forget(part)
+
+    def _forget(self, part: int) -> None:
+        known = self._clients.pop(part, None)
+        if known is not None:
+            known[1].close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        for part in list(self._clients):
+            self._forget(part)
+
+
+def _whole(request: Request, frame: Frame) -> Frame:
+    """The answer, which brings all values that were asked for; a push of a lost lease may be answered without any.
+
+    Raises:
+        BulkRefused: it brings fewer or more.
+    """
+    wanted = request.into.nbytes if request.into is not None else frame.body.nbytes
+    if frame.body.nbytes != wanted and (frame.body.nbytes or request.kind is not Kind.PUSH):
+        raise BulkRefused(
+            f"{frame.kind.name} has {frame.body.nbytes} bytes of values where {wanted} were asked for", kind="bad"
+        )
+    return frame
+
+
+def _without(requests: Mapping[int, Request], part: int) -> dict[int, Request]:
+    return {other: request for other, request in requests.items() if other != part}

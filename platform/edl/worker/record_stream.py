@@ -1,0 +1,251 @@
+"""Minibatches of leased ranges, read and fed ahead of the steps that use them.
+
+One pipeline serves all tasks of a mode for the life of the process, so that the user's ``feed`` is traced once. Windows
+of records go in, tagged with a running number; minibatches come out with the tag, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.core.shuffle import SHUFFLED_NAME
+from edl.data.record_blocks import order_of
+from edl.data.reader import Reader
+from edl.worker.corrupt_records import CorruptRecords, Window
+from edl.worker.lease_client import Leased
+
+if TYPE_CHECKING:
+    from edl.data.shuffled_reader import ShuffledReader
+
+_LOG = logging.getLogger(__name__)
+
+_READ_TRIES, _READ_PAUSE = 10, 0.5
+_LOOKS_SECONDS = 0.2
+"""How often a thread that waits to be asked for a minibatch looks whether the lease is still there."""
+
+
+class Minibatch(Protocol):
+    """What the pipeline gives for one window."""
+
+    @property
+    def tag(self) -> int:
+        """Of the window."""
+
+    @property
+    def features(self) -> Any:
+        """Nested arrays, records first; None or of no records if there were none."""
+
+    @property
+    def labels(self) -> Any:
+        """Nested arrays; None for prediction."""
+
+    @property
+    def weights(self) -> Any:
+        """Of the records: nested arrays; None where ``feed`` yields none."""
+
+
+Windows: TypeAlias = Iterator[tuple[int, Window]]
+Pipeline: TypeAlias = Callable[[Windows], Iterator[Minibatch]]
+
+
+class Loaded(NamedTuple):
+    """One step's minibatch; None if no record of it was left: all corrupt, or ``feed`` yielded nothing."""
+
+    step: int
+    minibatch: Minibatch | None
+    records: int
+    skipped: int
+
+
+class RecordStream:
+    """Reads leased ranges in the order in which they were added.
+
+    Args:
+        reader: of the records.
+        corrupt: what may be skipped.
+        pipeline: turns windows into minibatches; called once, on the thread that takes the first minibatch.
+        alive: whether a lease is still this worker's; the rest of one that is not is left unread.
+        seed: of the job, by which the order of shuffled records is found.
+    """
+
+    def __init__(
+        self,
+        reader: Callable[[], Reader],
+        corrupt: CorruptRecords,
+        pipeline: Pipeline,
+        alive: Callable[[int], bool],
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._open = reader
+        self._seed = seed
+        self._shuffled: ShuffledReader | None = None
+        self._corrupt = corrupt
+        self._pipeline = pipeline
+        self._alive = alive
+        self._lock = threading.Lock()
+        self._asked = threading.Condition()
+        self._wanted = -1
+        self._queue: queue.SimpleQueue[tuple[int, Leased] | None] = queue.SimpleQueue()
+        self._next_tag = 0
+        self._first_tags: dict[int, int] = {}
+        self._early: dict[int, Window] = {}
+        self._windows_read: dict[int, tuple[int, int]] = {}
+        self._failure: Exception | None = None
+        self._minibatches: Iterator[Minibatch] | None = None
+        self._ahead: Minibatch | None = None
+        self._reader: Reader | None = None
+
+    def add(self, task: Leased) -> None:
+        """A range was leased: its minibatches follow those of the ranges added before."""
+        with self._lock:
+            tag = self._next_tag
+            self._next_tag += task.steps
+            self._first_tags[task.lease] = tag
+        self._queue.put((tag, task))
+
+    def read_early(self, task: Leased) -> None:
+        """Read the first window of an added range now: before TensorFlow is there, file IO costs no step."""
+        if task.steps and self._minibatches is None and not task.one_by_one:
+            with suppress(EdlError):  # comes up again, where it is expected
+                self._early[self._first_tags[task.lease]] = self._read(task, 0)
+
+    def close(self) -> None:
+        """No range follows."""
+        self._queue.put(None)
+
+    def minibatches(self, task: Leased) -> Iterator[Loaded]:
+        """Every step of an added range, once and in order; stop early to drop the rest.
+
+        Raises:
+            EdlError: records cannot be read.
+            Exception: whatever the user's ``feed`` raises.
+        """
+        first = self._first_tags.pop(task.lease)
+        for tag in [tag for tag in self._windows_read if tag < first]:
+            del self._windows_read[tag]
+        for step in range(task.steps):
+            minibatch = self._take(first + step)
+            records, skipped = self._windows_read.pop(first + step, (0, 0))
+            yield Loaded(step, minibatch, records, skipped)
+
+    def _take(self, tag: int) -> Minibatch | None:
+        """The minibatch of a window; those of windows before it belong to ranges that were dropped."""
+        with self._asked:
+            self._wanted = tag
+            self._asked.notify_all()
+        while self._ahead is None or self._ahead.tag < tag:
+            self._ahead = self._next()
+        if self._ahead.tag > tag:
+            return None
+        found, self._ahead = self._ahead, None
+        return found if record_count(found.features) else None
+
+    def _next(self) -> Minibatch:
+        if self._minibatches is None:
+            self._minibatches = self._pipeline(self._windows())
+        try:
+            found = next(self._minibatches, None)
+        except Exception:
+            # What went wrong while reading is the cause; TensorFlow's own error only says that the generator failed.
+            if self._failure is not None:
+                raise self._failure from None
+            raise
+        if found is None:
+            raise self._failure or RuntimeError("the pipeline ended before its windows did")
+        return found
+
+    def _windows(self) -> Windows:
+        """Runs ahead of training, on a thread of the pipeline."""
+        while (item := self._queue.get()) is not None:
+            first, task = item
+            for step in range(task.steps):
+                if task.one_by_one:
+                    self._wait_until_wanted(first + step, task)
+                window = self._window(first + step, task, step)
+                if window is None:
+                    return
+                self._windows_read[first + step] = (len(window.records), window.skipped)
+                yield first + step, window
+                if not self._alive(task.lease):
+                    break
+
+    def _wait_until_wanted(self, tag: int, task: Leased) -> None:
+        """Read nothing ahead: whoever takes minibatches asks for one when the one before it is in."""
+        with self._asked:
+            while self._wanted < tag and self._alive(task.lease):
+                self._asked.wait(_LOOKS_SECONDS)
+
+    def _window(self, tag: int, task: Leased, step: int) -> Window | None:
+        """What goes into the pipeline for one step; None if it cannot be read.
+
+        A lost lease gets one more window, an empty one: somebody may already wait for it.
+        """
+        if not self._alive(task.lease):
+            return Window(())
+        try:
+            return self._early.pop(tag, None) or self._read(task, step)
+        except Exception as error:  # noqa: BLE001  raised again where the minibatch is taken
+            self._failure = error
+            return None
+
+    def _read(self, task: Leased, step: int) -> Window:
+        start, end = task.window(step)
+        for attempt in range(1, _READ_TRIES + 1):
+            try:
+                if task.shuffle_window:
+                    return self._corrupt.read_shuffled(self._in_order(task), task.epoch, start, end)
+                return self._corrupt.read(self._source(), task.source, start, end)
+            except RetryableError as error:
+                if attempt == _READ_TRIES:
+                    raise
+                _LOG.warning("%s; reading again", error)
+                threading.Event().wait(_READ_PAUSE)
+        raise AssertionError("unreachable")
+
+    def _in_order(self, task: Leased) -> ShuffledReader:
+        """The reader of the shuffled order that a task is about.
+
+        Raises:
+            BadInputError: the files are not those that were described to the master.
+        """
+        if self._shuffled is None:
+            from edl.data.shuffled_reader import ShuffledReader  # NumPy, which is on its way with TensorFlow
+
+            reader = self._source()
+            self._shuffled = ShuffledReader(reader, order_of(reader, task.shuffle_window, self._seed))
+        if self._shuffled.order.fingerprint != task.order:
+            raise BadInputError(
+                "the training data is not what it was when this run began: other files, records or chunks",
+                where="data.training",
+                hint="put the files back as they were, or start a new run",
+            )
+        return self._shuffled
+
+    def named(self, epoch: int, start: int, end: int) -> str:
+        """Which records are at positions ``[start, end)`` of an epoch's shuffled order, for people."""
+        if self._shuffled is None:
+            return f"records {start} to {end - 1} of {SHUFFLED_NAME}"
+        return self._shuffled.name(epoch, start, end)
+
+    def _source(self) -> Reader:
+        if self._reader is None:
+            self._reader = self._open()
+        return self._reader
+
+
+def record_count(features: Any) -> int:
+    """Records in a minibatch: the first dimension of its first array; 0 for None."""
+    if features is None:
+        return 0
+    while isinstance(features, Mapping | tuple | list):
+        if not features:
+            return 0
+        features = next(iter(features.values())) if isinstance(features, Mapping) else features[0]
+    return int(features.shape[0])

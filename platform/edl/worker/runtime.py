@@ -1,0 +1,151 @@
+"""Everything of a worker that needs no TensorFlow: it runs while TensorFlow is still being imported.
+
+Registers, leases the first ranges and reads their first records; afterwards keeps leases alive and reports.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edl.api.errors import EdlError
+from edl.data.reader import Reader
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, connect
+from edl.transport.process_identity import Identity
+from edl.transport.control_methods import Master
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import load
+from edl.worker.corrupt_records import CorruptRecords
+from edl.worker.shutdown_gate import Gate
+from edl.worker.lease_client import Leased, Leases
+from edl.worker.ps_placement import Placement
+from edl.worker.progress_reporter import Progress
+from edl.worker.data_readers import SETS, may_have_custom_reader, open_set
+from edl.worker.master_session import Session
+from edl.worker.record_stream import RecordStream, Windows
+
+if TYPE_CHECKING:
+    from edl.keras.model_contract import ModelModule
+    from edl.worker.feed_pipeline import Feeder
+
+_PLACEMENT_PAUSE = 0.05  # seconds between two questions for parameter servers that are still starting
+
+
+class Coordination:
+    """The threads and objects that speak with the master.
+
+    Args:
+        identity: of this process.
+        spec: the job.
+        gate: of this process.
+        channel: to the master.
+    """
+
+    def __init__(self, identity: Identity, spec: JobSpec, gate: Gate, channel: Channel) -> None:
+        self.identity = identity
+        self.spec = spec
+        self.gate = gate
+        self.module: Future[ModelModule] = Future()
+        member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
+        self.session = Session(member, _call(channel), lost_timeout=spec.master.lost_timeout)
+        self.leases = Leases(self.session, self._held, lambda: self.progress.known(), named=self._named)
+        self.progress = Progress(self.session, self.leases.lose)
+        self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
+        self._feeders: dict[str, Feeder] = {}
+        self.streams = {kind: self._stream(kind) for kind in SETS}
+        self._reads_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
+        self._readers: dict[str, Reader] = {}
+        self._opening = threading.Lock()
+
+    @classmethod
+    def of(cls, identity: Identity, gate: Gate) -> Coordination:
+        """Read the job and make a connection; nothing is said before ``start``.
+
+        Raises:
+            EdlError: the job cannot be read.
+        """
+        spec = load(identity.run_dir / "spec.json")
+        return cls(identity, spec, gate, connect(identity.master_address, identity.token))
+
+    def start(self) -> None:
+        """Start the threads that speak with the master."""
+        for name, target in (("leases", self._register_and_lease), ("progress", self.progress.run)):
+            threading.Thread(target=target, name=name, daemon=True).start()
+
+    def _register_and_lease(self) -> None:
+        try:
+            self.session.register()
+        except EdlError as error:
+            self.leases.fail(error)
+        else:
+            self.leases.run()
+
+    def await_placement(self) -> Placement:
+        """The placement, once every parameter server listens."""
+        wait = threading.Event()
+        while not (placement := self.session.placement).complete:
+            wait.wait(_PLACEMENT_PAUSE)
+            self.session.register()
+        return placement
+
+    def goodbye(self, deadline: float) -> None:
+        """Give all leases back."""
+        self.session.leave("told to go", self.progress.leases(), deadline=deadline)
+
+    def reader(self, name: str) -> Reader:
+        """The reader of ``training``, ``validation`` or ``prediction``, opened once.
+
+        Waits for the user's module only if that may define a reader of its own.
+        """
+        with self._opening:
+            if name not in self._readers:
+                custom = None if self._reads_early else self.module.result().custom_data_reader
+                self._readers[name] = open_set(self.spec.data, name, custom, Path(self.spec.model.zoo))
+            return self._readers[name]
+
+    def _held(self, task: Leased) -> None:
+        self.progress.hold(task)
+        stream = self.streams.get(task.kind)
+        if stream is not None:
+            stream.add(task)
+            if self._reads_early:
+                stream.read_early(task)
+
+    def _named(self, epoch: int, start: int, end: int) -> str:
+        return self.streams["training"].named(epoch, start, end)
+
+    def sample(self, kind: str = "training") -> Any:
+        """Features of the first records: what a model needs that is built by its first call. None if there are none."""
+        from edl.worker.first_minibatch import first_features
+
+        size = self.spec.train.minibatch_size
+        return first_features(self.reader(SETS[kind]), self._feeder(kind), self._corrupt, size=size)
+
+    def _feeder(self, kind: str) -> Feeder:
+        """``feed`` for one mode; the first caller's thread traces it."""
+        from edl.worker.feed_pipeline import Feeder
+
+        if kind not in self._feeders:
+            module = self.module.result()
+            self._feeders[kind] = Feeder(module.feed, kind, self.reader(SETS[kind]).metadata, zoo=module.zoo)
+        return self._feeders[kind]
+
+    def _stream(self, kind: str) -> RecordStream:
+        def pipeline(windows: Windows) -> Any:
+            from edl.worker.feed_pipeline import fed
+
+            return fed(self._feeder(kind), windows)
+
+        seed = self.spec.train.seed
+        return RecordStream(lambda: self.reader(SETS[kind]), self._corrupt, pipeline, self.leases.alive, seed=seed)
+
+
+def _call(channel: Channel) -> Callable[..., Any]:
+    def call(method: str, request: Any, *, deadline: float) -> Any:
+        return channel.call(getattr(Master, method), request, deadline=deadline)
+
+    return call

@@ -1,0 +1,41 @@
+"""What a step is from part to part: prepared, ready to be computed, done."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edl.worker.gradient_push import Push
+from edl.keras.flat_buffer import Floats, RowsByTable
+from edl.worker.record_stream import Loaded
+
+
+class Prepared(NamedTuple):
+    """A minibatch with the rows of served tables that it needs."""
+
+    loaded: Loaded
+    rows: RowsByTable
+
+
+class Ready(NamedTuple):
+    """A minibatch with all that it is computed from.
+
+    Attributes:
+        loaded: the minibatch.
+        number: the global step that it is to be, as far as this worker knows.
+        versions: by PS, of the dense values.
+        slab: the dense values; nothing writes there while the step is computed.
+        rows: of served tables.
+    """
+
+    loaded: Loaded
+    number: int
+    versions: tuple[int, ...]
+    slab: Floats
+    rows: RowsByTable
+
+
+class Done(NamedTuple):
+    """A minibatch's loss, None if it applies nothing, and its push: which lease follows is known when it is sent."""
+
+    loss: float | None
+    push: Push

@@ -1,0 +1,255 @@
+"""Weights that do not come from live parameter servers: a ``.keras`` file, or a checkpoint's directory.
+
+``<run>/predict.json`` of a prediction run says which: ``{"from": PATH, "output": DIRECTORY}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.api.tables import TableSpec
+from edl.api.variables import VariableSpec
+from edl.api.errors import BadInputError, StorageError
+from edl.numerics.initializers import initial_rows
+from edl.storage.checkpoint_contents import Table, contents_of
+from edl.storage.json_files import read_json
+from edl.keras.flat_buffer import Floats, Ids, Rows, RowsByTable
+
+PREDICT_FILE = "predict.json"
+
+_TOLD = 10
+"""Names of a checkpoint's variables or tables that a message has at most."""
+_OTHER_MODEL = (
+    "Give back the model as it was when the run began (layers, their names and sizes, model.params), or name a run of "
+    "this model: edl predict --from RUN."
+)
+_DAMAGED = (
+    "edl checkpoint ls --verify says which checkpoints of the run are intact; edl predict takes the newest that is."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRun:
+    """What a prediction run works with.
+
+    Attributes:
+        weights: a ``.keras`` file or the directory of a checkpoint.
+        output: directory of the ``.npz`` files.
+    """
+
+    weights: Path
+    output: Path
+
+    @classmethod
+    def of(cls, run_dir: Path) -> PredictRun | None:
+        """What the run directory says; None for a run that trains.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        path = run_dir / PREDICT_FILE
+        if not path.exists():
+            return None
+        value = read_json(path)
+        try:
+            return cls(Path(value["from"]), Path(value["output"]))
+        except (KeyError, TypeError) as error:
+            raise BadInputError(
+                f"lacks {error}", where=str(path), hint='it has the fields "from" and "output"'
+            ) from error
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether the weights are those of a checkpoint, with served tables apart."""
+        return self.weights.is_dir()
+
+
+class StoredWeights:
+    """What a checkpoint has of a model, in memory. A model that it does not fit is refused: nothing is left untrained.
+
+    A table may be served now and have been dense when it was trained, or the other way round.
+
+    Args:
+        directory: of the checkpoint.
+        dense: its variables by name. Under strategy Local every table is one of them.
+        served: its tables by name.
+        tables: served tables of the model.
+
+    Raises:
+        BadInputError: a table is missing or of another shape: the checkpoint is of another model.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dense: Mapping[str, Floats],
+        served: Mapping[str, StoredRows],
+        tables: Iterable[TableSpec],
+    ) -> None:
+        self._directory = directory
+        self._dense = dense
+        self._served = served
+        self._tables = {table.name: self._rows_of(table) for table in tables}
+
+    @classmethod
+    def nothing(cls) -> StoredWeights:
+        """No weights: what goes with a ``.keras`` file, whose model has no served table."""
+        return cls(Path(), {}, {}, ())
+
+    @classmethod
+    def read(cls, directory: Path, tables: Iterable[TableSpec]) -> StoredWeights:
+        """The weights of a committed checkpoint.
+
+        Raises:
+            StorageError: it is not complete or not as it was written.
+            BadInputError: it is of another model.
+        """
+        from edl.storage import checkpoint_shards  # loads safetensors
+
+        manifest = checkpoint_shards.load_manifest(directory)
+        if isinstance(manifest, checkpoint_shards.Skipped):
+            raise BadInputError(f"is no checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED)
+        paths = [directory / shard.file for shard in manifest.shards]
+        dense: dict[str, Floats] = {}
+        parts: dict[str, list[tuple[Ids, Floats]]] = {}
+        try:
+            for path in paths:
+                _sort_in(checkpoint_shards.read_shard(path)[0], dense, parts)
+            declared = contents_of(paths).tables
+        except StorageError as error:
+            raise StorageError(error.message, where=error.where, hint=error.hint or _DAMAGED) from error
+        return cls(
+            directory, dense, {table.name: StoredRows.of(table, parts[table.name]) for table in declared}, tables
+        )
+
+    def slab(self, variables: Iterable[VariableSpec]) -> Floats:
+        """The dense values in the order of a model's variables.
+
+        Raises:
+            BadInputError: a variable is missing or of another shape: the checkpoint is of another model.
+        """
+        return np.concatenate([np.empty(0, np.float32), *(self._values_of(variable).ravel() for variable in variables)])
+
+    def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
+        """Rows by table, those that were never trained as they were initialized."""
+        del pin
+        return {table: Rows(wanted, self._tables[table].values(wanted)) for table, wanted in ids.items()}
+
+    def chunks(self, table: str) -> Iterator[tuple[Ids, Floats]]:
+        """The rows of a table that were ever trained, with their ids."""
+        yield self._tables[table].ids, self._tables[table].stored
+
+    def _rows_of(self, table: TableSpec) -> StoredRows:
+        shape = (table.rows, table.dim)
+        served, dense = self._served.get(table.name), self._dense.get(table.name)
+        if served is not None and served.shape == shape:
+            return served
+        if dense is not None and dense.shape == shape:
+            return StoredRows(replace(table, initializer={"name": "zeros"}), np.arange(len(dense)), dense)
+        raise self._other_model("table", table.name, _shaped(shape))
+
+    def _values_of(self, variable: VariableSpec) -> Floats:
+        shape = variable.shape
+        served, dense = self._served.get(variable.name), self._dense.get(variable.name)
+        if dense is not None and dense.shape == shape:
+            return dense
+        if served is not None and served.shape == shape:
+            return served.values(np.arange(shape[0]))
+        raise self._other_model("variable", variable.name, str(list(shape)))
+
+    def _other_model(self, kind: str, name: str, here: str) -> BadInputError:
+        served, dense = self._served.get(name), self._dense.get(name)
+        hint = _OTHER_MODEL
+        if served is not None:
+            there = f"a served table of the shape {_shaped(served.shape)}"
+            problem = f"the {kind} '{name}' is {here} in the model, and {there} in the checkpoint"
+        elif dense is not None:
+            there = f"a variable of the shape {list(dense.shape)}"
+            problem = f"the {kind} '{name}' is {here} in the model, and {there} in the checkpoint"
+        else:
+            problem = (
+                f"the {kind} '{name}' {here} of the model is not in the checkpoint, which has {self._listed(kind)}"
+            )
+            hint = f"If the layer was renamed, give it its old name (name=...). {_OTHER_MODEL}"
+        return BadInputError(problem, where=str(self._directory), hint=hint)
+
+    def _listed(self, first: str) -> str:
+        """What the checkpoint has, for people; that of the kind of ``first`` first."""
+        shapes = {
+            "table": {name: _shaped(rows.shape) for name, rows in self._served.items()},
+            "variable": {name: str(list(array.shape)) for name, array in self._dense.items()},
+        }
+        kinds = sorted((kind for kind in shapes if shapes[kind]), key=lambda kind: kind != first)
+        return " and ".join(_named(kind, shapes[kind]) for kind in kinds) or "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """The rows of a table that were ever trained, and what the others are.
+
+    Attributes:
+        spec: as the trained model declared it.
+        ids: of those that are stored, ascending.
+        stored: their values.
+    """
+
+    spec: TableSpec
+    ids: Ids
+    stored: Floats
+
+    @classmethod
+    def of(cls, table: Table, parts: Sequence[tuple[Ids, Floats]]) -> StoredRows:
+        """The rows of all shards.
+
+        Raises:
+            StorageError: no shard declares the table.
+        """
+        if table.spec is None:
+            raise StorageError(f"the checkpoint has rows of table '{table.name}', which it does not declare")
+        ids = np.concatenate([ids for ids, _ in parts])
+        stored = np.concatenate([values for _, values in parts])
+        order = np.argsort(ids)
+        return cls(table.spec, ids[order], stored[order])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, 0 for any id, and length of a row."""
+        return self.spec.rows, self.spec.dim
+
+    def values(self, wanted: Ids) -> Floats:
+        """Rows of these ids."""
+        values = initial_rows(self.spec.initializer, self.spec.seed, wanted, self.spec.dim)
+        at = np.searchsorted(self.ids, wanted)
+        known = at < len(self.ids)
+        known[known] = self.ids[at[known]] == wanted[known]
+        values[known] = self.stored[at[known]]
+        return values
+
+
+def _sort_in(arrays: Mapping[str, Any], dense: dict[str, Floats], parts: dict[str, list[tuple[Ids, Floats]]]) -> None:
+    """Take of a shard what predicting needs, and leave slot variables."""
+    for name, array in arrays.items():
+        kind, _, rest = name.partition("/")
+        if kind == "dense":
+            dense[rest] = array
+        elif kind == "rows" and rest.endswith("/ids"):
+            table = rest.removesuffix("/ids")
+            parts.setdefault(table, []).append((array, arrays[f"rows/{table}/values"]))
+
+
+def _named(kind: str, shapes: Mapping[str, str]) -> str:
+    """Names and shapes, not too many."""
+    told = ", ".join(f"'{name}' {shapes[name]}" for name in sorted(shapes)[:_TOLD])
+    more = f" and {len(shapes) - _TOLD} more" if len(shapes) > _TOLD else ""
+    return f"the {kind}{'s' if len(shapes) > 1 else ''} {told}{more}"
+
+
+def _shaped(shape: Sequence[int]) -> str:
+    """The shape of a served table."""
+    rows, dim = shape
+    return f"[{rows or 'any id'}, {dim}]"

@@ -1,0 +1,228 @@
+"""Training one leased range: a push for every minibatch, and what happens to the ones that cannot be used.
+
+The parts of a step are methods here; in which order those of several steps happen is for the schedule (``overlap``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+
+from edl.worker.shutdown_gate import Gate
+from edl.worker.lease_client import Leased, Leases
+from edl.worker.model_interface import Network, Step, Watcher, rows_of
+from edl.worker.finite_check import culprit, is_finite, report_not_finite
+from edl.worker.step_schedule import Schedule, Steps, in_turn
+from edl.worker.parameter_client import Parameters
+from edl.worker.progress_reporter import Progress
+from edl.worker.gradient_push import Push
+from edl.worker.record_errors import of_records
+from edl.keras.flat_buffer import Rows, RowsByTable
+from edl.worker.step_stages import Done, Prepared, Ready
+from edl.worker.record_stream import Loaded, Minibatch, RecordStream
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Range:
+    """A leased range that is worked on.
+
+    Attributes:
+        task: the lease.
+        minibatches: of all its steps.
+        through: steps that are in.
+    """
+
+    task: Leased
+    minibatches: Iterator[Loaded]
+    through: int = 0
+
+
+class Trainer:
+    """Does training tasks.
+
+    Args:
+        network: the user's model.
+        learning_rate: of a global step.
+        parameters: the PS.
+        stream: of training records.
+        leases: says whether a lease is still this worker's.
+        progress: is told of every step that is in.
+        gate: held while a push is on its way.
+        skip_nan: ``train.on_nan`` is ``skip``.
+        watcher: the user's callbacks.
+        schedule: in which order the parts of neighbouring steps happen.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        learning_rate: Callable[[int], float],
+        parameters: Parameters,
+        stream: RecordStream,
+        leases: Leases,
+        progress: Progress,
+        gate: Gate,
+        *,
+        skip_nan: bool,
+        watcher: Watcher,
+        schedule: Schedule = in_turn,
+    ) -> None:
+        self._network = network
+        self._learning_rate = learning_rate
+        self._parameters = parameters
+        self._stream = stream
+        self._leases = leases
+        self._progress = progress
+        self._gate = gate
+        self._skip_nan = skip_nan
+        self._watcher = watcher
+        self._schedule = schedule
+        self._not_finite = 0
+        self._rejected = 0
+        self._traced = False
+
+    def run(self, task: Leased) -> None:
+        """All steps of a range, then the report; what is left of a lease that was lost is dropped.
+
+        Raises:
+            NotFiniteError: a step's loss or gradient is not finite and the job stops at that.
+            LeavingError: this worker was told to go.
+            EdlError: records cannot be read, or the PS are away for too long.
+        """
+        self._watcher.begin_epoch(task.epoch)
+        minibatches = self._minibatches(task)
+        work = _Range(task, minibatches if task.one_by_one else self._traced_first(task, minibatches))
+        schedule = in_turn if task.one_by_one else self._schedule
+        schedule(
+            Steps(
+                prepare=partial(self._prepare, work),
+                values=partial(self._values, work),
+                compute=partial(self._compute, task),
+                send=partial(self._send, work),
+                end=self._end,
+            )
+        )
+        if work.through == task.steps:
+            self._progress.finish(task.lease)
+        else:
+            _LOG.info("lease %d: dropped after %d steps", task.lease, work.through)
+            self._progress.drop(task.lease)
+
+    def _minibatches(self, task: Leased) -> Iterator[Loaded]:
+        """Of a range while its lease is held: the stream reads no further for one that is lost."""
+        for loaded in self._stream.minibatches(task):
+            if not self._leases.alive(task.lease):
+                return
+            yield loaded
+            if not self._leases.alive(task.lease):
+                return
+
+    def _traced_first(self, task: Leased, minibatches: Iterator[Loaded]) -> Iterator[Loaded]:
+        """The same minibatches; if it is the first range, once the model is traced, with the first of them.
+
+        Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
+        thread that made the model, because Keras keeps some of its settings by thread.
+        """
+        taken: list[Loaded] = []
+        while not self._traced and (loaded := next(minibatches, None)) is not None:
+            taken.append(loaded)
+            if loaded.minibatch is not None:
+                rows = self._rows(task, loaded.step, loaded.minibatch)
+                with of_records(task, loaded.step):
+                    given = loaded.minibatch
+                    self._network.train(self._parameters.slab(), rows, given.features, given.labels, given.weights)
+                self._traced = True
+        return chain(taken, minibatches)
+
+    # ------------------------------------------------------------ the parts of a step
+
+    def _prepare(self, work: _Range) -> Prepared | None:
+        """The next minibatch, and its rows; None at the end of the range, or of its lease."""
+        loaded = next(work.minibatches, None)
+        return None if loaded is None else self._prepared(work, loaded)
+
+    def _prepared(self, work: _Range, loaded: Loaded) -> Prepared:
+        rows: RowsByTable = {}
+        if loaded.minibatch is not None:
+            rows = self._rows(work.task, loaded.step, loaded.minibatch)
+        return Prepared(loaded, rows)
+
+    def _values(self, work: _Range, prepared: Prepared, before: Done | None) -> Ready:
+        """A prepared step with the newest dense values; ``before``: the step before it, if it is not sent yet."""
+        loaded, rows = prepared
+        slab = self._parameters.slab(None if before is None else before.push)
+        # Steps of this range that are on their way precede it
+        number = self._parameters.version + loaded.step - work.through
+        return Ready(loaded, number, self._parameters.versions, slab, rows)
+
+    def _rows(self, task: Leased, step: int, minibatch: Minibatch) -> RowsByTable:
+        with of_records(task, step):
+            return rows_of(self._network, self._parameters, minibatch.features)
+
+    def _compute(self, task: Leased, ready: Ready) -> Done:
+        """Loss and gradients, as a push that does not say yet which lease follows."""
+        self._watcher.begin_step(ready.number)
+        return self._done(task, ready)
+
+    def _done(self, task: Leased, ready: Ready) -> Done:
+        push = Push(task.lease, ready.loaded.step, versions=ready.versions)
+        result = self._gradients(task, ready)
+        if result is None:
+            return Done(None, push)
+        push = replace(
+            push,
+            learning_rate=self._learning_rate(ready.number),
+            weight=ready.loaded.records / task.minibatch,
+            slab=result.slab,
+            rows={table: Rows(ready.rows[table].ids, values) for table, values in result.rows.items()},
+        )
+        return Done(result.loss, push)
+
+    def _gradients(self, task: Leased, ready: Ready) -> Step | None:
+        """None if there is nothing to apply."""
+        if ready.loaded.minibatch is None:
+            return None
+        given: Minibatch = ready.loaded.minibatch
+        with of_records(task, ready.loaded.step):
+            result = self._network.train(ready.slab, ready.rows, given.features, given.labels, given.weights)
+        if is_finite(result):
+            return result
+        self._not_finite += 1
+        step, named = ready.loaded.step, culprit(self._network, result)
+        report_not_finite(task, step, result.loss, self._not_finite, skip=self._skip_nan, gradient=named)
+        return None
+
+    def _send(self, work: _Range, ready: Ready, done: Done) -> bool:
+        """Put a step in, on all PS; False if the lease is lost.
+
+        A synchronous PS may find a gradient too old: it is computed again, here, because a schedule for
+        synchronous training has nothing else under way.
+        """
+        task, loaded = work.task, ready.loaded
+        while self._leases.alive(task.lease):
+            with self._gate.critical():
+                pushed = self._parameters.push(self._followed(task, done.push))
+                if pushed.revoked:
+                    return False
+                if not pushed.stale:
+                    work.through = loaded.step + 1
+                    self._progress.stepped(task.lease, work.through, loss=done.loss, skipped=loaded.skipped)
+                    return True
+            self._rejected += 1
+            _LOG.debug("lease %d: step %d is computed anew, %d so far", task.lease, loaded.step, self._rejected)
+            ready = self._values(work, self._prepared(work, loaded), None)
+            done = self._done(task, ready)
+        return False
+
+    def _followed(self, task: Leased, push: Push) -> Push:
+        following = task.lease if push.step + 1 < task.steps else self._leases.upcoming()
+        return replace(push, following=following)
+
+    def _end(self, ready: Ready, done: Done) -> None:
+        if done.loss is not None:
+            self._watcher.end_step(ready.number, done.loss)
