@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from peer import serve
 
-from edl.worker.worker_process import set_threads
 from edl.keras.tensorflow_import import import_tensorflow
+from edl.worker.worker_process import set_threads
 
 if TYPE_CHECKING:
     from edl.worker.feed_pipeline import Minibatch
@@ -40,10 +40,10 @@ class Limit:
         from click_job import BLOCKS, records_of
 
         from edl.keras import model_contract
-        from edl.worker.corrupt_records import Window
-        from edl.keras.network import Network
-        from edl.worker.feed_pipeline import Feeder
         from edl.keras.flat_buffer import Rows
+        from edl.keras.network import Network
+        from edl.worker.corrupt_records import Window
+        from edl.worker.feed_pipeline import Feeder
 
         params = {"vocabulary": vocabulary}
         module = model_contract.load(SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params))

@@ -52,15 +52,15 @@ from edl.core.job import JobState
 from edl.core.state import Settings
 from edl.master.checkpoint_coordinator import Checkpoints
 from edl.master.gil_tuning import tune
-from edl.master.ps_client import ParameterServers
 from edl.master.master_service import Servicer
+from edl.master.ps_client import ParameterServers
 from edl.master.shell import Shell
+from edl.storage.journal import Journal
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import Channel, connect, serve
-from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.control_methods import Master, Method, Reply, Request
+from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.grpc_options import SERVER_OPTIONS
-from edl.storage.journal import Journal
 
 CLIENTS = 8
 THREADS = 16 + 3 * CLIENTS  # as edl.master.master_process chooses

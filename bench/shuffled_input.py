@@ -23,16 +23,16 @@ from figures import Figure, Result
 from mnist_job import ZOO
 from script import main, say
 
-from edl.core.task_kinds import shuffled
+from edl.core.ledger import Ledger, Work
 from edl.core.shards import Plan, Source
 from edl.core.shuffle import choose_window
-from edl.core.ledger import Ledger, Work
-from edl.data.record_blocks import blocks_of, order_of
-from edl.data.reader_factory import open_reader
+from edl.core.task_kinds import shuffled
 from edl.data.reader import Reader
+from edl.data.reader_factory import open_reader
+from edl.data.record_blocks import blocks_of, order_of
 from edl.data.recordio.writer import Writer
-from edl.worker.worker_process import set_threads
 from edl.keras.tensorflow_import import import_tensorflow
+from edl.worker.worker_process import set_threads
 
 WORKERS = 2
 MOST_SLOWER = 1.05

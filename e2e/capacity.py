@@ -13,10 +13,10 @@ from e2e.faults import ready
 from e2e.pods import SMALL_CPU
 from e2e.programs import kubectl
 
-from edl.cluster.kubernetes.api_client import Api, EVERYWHERE
+from edl.cluster.kubernetes.api_client import EVERYWHERE, Api
 from edl.cluster.kubernetes.resource_kinds import NODES, PODS
-from edl.ops.resource_quantities import quantity
 from edl.ops.cluster_capacity import requests_of
+from edl.ops.resource_quantities import quantity
 
 _ENDED = ("Succeeded", "Failed")
 

@@ -15,7 +15,7 @@ from e2e.waiting import until
 
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, Manifest, PODS
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Kind, Manifest
 from edl.cluster.kubernetes.response_stream import Stream
 
 Found = TypeVar("Found")

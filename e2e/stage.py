@@ -12,10 +12,9 @@ from typing import Any
 from e2e.programs import kubectl
 
 from edl.api.cluster_port import Role
-from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes import names, security_context
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.cluster.kubernetes import security_context
 from edl.jobfile.pod_spec import RunAs
 
 OWN, OTHER = "mine", "other"

@@ -16,13 +16,13 @@ from e2e.namespaces import Namespace
 from e2e.pods import pod
 from e2e.site import Site
 
-from edl.api.cluster_port import Cause, PLAIN, Phase, PodSeen, Role, Wish
+from edl.api.cluster_port import PLAIN, Cause, Phase, PodSeen, Role, Wish
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.kubeconfig import connect
-from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest, PODS
-from edl.cluster.kubernetes.rate_limiter import Pace
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
+from edl.cluster.kubernetes.kubeconfig import connect
+from edl.cluster.kubernetes.rate_limiter import Pace
+from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Manifest
 
 pytestmark = pytest.mark.xdist_group("contract")
 

@@ -25,7 +25,7 @@ from e2e.talking import ADDRESSES, CLIENT, PORT, SERVER
 from e2e.volume import CLAIM, MOUNT, READER
 
 from edl.cluster.kubernetes.api_errors import GoneError
-from edl.cluster.kubernetes.resource_kinds import Manifest, PODS, SECRETS
+from edl.cluster.kubernetes.resource_kinds import PODS, SECRETS, Manifest
 
 pytestmark = pytest.mark.xdist_group("facts")
 

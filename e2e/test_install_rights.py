@@ -34,7 +34,7 @@ from e2e.tries import (
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import ApiError, QuotaError
-from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest, PODS, SECRETS, kind_of
+from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, SECRETS, Manifest, kind_of
 
 pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights")]
 

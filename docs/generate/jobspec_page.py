@@ -10,9 +10,9 @@ from jobspec_examples import EXAMPLES, MINIMAL, WHOLE
 
 from edl.jobfile.composite_types import ListOf, Nullable
 from edl.jobfile.job_spec import API_VERSION, JobSpec
-from edl.jobfile.scalar_types import Kind
-from edl.jobfile.quantities import SIZE, size_text
 from edl.jobfile.json_schema import job_schema
+from edl.jobfile.quantities import SIZE, size_text
+from edl.jobfile.scalar_types import Kind
 from edl.jobfile.section_type import Option, Section, options
 
 _HEAD = f"""<!-- Written by `make reference` from the JSON Schema of job files; do not edit. -->

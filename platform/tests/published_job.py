@@ -8,13 +8,13 @@ from typing import Any
 
 from small_cluster import NOW, SmallCluster, when
 
+from edl.api.cluster_port import Role
 from edl.api.events import RoleEnded, RoleStarted
 from edl.api.status import RoleStatus, Status
-from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.ops.job_view import JobSeen, find
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.published_status import Moment, Publication
+from edl.ops.job_view import JobSeen, find
 
 SPEC: dict[str, Any] = {
     "image": "registry.example/mnist:1",

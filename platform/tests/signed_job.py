@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from edl.core.partition import placement, slot_of_row
-from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
+from edl.data.tf_example import serialize_example
 from edl.testing.jobs import JobProcess
 
 WIDTH, HIDDEN, MINIBATCH = 4, 8, 8

@@ -16,7 +16,7 @@ import urllib3
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Answer, Api, Connection
 from edl.cluster.kubernetes.api_errors import translate
-from edl.cluster.kubernetes.resource_kinds import BY_NAME, EVENTS, Kind, Manifest, PODS
+from edl.cluster.kubernetes.resource_kinds import BY_NAME, EVENTS, PODS, Kind, Manifest
 from edl.cluster.kubernetes.response_stream import Stream
 
 NOW = 1_800_000_000.0

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.array_types import Floats
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_store import Gradients, ParameterStore, RowGradients
 from edl.numerics.initializers import initial_rows
+from edl.numerics.model_declaration import Declaration
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, ParameterStore, RowGradients
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 TABLE = TableSpec("emb", 5000, 2, UNIFORM, seed=9)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.parameter_snapshot import FrozenRows, StoredRows
 from edl.numerics.initializers import initial_rows
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_snapshot import FrozenRows, StoredRows
 
 INITIALIZERS = (
     {"name": "zeros"},

@@ -1,5 +1,8 @@
-"""What the rooms of EDL say to each other, as typed values: the lowest layer, which everything may import.
+"""What rooms say to each other: definitions, no logic.
 
-Definitions only. Nothing here reads a file or YAML, looks at the time, or decides anything; only the standard
-library's ``typing``, ``dataclasses`` and the like are imported. ``.importlinter`` checks this.
+Journal entries, events, the job's status, variables and tables, the cluster port, errors: frozen
+values with typed fields.
+
+May import: typing, dataclasses, enum and the like. Never: files, YAML, clocks, threads, third-party
+packages.
 """

@@ -1,6 +1,7 @@
 """The port through which a master starts, deletes and watches the pods of its job.
 
-Implementations: ``edl.cluster.local.local_cluster`` (processes of this machine), ``edl.cluster.kubernetes.kube_cluster`` (pods) and
+Implementations: ``edl.cluster.local.local_cluster`` (processes of this machine),
+``edl.cluster.kubernetes.kube_cluster`` (pods) and
 ``edl.testing.cluster`` (a fake on a virtual clock). All of them pass the contract suite in
 ``platform/tests/cluster_contract.py``.
 """

@@ -1,4 +1,4 @@
-"""What a user asks for: the parts of the JobSpec that other definitions name. The rest is in ``edl.jobfile.job_spec``."""
+"""The parts of the JobSpec that other definitions name. The rest is in ``edl.jobfile.job_spec``."""
 
 from __future__ import annotations
 

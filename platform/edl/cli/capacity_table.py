@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from edl.reporting.text_table import aligned
 from edl.api.cluster_port import Role
-from edl.ops.resource_quantities import Resources, all_said
 from edl.ops.job_forecast import Fit, Forecast
+from edl.ops.resource_quantities import Resources, all_said
+from edl.reporting.text_table import aligned
 
 _COLUMNS = ("role", "pods", "priority", "each")
 _WORDS = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: "worker"}

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edl.api.errors import BadInputError
 from edl.ops.checkpoint_choice import chosen, reading
 from edl.ops.checkpoint_lookup import find
-from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.storage.checkpoint_contents import Contents
@@ -124,7 +124,11 @@ def export(
 
         with reading():
             columns = checkpoint_export.columns(contents, slots=slots)
-        strings = {"checkpoint": str(manifest.cut), "version": str(manifest.version), **checkpoint_export.described(contents)}
+        strings = {
+            "checkpoint": str(manifest.cut),
+            "version": str(manifest.version),
+            **checkpoint_export.described(contents),
+        }
         with _progress("Writing", sum(column.nbytes for column in columns)) as advance:
             checkpoint_export.write(output, columns, strings, advance)
     many = counted(len(contents.variables), "variable")

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from edl.reporting.text_table import age, aligned
-from edl.cli.options import YesOption, agreed
-from edl.cli.local_runs import RunHere, find_here, runs_here
 from edl.api.errors import BadInputError, StorageError
+from edl.cli.local_runs import RunHere, find_here, runs_here
+from edl.cli.options import YesOption, agreed
 from edl.reporting.ps_statistics_text import size
+from edl.reporting.text_table import age, aligned
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

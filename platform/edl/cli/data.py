@@ -12,9 +12,9 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from edl.api.errors import BadInputError
 from edl.cli import data_copy
 from edl.reporting.rich_console import console
-from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.data.dataset_writer import Layout

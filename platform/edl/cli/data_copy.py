@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, NamespaceOption, api_of
 from edl.ops.volume_session import IMAGE_REMEDY, IMAGE_VARIABLE, volume
-from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.ops.copy_plan import CopyPlan
@@ -131,8 +131,8 @@ def _plan(files: Files, source: str, target: str, outward: Place | None, inward:
 def _visit(
     claim: str, image: str | None, who: tuple[int, int], minutes: int, priority: str, *, read_only: bool
 ) -> Visit:
-    from edl.ops.helper_pod import Visit
     from edl.jobfile.pod_spec import RunAs
+    from edl.ops.helper_pod import Visit
 
     if not image:  # nor by the variable
         raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)

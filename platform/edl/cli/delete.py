@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.cli.completion import complete_jobs
-from edl.ops.removal_progress import remove
-from edl.cli.options import ContextOption, NamespaceOption, YesOption, agreed, api_of
 from edl.api.errors import BadInputError
+from edl.cli.completion import complete_jobs
+from edl.cli.options import ContextOption, NamespaceOption, YesOption, agreed, api_of
+from edl.ops.removal_progress import remove
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api
@@ -89,7 +89,9 @@ def in_phases(api: Api, phases: list[str]) -> list[str]:
 
     known = {phase.lower(): phase for phase in job_view.PHASES}
     if unknown := [phase for phase in phases if phase.lower() not in known]:
-        raise BadInputError(f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(job_view.PHASES)}.")
+        raise BadInputError(
+            f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(job_view.PHASES)}."
+        )
     wanted = {known[phase.lower()] for phase in phases}
     found = [job.name for job in job_view.listed(api) if job.phase in wanted]
     if not found:
@@ -99,8 +101,8 @@ def in_phases(api: Api, phases: list[str]) -> list[str]:
 
 def outline(job: str, there: Remains) -> list[str]:
     """What there is of the job; nothing that can be seen: its token."""
-    from edl.ops.job_deletion import counted
     from edl.ops.existing_job import existing, since
+    from edl.ops.job_deletion import counted
 
     known = existing(there)
     if known is None:

@@ -59,10 +59,10 @@ def doctor(
 
 
 def _examined(api: Api, images: list[str], high: str, low: str) -> Iterator[Checkup]:
-    from edl.reporting.status_line import Ticker
-    from edl.ops.volume_session import IMAGE_VARIABLE, named_image
-    from edl.ops.doctor_findings import Checkup, Classes, Level
     from edl.ops.doctor_checks import examine, pull
+    from edl.ops.doctor_findings import Checkup, Classes, Level
+    from edl.ops.volume_session import IMAGE_VARIABLE, named_image
+    from edl.reporting.status_line import Ticker
 
     classes = Classes(high, low)
     yield from examine(api, classes)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.cli.local_runs import LocalOption
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.jobfile.event_json import line
 from edl.jobfile.json_object import to_json
-from edl.reporting.terminal_text import one_line
 from edl.reporting.event_text import sentence
+from edl.reporting.terminal_text import one_line
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.kubernetes_events import Happening
     from edl.ops.job_view import JobSeen
+    from edl.ops.kubernetes_events import Happening
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _FOLLOW_SECONDS = 2.0
@@ -64,8 +64,8 @@ def events(
     Of a run of this machine (JOB or JOB/RUN) all events are shown. A job of the cluster comes first; --local means
     runs of this machine, -n and --context a cluster.
     """
-    from edl.ops.polling import polled
     from edl.cli.local_runs import look_of
+    from edl.ops.polling import polled
 
     look, shown = look_of(job, local=local, context=context, namespace=namespace), set[str]()
     for seen in polled(look, _FOLLOW_SECONDS):

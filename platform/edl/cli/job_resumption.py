@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edl.api.events import RunStarted
 from edl.api.errors import BadInputError
+from edl.api.events import RunStarted
 from edl.cluster.kubernetes.names import LATEST
 from edl.jobfile.job_spec import JobSpec
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.reporting.text_table import age, aligned
-from edl.ops.followup_command import called
-from edl.cli.options import ContextOption, NamespaceOption, api_of
-from edl.cli.local_runs import LocalOption
 from edl.api.errors import BadInputError
+from edl.cli.local_runs import LocalOption
+from edl.cli.options import ContextOption, NamespaceOption, api_of
 from edl.jobfile.json_object import to_json
+from edl.ops.followup_command import called
 from edl.reporting.terminal_text import one_line
+from edl.reporting.text_table import age, aligned
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api

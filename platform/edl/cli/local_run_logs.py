@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from edl.cli.local_runs import RunHere, seen
 from edl.api.errors import BadInputError
+from edl.cli.local_runs import RunHere, seen
 
 _POLL_SECONDS = 0.5
 _NAME = re.compile(r"(master|ps|worker)-(\d+)\.log")

@@ -18,16 +18,16 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
+from edl.api.errors import BadInputError, EdlError
 from edl.api.events import Event, RunStarted, Warned
 from edl.api.status import ENDED, Status, Summary
 from edl.cluster.status_port import Desired
-from edl.api.errors import BadInputError, EdlError
-from edl.ops.job_view import JobSeen, UnknownJobError
 from edl.jobfile import json_object
 from edl.jobfile.event_json import from_json
 from edl.jobfile.path_resolution import DEFAULT_STORAGE
 from edl.jobfile.problems import SpecError
 from edl.jobfile.published_status import Failure, Moment, Publication, extended
+from edl.ops.job_view import JobSeen, UnknownJobError
 from edl.storage.run_directory import LOCAL_NAMESPACE, RunDir, job_dir, read_json, runs, tail
 
 LocalOption = Annotated[bool, typer.Option("--local", help="Runs of edl run on this machine, below ./.edl.")]

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edl.ops.followup_command import called
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.cli.local_runs import LocalOption
 from edl.api.errors import BadInputError, EdlError
+from edl.cli.local_runs import LocalOption
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.ops.followup_command import called
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api
+    from edl.cluster.kubernetes.resource_kinds import Manifest
     from edl.ops.helper_pod import Place, Visit
     from edl.ops.job_view import JobSeen
     from edl.ops.pod_logs import Chosen
-    from edl.cluster.kubernetes.resource_kinds import Manifest
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -49,8 +49,8 @@ def logs(
     Of pods that are gone, the run keeps the logs on its volume: they are read through a short-lived pod. Those of a run
     of this machine (JOB or JOB/RUN) are files. A job of the cluster comes first; --local means runs of this machine.
     """
-    from edl.cli.local_runs import chosen_here
     from edl.api.cluster_port import Role
+    from edl.cli.local_runs import chosen_here
     from edl.ops import job_view
     from edl.ops.pod_logs import Chosen, chosen_pods
 
@@ -138,8 +138,8 @@ def _from_volume(
     api: Api, spec: Mapping[str, Any], place: Place, chosen: Chosen, tail: int | None
 ) -> list[tuple[str, list[bytes]]]:
     """Read by a pod of the job's own image, which the nodes could pull; else of the one that is named."""
-    from edl.ops.volume_session import named_image, volume
     from edl.ops.helper_pod import ImageError
+    from edl.ops.volume_session import named_image, volume
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
         with volume(api, _visit(spec, place, image)) as reader:
@@ -155,10 +155,10 @@ def _from_volume(
 
 
 def _visit(spec: Mapping[str, Any], place: Place, image: str) -> Visit:
-    from edl.ops.volume_session import IMAGE_VARIABLE
     from edl.core import worker_priority
-    from edl.ops.helper_pod import Visit
     from edl.jobfile.pod_spec import RunAs
+    from edl.ops.helper_pod import Visit
+    from edl.ops.volume_session import IMAGE_VARIABLE
 
     who, pod = spec["security"]["run_as"], spec.get("pod") or {}
     workers = spec["workers"].get("priority") or worker_priority.PLAIN_CLASS

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edl.api.errors import BadInputError
 from edl.cli.completion import complete_contexts, complete_jobs
 from edl.reporting.slow_response import Notice
-from edl.api.errors import BadInputError
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api

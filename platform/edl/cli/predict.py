@@ -9,14 +9,14 @@ from typing import Annotated
 
 import typer
 
+from edl.api.errors import BadInputError
 from edl.api.job import Strategy
+from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
 from edl.ops.job_checks import check
 from edl.ops.local_run_plan import Order, Plan
 from edl.ops.local_run_resumption import PREDICT_FILE
 from edl.ops.local_run_start import folder_of, require_storage, supervised
 from edl.ops.weights_lookup import weights_of
-from edl.cli.run import JobFile, JsonOption, SetOption, WorkersOption, read
-from edl.api.errors import BadInputError
 from edl.storage.run_directory import JobLock, create, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

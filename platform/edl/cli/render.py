@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from edl.reporting.manifest_yaml import yaml_text
-from edl.cluster.kubernetes.resource_kinds import SECRETS
 from edl.cluster.kubernetes.job_manifests import notes, problems, render_job
+from edl.cluster.kubernetes.resource_kinds import SECRETS
 from edl.jobfile.loader import load
+from edl.reporting.manifest_yaml import yaml_text
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -9,19 +9,19 @@ from typing import Annotated
 
 import typer
 
+from edl.api.errors import BadInputError
+from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
+from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.loader import Count, load
+from edl.jobfile.path_resolution import resolve_local
 from edl.ops import local_run_resumption
 from edl.ops.job_checks import check
 from edl.ops.local_run_plan import Order, Plan
 from edl.ops.local_run_start import folder_of, in_this_terminal, require_storage, supervised
-from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
-from edl.api.errors import BadInputError
-from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import Count, load
-from edl.jobfile.path_resolution import resolve_local
 from edl.storage.checkpoint_restart import CheckpointRestart, plan_restart
 from edl.storage.journal_replay import JournalDamagedError
-from edl.storage.run_resumption import Change
 from edl.storage.run_directory import JobLock, RunDir, create
+from edl.storage.run_resumption import Change
 
 NEWEST = ResumeMayStandAlone.newest
 

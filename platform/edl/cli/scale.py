@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from edl.ops.followup_command import called
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.api.errors import BadInputError
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.ops.followup_command import called
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -26,9 +26,9 @@ def scale(
     """Change how many workers a running job asks for; nothing restarts."""
     if low is None and high is None:
         raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
+    from edl.cluster.kubernetes import desired_state
     from edl.cluster.status_port import Desired
     from edl.ops import job_view
-    from edl.cluster.kubernetes import desired_state
 
     api = api_of(context, namespace, job)
     seen = job_view.find(api, job)

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from edl.ops.followup_command import called
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption
 from edl.cli.list import told
 from edl.cli.local_runs import LocalOption, Look
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption
+from edl.ops.followup_command import called
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -31,8 +31,8 @@ def status(
 
     A job of the cluster comes first; --local means runs of this machine, -n and --context a cluster.
     """
-    from edl.cli.status_view import next_step, view
     from edl.cli.local_runs import look_of
+    from edl.cli.status_view import next_step, view
 
     look = look_of(job, local=local, context=context, namespace=namespace)
     if watch:
@@ -59,8 +59,8 @@ def _follow_live(look: Look, name: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from edl.ops.polling import polled
     from edl.cli.status_view import next_step, view
+    from edl.ops.polling import polled
     from edl.reporting.rich_console import console
 
     on = console()

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from edl.api.events import EvaluationEnded
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
-from edl.reporting.text_table import age, aligned
-from edl.reporting.worker_plot import plot
 from edl.ops.job_findings import listed_briefly
 from edl.ops.job_view import JobSeen
 from edl.ops.pod_problems import unscheduled
 from edl.reporting import ps_statistics_text
+from edl.reporting.event_text import clock, earlier_evaluations, measurements, sentence, workers
 from edl.reporting.summary_text import block, heading, rows
 from edl.reporting.terminal_text import one_line
-from edl.reporting.event_text import clock, earlier_evaluations, measurements, sentence, workers
+from edl.reporting.text_table import age, aligned
+from edl.reporting.worker_plot import plot
 
 RECENT_EVENTS = 5
 _EVALUATIONS = 6

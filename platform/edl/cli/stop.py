@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.ops.followup_command import called
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
-from edl.reporting.status_line import Ticker
-from edl.cli.wait import Goal, await_goal, seconds_of
 from edl.api.errors import BadInputError
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.cli.wait import Goal, await_goal, seconds_of
+from edl.ops.followup_command import called
+from edl.reporting.status_line import Ticker
 
 if TYPE_CHECKING:
     from edl.api.status import Status
@@ -36,9 +36,9 @@ def stop(
 
     Exit codes: 0 it is asked to stop, or with --wait has ended; 1 it was deleted meanwhile, 124 the time is over.
     """
+    from edl.cluster.kubernetes import desired_state
     from edl.cluster.status_port import Desired
     from edl.ops import job_view
-    from edl.cluster.kubernetes import desired_state
 
     seconds = _patience(timeout, wait=wait)
     api = api_of(context, namespace, job)

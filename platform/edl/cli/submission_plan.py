@@ -8,14 +8,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edl.reporting.text_table import labelled, wrapped
 from edl.cli.capacity_table import fit_json, numbers, table, waits
-from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.cluster.kubernetes.names import AT_CHECKPOINT, LATEST
-from edl.ops.resource_quantities import Resources, all_said, plain, said
-from edl.ops.job_forecast import Forecast
+from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.path_resolution import is_shared, pod_storage
+from edl.ops.job_forecast import Forecast
+from edl.ops.resource_quantities import Resources, all_said, plain, said
+from edl.reporting.text_table import labelled, wrapped
 
 if TYPE_CHECKING:
     from edl.ops.job_view import JobSeen

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from edl.cli.submission_plan import KubePlan
 from edl.api.errors import BadInputError, EdlError
+from edl.cli.submission_plan import KubePlan
 
 MOST_WIDTH = 120
 

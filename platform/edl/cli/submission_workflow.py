@@ -10,28 +10,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edl.ops.removal_progress import remove
-from edl.ops.followup_command import called
+from edl.api.errors import BadInputError, EdlError, JobFailedError
+from edl.cli.job_resumption import Foreseen, check_resumable, tell_resumed
 from edl.cli.options import agreed, api_of
 from edl.cli.submission_plan import KubePlan
-from edl.cli.job_resumption import Foreseen, check_resumable, tell_resumed
-from edl.reporting.status_line import Ticker
 from edl.cli.submission_reporter import Voice
-from edl.api.errors import BadInputError, EdlError, JobFailedError
 from edl.cluster.kubernetes.api_errors import ApiError
 from edl.cluster.kubernetes.job_manifests import notes
 from edl.cluster.kubernetes.names import AT_CHECKPOINT
+from edl.jobfile.job_spec import JobSpec
 from edl.ops.cluster_capacity import Room
+from edl.ops.followup_command import called
 from edl.ops.job_forecast import Forecast, forecast
 from edl.ops.namespace_quotas import Quotas
+from edl.ops.removal_progress import remove
 from edl.ops.submission_request import Request, request_of
-from edl.jobfile.job_spec import JobSpec
+from edl.reporting.status_line import Ticker
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.preflight import Survey
-    from edl.ops.master_start import Sight
     from edl.ops.job_submission import Submitted
+    from edl.ops.master_start import Sight
+    from edl.ops.preflight import Survey
 
 DECLINED, INTERRUPTED = 1, 130
 _TOKEN_BYTES = 32
@@ -151,8 +151,8 @@ def planned(api: Api, spec: JobSpec, options: Options, request: Request) -> Kube
 
 
 def _outlook(api: Api, request: Request, answers: Survey, quotas: Quotas) -> Forecast:
-    from edl.ops.preflight_findings import merged, of_quota
     from edl.ops.preflight import PreflightError
+    from edl.ops.preflight_findings import merged, of_quota
 
     known = answers.nodes is not None and answers.tenants is not None
     room = Room(answers.nodes or (), answers.tenants or ()) if known else None

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from edl.cli.options import ContextOption, NamespaceOption, YesOption
-from edl.cli.submission_workflow import Options, client_plan, submitted
-from edl.cli.submission_reporter import Voice, voice
-from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
 from edl.api.errors import BadInputError, EdlError
+from edl.cli.options import ContextOption, NamespaceOption, YesOption
+from edl.cli.resume_option import FromCheckpointOption, ResumeMayStandAlone, check_from_checkpoint
+from edl.cli.submission_reporter import Voice, voice
+from edl.cli.submission_workflow import Options, client_plan, submitted
 from edl.cluster.kubernetes.job_manifests import problems
 from edl.cluster.kubernetes.names import LATEST
 from edl.jobfile.job_spec import JobSpec

@@ -13,14 +13,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from edl.cli.options import api_of
 from edl.api.errors import EdlError, RetryableError
+from edl.cli.options import api_of
 from edl.cluster.kubernetes.api_errors import ApiError
 from edl.cluster.kubernetes.job_manifests import problems
-from edl.ops.release.submitter_identity import Identity, identity_of
-from edl.ops.job_deletion import StillThereError
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load
+from edl.ops.job_deletion import StillThereError
+from edl.ops.release.submitter_identity import Identity, identity_of
 from edl.reporting.terminal_text import guarded
 
 REFUSED, TRY_AGAIN, TERMINATED = 2, 75, 143

@@ -13,28 +13,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edl.ops.job_following import Watched, follow
-from edl.ops.removal_progress import remaining
-from edl.cli.submission_workflow import Options, new_token, planned, refusal, said
-from edl.reporting.status_line import Ticker
-from edl.cli.submission_reporter import Words
 from edl.api.errors import EdlError, JobFailedError, RetryableError
+from edl.cli.submission_reporter import Words
+from edl.cli.submission_workflow import Options, new_token, planned, refusal, said
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
-from edl.ops.job_view import conditions
 from edl.cluster.kubernetes.resource_kinds import JOBS
-from edl.ops.release.release_labels import belonging, mark
+from edl.jobfile.job_spec import JobSpec
+from edl.ops.job_deletion import Remains, StillThereError, listed
+from edl.ops.job_following import Watched, follow
+from edl.ops.job_submission import Submitted, begin, furnish, reserve, withdraw
+from edl.ops.job_view import conditions
+from edl.ops.master_start import Lookout
+from edl.ops.preflight import PreflightError
 from edl.ops.release.release_cleanup import Clearing
+from edl.ops.release.release_labels import belonging, mark
+from edl.ops.release.release_view import observe
 from edl.ops.release.submitter_decision import Decision, Master, Step, decide
 from edl.ops.release.submitter_identity import Identity
-from edl.ops.release.release_view import observe
 from edl.ops.release.submitter_timeouts import CLEAR_SECONDS, ClearPatience, Patience, StartPatience
-from edl.ops.job_deletion import Remains, StillThereError, listed
-from edl.ops.preflight import PreflightError
+from edl.ops.removal_progress import remaining
 from edl.ops.submission_request import Request, request_of
-from edl.ops.master_start import Lookout
-from edl.ops.job_submission import Submitted, begin, furnish, reserve, withdraw
-from edl.jobfile.job_spec import JobSpec
+from edl.reporting.status_line import Ticker
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api

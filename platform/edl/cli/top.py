@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.reporting.text_table import aligned
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.reporting.text_table import aligned
 
 if TYPE_CHECKING:
     from edl.ops.pod_usage import Use

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from edl.ops.job_checks import check, missing
-from edl.ops.model_check_process import check_model
-from edl.ops.local_run_start import check_storage, folder_of
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load, place_of
 from edl.jobfile.path_resolution import resolve_local
+from edl.ops.job_checks import check, missing
+from edl.ops.local_run_start import check_storage, folder_of
+from edl.ops.model_check_process import check_model
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

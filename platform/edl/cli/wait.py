@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.ops.followup_command import called
-from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
 from edl.api.errors import BadInputError
+from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.ops.followup_command import called
 
 if TYPE_CHECKING:
     from edl.ops.job_view import JobSeen
@@ -81,8 +81,8 @@ def await_goal(
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, str]:
     """Exit code and what is said, once it is known; raises UnknownJobError if there is no such job to begin with."""
-    from edl.ops.polling import polled
     from edl.ops.job_view import UnknownJobError
+    from edl.ops.polling import polled
 
     began, seen = clock(), None
     try:

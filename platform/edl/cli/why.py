@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edl.ops.followup_command import called
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, api_of
+from edl.ops.followup_command import called
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api
-    from edl.ops.job_findings import Complaint
-    from edl.ops.diagnosis import Evidence
-    from edl.ops.job_view import JobSeen
     from edl.cluster.kubernetes.resource_kinds import Manifest
+    from edl.ops.diagnosis import Evidence
+    from edl.ops.job_findings import Complaint
+    from edl.ops.job_view import JobSeen
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _DETAIL_LINES = 30

@@ -42,12 +42,12 @@ def build(
     The zoo is copied to /model_zoo. Its own Dockerfile is used if it has one, and else one is made that also installs
     what its requirements.txt lists.
     """
+    from edl.ops.docker_engine import connected
     from edl.ops.image_build import build as built
     from edl.ops.image_build import require_name
-    from edl.ops.docker_engine import connected
+    from edl.ops.image_check import inspect, require_runnable
     from edl.ops.image_context import pack
     from edl.ops.image_dockerfile import recipe
-    from edl.ops.image_check import inspect, require_runnable
 
     name = require_name(image)
     dockerfile, arguments = recipe(path, base, file)
@@ -65,11 +65,11 @@ def build(
 @app.command()
 def push(image: ImageName) -> None:
     """Push an image to its registry, with the credentials of ``docker login``."""
-    from edl.reporting.rich_console import console
     from edl.cli.image_push_progress import follow
-    from edl.ops.image_build import require_name
     from edl.ops.docker_engine import connected
+    from edl.ops.image_build import require_name
     from edl.ops.image_push import push as pushed
+    from edl.reporting.rich_console import console
 
     name = require_name(image)
     with connected() as engine:

@@ -1,7 +1,7 @@
 """The port between a master and people who have no route to it: what it tells, and what they want of it.
 
-Implementations: ``edl.cluster.kubernetes.status_publisher`` (a ConfigMap, and an annotation of the Job); on one machine files and
-signals do, and there is none.
+Implementations: ``edl.cluster.kubernetes.status_publisher`` (a ConfigMap, and an annotation of the Job); on one
+machine files and signals do, and there is none.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.journal_entries import DatasetEntered, EvaluationBegun
 from edl.core.callback_decisions import Callbacks
-from edl.core.saved_checkpoint import Checkpoint
 from edl.core.job_counters import Counters
-from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING, unit
 from edl.core.oom_policy import Memory
 from edl.core.revocation_settlement import Revocation
+from edl.core.saved_checkpoint import Checkpoint
 from edl.core.shards import Source
+from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING, unit
 
 if TYPE_CHECKING:
     from edl.core.state import State

@@ -39,15 +39,15 @@ from edl.api.journal_entries import (
 )
 from edl.core import evaluation, update_accounting
 from edl.core.callback_decisions import from_json
-from edl.core.saved_checkpoint import Checkpoint
 from edl.core.evaluation import Round
-from edl.core.task_kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, shuffled, unit
+from edl.core.ledger import Lease, Ledger, Work
 from edl.core.oom_policy import Memory
-from edl.core.task_results import exported
 from edl.core.revocation_settlement import Revocation
+from edl.core.saved_checkpoint import Checkpoint
 from edl.core.shards import Plan, Source
 from edl.core.shuffle import Order
-from edl.core.ledger import Lease, Ledger, Work
+from edl.core.task_kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, shuffled, unit
+from edl.core.task_results import exported
 
 if TYPE_CHECKING:
     from edl.core.state import State

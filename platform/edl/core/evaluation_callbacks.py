@@ -15,8 +15,8 @@ from edl.core.callback_decisions import BestCheckpoint, Callback, Callbacks, Eva
 from edl.core.cuts import Stage
 from edl.core.evaluation import Round
 from edl.core.events import CheckpointCopied, CopyCheckpoint
-from edl.core.task_kinds import BEST, unit
 from edl.core.state import State
+from edl.core.task_kinds import BEST, unit
 
 
 def declare(state: State, declared: Sequence[Callback]) -> None:

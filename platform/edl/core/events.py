@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
 from edl.api.events import Event as PublishedEvent
 from edl.api.events import Stalled
 from edl.api.journal_entries import JournalEntry
 from edl.core.callback_decisions import Callback
-from edl.core.saved_checkpoint import Checkpoint
-from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
-from edl.core.shuffle import Blocks
 from edl.core.ledger import Work
+from edl.core.saved_checkpoint import Checkpoint
+from edl.core.shuffle import Blocks
 
 # ------------------------------------------------------------------------------------------------ events
 

@@ -14,8 +14,8 @@ from edl.api.journal_entries import LeaseProgressed
 from edl.core import snapshots
 from edl.core.cuts import Stage
 from edl.core.events import StopWanted
-from edl.core.task_kinds import TRAINING
 from edl.core.state import State, Stopping
+from edl.core.task_kinds import TRAINING
 
 
 def stop(state: State, event: StopWanted, now: float) -> None:

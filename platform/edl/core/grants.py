@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
 from edl.api.events import EvaluationEnded, Exported, RecordsLeased
 from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
 from edl.core import evaluation_callbacks, revocation
 from edl.core.checkpoint_failures import steps_before_pause
-from edl.api.cluster_port import Role
-from edl.api.errors import BadInputError
 from edl.core.events import (
     Acknowledged,
     Command,
@@ -25,13 +25,13 @@ from edl.core.events import (
 )
 from edl.core.final_checkpoint import ledger_stands
 from edl.core.heartbeats import heard
-from edl.core.task_kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
+from edl.core.ledger import Lease, Work
 from edl.core.pod_lifecycle import STEPS_PER_CRASH
-from edl.core.task_results import refusal
 from edl.core.shards import minibatch_too_large
 from edl.core.shuffle import SHUFFLED_NAME, Blocks, Order, choose_window
 from edl.core.state import State
-from edl.core.ledger import Lease, Work
+from edl.core.task_kinds import BEST, DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, STEPWISE, TRAINING
+from edl.core.task_results import refusal
 
 # What holds others up comes first.
 _ORDER = (DESCRIBE, METRICS, BEST, EXPORT, EVALUATION, PREDICTION, TRAINING)

@@ -30,8 +30,8 @@ from edl.core import (
     snapshots,
 )
 from edl.core.events import Command, Event
-from edl.core.task_kinds import METRICS, unit
 from edl.core.state import State
+from edl.core.task_kinds import METRICS, unit
 
 _LOOK = 1.0
 """Seconds between two looks at all holders: there may be a thousand of them, and many events a second."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.api.cluster_port import Role
 from edl.api.events import EvaluationStarted
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged
 from edl.core import (
@@ -16,11 +17,10 @@ from edl.core import (
     stall,
     unreachable_ps,
 )
-from edl.api.cluster_port import Role
 from edl.core.cuts import due
 from edl.core.events import PhaseEntered, Unpin
-from edl.core.task_kinds import DESCRIBE, EXPORT, unit
 from edl.core.state import State
+from edl.core.task_kinds import DESCRIBE, EXPORT, unit
 
 
 def advance(state: State, now: float) -> None:

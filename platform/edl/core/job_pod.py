@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edl.api.cluster_port import Cause, Phase, PodSeen, Role
-from edl.core.pod_lifecycle import State, TERMINAL, seen, transition
+from edl.core.pod_lifecycle import TERMINAL, State, seen, transition
 
 
 @dataclass(slots=True)

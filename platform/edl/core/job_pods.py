@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
+from edl.core.job_pod import Pod
+from edl.core.oom_policy import UNRAISED, Memory
+from edl.core.pod_index import Muster
+from edl.core.pod_lifecycle import STEPS_PER_CRASH, State, relaunch
 from edl.core.pod_requests import ASK_PATIENCE, Asked, Asking, Name
 from edl.core.start_backoff import Backoff
-from edl.api.cluster_port import PLAIN, PodSeen, Role, Wish
-from edl.core.oom_policy import Memory, UNRAISED
-from edl.core.pod_index import Muster
-from edl.core.job_pod import Pod
-from edl.core.pod_lifecycle import STEPS_PER_CRASH, State, relaunch
 
 __all__ = ["ASK_PATIENCE", "Asked", "Fleet", "Name", "Pod"]
 

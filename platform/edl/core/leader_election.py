@@ -1,6 +1,7 @@
 """The port that keeps two masters of one job apart, and the rule by which one takes over from another.
 
-Implementations: ``edl.cluster.kubernetes.lease_fence`` (a ``coordination.k8s.io`` Lease). On one machine the journal's lock does.
+Implementations: ``edl.cluster.kubernetes.lease_fence`` (a ``coordination.k8s.io`` Lease). On one machine the
+journal's lock does.
 """
 
 from __future__ import annotations

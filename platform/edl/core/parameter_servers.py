@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.api.cluster_port import Role
 from edl.api.events import RolledBack, Warned
 from edl.api.journal_entries import (
     CheckpointReplaced,
@@ -11,8 +12,6 @@ from edl.api.journal_entries import (
     ParametersRolledBack,
 )
 from edl.core import evaluation_callbacks, ps_handover, snapshots, update_accounting
-from edl.core.saved_checkpoint import Checkpoint
-from edl.api.cluster_port import Role
 from edl.core.events import (
     AttachPs,
     CheckpointRefused,
@@ -26,8 +25,9 @@ from edl.core.events import (
     RevokeLeases,
 )
 from edl.core.job_pods import Pod
-from edl.core.task_kinds import TRAINING
+from edl.core.saved_checkpoint import Checkpoint
 from edl.core.state import State
+from edl.core.task_kinds import TRAINING
 
 ATTACH_PATIENCE = 70.0
 """Seconds after which a PS that did not answer, and registers again, is asked again: longer than calls are retried."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from edl.api.cluster_port import PodSeen, Role
 from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, Warned
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
 from edl.core import oom_policy, parameter_servers, scaling
-from edl.api.cluster_port import PodSeen, Role
 from edl.core.events import Acknowledged, StartRefused, WorkerFailed, WorkerLeft
-from edl.core.job_pods import Pod
 from edl.core.grants import advance_lease
 from edl.core.heartbeats import heard
-from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING
+from edl.core.job_pods import Pod
 from edl.core.lease_timeouts import Holder
-from edl.core.pod_lifecycle import Blame, TERMINAL, blame
+from edl.core.pod_lifecycle import TERMINAL, Blame, blame
 from edl.core.pod_lifecycle import State as PodState
 from edl.core.revocation import ask, take_back
 from edl.core.shuffle import named
 from edl.core.state import State
+from edl.core.task_kinds import EVALUATION, PREDICTION, TRAINING
 
 _GONE = "gone when the master came back"
 _DISMISSED = "a master before this one told it to go"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, Quarantined, RecordsReturned
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import final_checkpoint, snapshots
-from edl.api.cluster_port import Role
 from edl.core.events import Revoked, RevokeLeases, Tick
-from edl.core.task_kinds import TRAINING
 from edl.core.lease_timeouts import Holder
+from edl.core.ledger import Work
 from edl.core.revocation_settlement import Revocation, Settlement, settle
 from edl.core.shuffle import SHUFFLED_NAME, named
 from edl.core.state import State
-from edl.core.ledger import Work
+from edl.core.task_kinds import TRAINING
 
 
 def passed(state: State, event: Tick, now: float) -> None:

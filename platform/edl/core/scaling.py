@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from itertools import islice
 
+from edl.api.cluster_port import PLAIN, Role, Wish
 from edl.api.events import RoleAsked, RoleLeaving, Scaled
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkersScaled
 from edl.core import worker_priority
-from edl.api.cluster_port import PLAIN, Role, Wish
 from edl.core.events import DeletePod, ScaleWanted, StartPod
-from edl.core.job_pods import Pod
 from edl.core.grants import budget
+from edl.core.job_pods import Pod
 from edl.core.state import State
 
 BATCH = 50

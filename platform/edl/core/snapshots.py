@@ -5,6 +5,7 @@ The protocol is in docs/design/0002-record-accounting.md.
 
 from __future__ import annotations
 
+from edl.api.cluster_port import Role
 from edl.api.events import CheckpointSaved as CheckpointSavedEvent
 from edl.api.events import EvaluationStarted, RolledBack, Warned
 from edl.api.journal_entries import (
@@ -16,7 +17,6 @@ from edl.api.journal_entries import (
     FinalCutPinned,
 )
 from edl.core import checkpoint_failures, cuts, update_accounting
-from edl.api.cluster_port import Role
 from edl.core.compaction import dataset_entry
 from edl.core.cuts import Cut, Stage
 from edl.core.events import (
@@ -30,8 +30,8 @@ from edl.core.events import (
     TakeSnapshot,
     UpdatesHeld,
 )
-from edl.core.state import State
 from edl.core.ledger import Ledger
+from edl.core.state import State
 
 RETRY_SECONDS = 1.0
 RETRY_HELD_SECONDS = 10.0

@@ -8,8 +8,8 @@ to be missing too, or to be on a lost node (``advance``).
 
 from __future__ import annotations
 
-from edl.api.events import StallEnded
 from edl.api.cluster_port import Role
+from edl.api.events import StallEnded
 from edl.core.events import MissingPs, TrainingStalled
 from edl.core.job_pod import Pod
 from edl.core.state import Stalled, State

@@ -12,25 +12,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from edl.api.cluster_port import MOST_WORKERS
 from edl.api.events import Event
 from edl.api.journal_entries import JobPhaseChanged, JournalEntry
 from edl.core import compaction, entry_handlers
 from edl.core.callback_decisions import Callback, Callbacks
-from edl.core.saved_checkpoint import Checkpoint, CheckpointFailure
-from edl.api.cluster_port import MOST_WORKERS
-from edl.core.job_counters import Counters
+from edl.core.crashing_ranges import Suspicion
 from edl.core.cuts import Cut, Stage
 from edl.core.evaluation import Round
 from edl.core.events import Command, EmitEvent, EndJob, PhaseEntered, Record, TrainingStalled
+from edl.core.job_counters import Counters
 from edl.core.job_pods import Fleet
-from edl.core.task_kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
-from edl.core.lease_timeouts import Holder, Patience
-from edl.core.revocation_settlement import Revocation
 from edl.core.job_settings import Settings
+from edl.core.lease_timeouts import Holder, Patience
+from edl.core.ledger import Lease, Ledger, Work
+from edl.core.revocation_settlement import Revocation
+from edl.core.saved_checkpoint import Checkpoint, CheckpointFailure
 from edl.core.shards import Source
 from edl.core.shuffle import Order
-from edl.core.crashing_ranges import Suspicion
-from edl.core.ledger import Lease, Ledger, Work
+from edl.core.task_kinds import DESCRIBE, EVALUATION, EXPORT, METRICS, PREDICTION, TRAINING, unit
 
 __all__ = [
     "DESCRIBE",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from edl.core.ledger import Ledger
 from edl.core.shards import Plan, Source
 from edl.core.shuffle import SHUFFLED, Order
-from edl.core.ledger import Ledger
 
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 DESCRIBE, METRICS, EXPORT = "describe", "metrics", "export"

@@ -12,8 +12,8 @@ from typing import Any
 from edl.core import evaluation
 from edl.core.evaluation import Round
 from edl.core.events import Steps
-from edl.core.shuffle import MOST_BLOCKS
 from edl.core.ledger import Lease
+from edl.core.shuffle import MOST_BLOCKS
 
 PARTS = ("training", "validation", "prediction")
 

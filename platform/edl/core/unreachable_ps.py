@@ -11,8 +11,8 @@ it leads follow the placement, and leases that are closed are refused (docs/desi
 
 from __future__ import annotations
 
-from edl.api.events import Warned
 from edl.api.cluster_port import Role
+from edl.api.events import Warned
 from edl.core.events import DeletePod
 from edl.core.state import State
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edl.api.journal_entries import CutTaken
-    from edl.core.saved_checkpoint import Checkpoint
     from edl.core.cuts import Cut
+    from edl.core.saved_checkpoint import Checkpoint
     from edl.core.state import State
 
 

@@ -15,8 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edl.data.tf_example import serialize_example
-    from edl.data.reader_factory import open_reader
     from edl.data.reader import (
         BlockReader,
         BlockSizes,
@@ -28,7 +26,9 @@ if TYPE_CHECKING:
         Record,
         Source,
     )
+    from edl.data.reader_factory import open_reader
     from edl.data.recordio.writer import Writer
+    from edl.data.tf_example import serialize_example
 
 __all__ = [
     "BlockReader",
@@ -45,7 +45,7 @@ __all__ = [
     "serialize_example",
 ]
 
-_HOMES = {"Writer": "recordio.writer", "serialize_example": "example", "open_reader": "opening"}
+_HOMES = {"Writer": "recordio.writer", "serialize_example": "tf_example", "open_reader": "reader_factory"}
 
 
 def __getattr__(name: str) -> Any:

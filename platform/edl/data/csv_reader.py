@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError
 from edl.data.csv_file import CsvFile, Dialect
-from edl.data.reader_options import Options
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader_options import Options
 
 
 class CsvReader:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from edl.api.errors import BadInputError, StorageError
-from edl.data.tf_example import Value, serialize_example
 from edl.data.data_files import beside
+from edl.data.record_tables import DataSet, Table
 from edl.data.recordio.chunk import Compression
 from edl.data.recordio.writer import Writer
-from edl.data.record_tables import DataSet, Table
+from edl.data.tf_example import Value, serialize_example
 
 Format: TypeAlias = Literal["recordio", "csv"]
 Advance: TypeAlias = Callable[[int], None]

@@ -7,10 +7,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from edl.api.errors import BadInputError
-from edl.data.synthetic_clicks import ClickLaw, ClickTable, IDS, NUMBERS
 from edl.data.digits import Digits, enlarge, load_digits, split
 from edl.data.mnist import MnistUnavailableError, load_mnist
 from edl.data.record_tables import DataSet, DigitTable, IrisTable
+from edl.data.synthetic_clicks import IDS, NUMBERS, ClickLaw, ClickTable
 
 ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
 

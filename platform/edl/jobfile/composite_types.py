@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from edl.jobfile.scalar_types import Kind, Text, found
 from edl.jobfile.document_tree import Json, Node, Place
+from edl.jobfile.scalar_types import Kind, Text, found
 
 
 @dataclass(frozen=True, slots=True)

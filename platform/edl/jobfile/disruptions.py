@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Self
 
-from edl.api.events import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.api.cluster_port import Cause
+from edl.api.events import Event, RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack
 from edl.jobfile.composite_types import Named
-from edl.jobfile.scalar_types import Text, Whole
 from edl.jobfile.json_object import Report
+from edl.jobfile.scalar_types import Text, Whole
 from edl.jobfile.section_type import Option
 
 _COUNT = Whole(0)

@@ -1,8 +1,8 @@
 """The JobSpec: one file says all about a job; every role reads it whole, as these frozen values.
 
 Attribute names are the YAML names. Each field's annotation carries what may be written, its unit, one sentence, and
-which values this version has built (edl.jobfile.section_type). Quantities are numbers in the field's unit: bytes, cores,
-seconds. Paths are text as written; edl.jobfile.path_resolution gives them their meaning on this machine.
+which values this version has built (edl.jobfile.section_type). Quantities are numbers in the field's unit: bytes,
+cores, seconds. Paths are text as written; edl.jobfile.path_resolution gives them their meaning on this machine.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edl.api.job import Strategy
 from edl.api.cluster_port import MOST_WORKERS
+from edl.api.job import Strategy
 from edl.jobfile import elasticdl_aliases
-from edl.jobfile.kubernetes_names import IMAGE
 from edl.jobfile.composite_types import Anything, ListOf, Named, Nullable, Paths
-from edl.jobfile.scalar_types import Choice, Number, Text, Whole
 from edl.jobfile.document_tree import Json
+from edl.jobfile.kubernetes_names import IMAGE
 from edl.jobfile.pod_spec import Pod, Resources, Security, Storage, Volume, WorkerResources
 from edl.jobfile.quantities import DURATION, SIZE
+from edl.jobfile.scalar_types import Choice, Number, Text, Whole
 from edl.jobfile.section_type import Option, Section
 
 API_VERSION = "edl.dev/v1"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
-from edl.jobfile.job_spec import API_VERSION, JOB
 from edl.jobfile.document_tree import Json
+from edl.jobfile.job_spec import API_VERSION, JOB
 from edl.jobfile.json_object import section_of
 
 JOB_SCHEMA = f"{API_VERSION.replace('/', '_')}.schema.json"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.jobfile import consistency_rules
-from edl.jobfile.job_spec import API_VERSION, JOB, JobSpec
 from edl.jobfile.document_tree import Json, Node, Place, json_tree
+from edl.jobfile.job_spec import API_VERSION, JOB, JobSpec
 from edl.jobfile.problems import Problem, SpecError
 
 _BEGINNING = f"begin with:\n    apiVersion: {API_VERSION}\n    name: my-job"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from edl.jobfile.yaml_parser import parse_yaml
 from edl.jobfile.document_tree import Node, Place
 from edl.jobfile.problems import Problem
+from edl.jobfile.yaml_parser import parse_yaml
 
 _STEP = re.compile(r"[^.\[\]=]+")
 

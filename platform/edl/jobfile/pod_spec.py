@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edl.jobfile.kubernetes_names import CLAIM, LABEL, LABEL_VALUE, SECRET
 from edl.jobfile.composite_types import Anything, ListOf, Named, Nullable, TextOr
-from edl.jobfile.scalar_types import Text, Whole
 from edl.jobfile.document_tree import Json
+from edl.jobfile.kubernetes_names import CLAIM, LABEL, LABEL_VALUE, SECRET
 from edl.jobfile.quantities import SOME_CORES, SOME_SIZE
+from edl.jobfile.scalar_types import Text, Whole
 from edl.jobfile.section_type import Option, Section
 
 _ABSOLUTE = Text(r"^/[\s\S]*$", "an absolute path")

@@ -15,10 +15,10 @@ from typing import Annotated, Self
 from edl.api.events import Event
 from edl.api.status import Status, Summary
 from edl.jobfile import event_json
-from edl.jobfile.scalar_types import Number, Text, Whole
 from edl.jobfile.disruptions import Losses
-from edl.jobfile.problems import Problem, SpecError
 from edl.jobfile.json_object import Report, from_json, to_json
+from edl.jobfile.problems import Problem, SpecError
+from edl.jobfile.scalar_types import Number, Text, Whole
 from edl.jobfile.section_type import Option
 
 STATUS, EVENTS, TIMELINE = "status.json", "events.jsonl", "timeline.json"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from edl.jobfile.scalar_types import ScalarKind, finite, whole
 from edl.jobfile.document_tree import Json, Node, Place
+from edl.jobfile.scalar_types import ScalarKind, finite, whole
 
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?"
 _ABOVE_ZERO = r"(?:0*[1-9][0-9]*(?:\.[0-9]+)?|0+\.0*[1-9][0-9]*)"

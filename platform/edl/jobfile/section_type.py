@@ -19,9 +19,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from edl.api.fields import Field
 from edl.jobfile.composite_types import ListOf, Named, Nullable
-from edl.jobfile.scalar_types import Choice, Flag, Kind, Measure, Number, Text, Whole, found
 from edl.jobfile.document_tree import Json, Node, Place
 from edl.jobfile.problems import nearest
+from edl.jobfile.scalar_types import Choice, Flag, Kind, Measure, Number, Text, Whole, found
 
 _ANY_TEXT = r"^[\s\S]*$"
 

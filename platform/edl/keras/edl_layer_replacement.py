@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from edl.layers import Embedding
 from edl.keras.prediction_equivalence import alike, prediction, tolerance
+from edl.layers import Embedding
 
 _LOG = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.keras.broadcast_check import refuse_broadcast
-from edl.keras.model_contract import ModelModule
 from edl.keras.metric_shapes import Given, described, give_shapes, shapes, update
+from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import by_class_of_labels, spread
 from edl.keras.user_code import defined_in, user_code
 

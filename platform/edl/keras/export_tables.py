@@ -15,13 +15,13 @@ import keras
 import numpy as np
 
 from edl.api.tables import TableSpec
+from edl.keras.flat_buffer import Floats, Ids
+from edl.keras.row_initializer import mean_value
+from edl.keras.traced_function import array
 from edl.layers import Embedding as AnyId
 from edl.layers.known_rows import Known, constant
-from edl.numerics.initializers import initial_rows
 from edl.numerics import aligned_memory
-from edl.keras.row_initializer import mean_value
-from edl.keras.flat_buffer import Floats, Ids
-from edl.keras.traced_function import array
+from edl.numerics.initializers import initial_rows
 
 _CHUNK_ROWS = 1 << 16
 

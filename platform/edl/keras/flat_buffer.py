@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.numerics import aligned_memory
 from edl.transport import edl_pb2 as pb
 from edl.transport.spec_messages import table_to_message, variable_to_message
-from edl.numerics import aligned_memory
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ids: TypeAlias = npt.NDArray[np.int64]

@@ -11,8 +11,8 @@ import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.core.partition import mix
-from edl.keras.model_contract import ModelModule
 from edl.keras.embedding_conversion import lean_tables
+from edl.keras.model_contract import ModelModule
 from edl.keras.user_code import user_code
 
 _UINT32 = 0xFFFFFFFF

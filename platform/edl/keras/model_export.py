@@ -20,18 +20,18 @@ import keras
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
+from edl.keras.edl_layer_replacement import needs_edl, of_keras
+from edl.keras.export_tables import Chunks, built_with, full_table, known, saved_as_views
+from edl.keras.feature_spec import feature_spec, named_parts
+from edl.keras.flat_buffer import Floats
+from edl.keras.loading_code import how_to_load
+from edl.keras.model_building import new_model
+from edl.keras.model_consistency import check_same_model
+from edl.keras.model_variables import Variables
+from edl.keras.network import Network
+from edl.keras.user_code import user_code
 from edl.layers.known_rows import known_rows
 from edl.storage.durable_files import storage_error, sync_directory, sync_file
-from edl.keras.loading_code import how_to_load
-from edl.keras.feature_spec import feature_spec, named_parts
-from edl.keras.model_building import new_model
-from edl.keras.export_tables import Chunks, built_with, full_table, known, saved_as_views
-from edl.keras.network import Network
-from edl.keras.edl_layer_replacement import needs_edl, of_keras
-from edl.keras.model_consistency import check_same_model
-from edl.keras.flat_buffer import Floats
-from edl.keras.user_code import user_code
-from edl.keras.model_variables import Variables
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.api.variables import VariableSpec
 from edl.api.errors import BadInputError
+from edl.api.variables import VariableSpec
 
 _LOG = logging.getLogger(__name__)
 

@@ -2,8 +2,9 @@
 
 ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` want the values of an evaluation.
 Under strategy Local the process that trains has them, and Keras' own code decides. Where parameter servers hold the
-weights the master decides for all workers (``edl.core.callback_decisions``), from what is declared here; the code of a subclass
-cannot run there, so it is refused. In either case an evaluation is to them what an epoch is to ``keras.fit``.
+weights the master decides for all workers (``edl.core.callback_decisions``), from what is declared here; the code of
+a subclass cannot run there, so it is refused. In either case an evaluation is to them what an epoch is to
+``keras.fit``.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 import keras
 
-from edl.core.callback_decisions import BestCheckpoint, Callback, EarlyStopping, ReduceLROnPlateau
 from edl.api.errors import BadInputError
+from edl.core.callback_decisions import BestCheckpoint, Callback, EarlyStopping, ReduceLROnPlateau
 from edl.jobfile.job_spec import JobSpec
 
 Directions = Mapping[str, str | None]

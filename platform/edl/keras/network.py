@@ -20,28 +20,28 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import BadInputError
-from edl.numerics.table_limits import check_table
-from edl.keras.out_of_range_ids import dense_ids, ids_within_tables, outside
-from edl.keras.model_contract import ModelModule
-from edl.keras.ps_embedding import ServedEmbedding, served_layers
+from edl.keras.evaluation_metrics import Metrics, output_names
 from edl.keras.feature_spec import feature_spec
-from edl.keras.model_building import diverge, is_generator, new_model
-from edl.keras.unsupported_variable_uses import THE_MODEL, refuse_hidden_uses
+from edl.keras.flat_buffer import RowsByTable
 from edl.keras.id_dependencies import check_ids
 from edl.keras.id_tracing import LookedUp
-from edl.keras.row_binding import Lent, Recording, rows_from
 from edl.keras.loss_scaling import warn_if_unscaled
-from edl.keras.evaluation_metrics import Metrics, output_names
+from edl.keras.model_building import diverge, is_generator, new_model
+from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import Objective
-from edl.keras.optimizer_translation import Reproduced, name_in_keras, refuse_spread_tables, reproduce
-from edl.keras.unsupported_models import refuse_stateful
-from edl.keras.flat_buffer import RowsByTable
-from edl.keras.traced_function import Traced, array
-from edl.keras.user_code import user_code
 from edl.keras.model_variables import Variables
+from edl.keras.optimizer_translation import Reproduced, name_in_keras, refuse_spread_tables, reproduce
+from edl.keras.out_of_range_ids import dense_ids, ids_within_tables, outside
+from edl.keras.ps_embedding import ServedEmbedding, served_layers
+from edl.keras.row_binding import Lent, Recording, rows_from
+from edl.keras.traced_function import Traced, array
+from edl.keras.unsupported_models import refuse_stateful
+from edl.keras.unsupported_variable_uses import THE_MODEL, refuse_hidden_uses
+from edl.keras.user_code import user_code
+from edl.numerics.table_limits import check_table
 from edl.numerics.unique_ids import Distinct, WantedIds, positions_among
 
 _LOG = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.numerics.hyperparameters import RULES
-from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.keras.gradient_clipping import Clipping
 from edl.keras.learning_rate import LearningRate
 from edl.keras.user_code import defined_in, user_code
+from edl.numerics.hyperparameters import RULES
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 _RULE: Mapping[str, str] = {
     "SGD": "momentum",

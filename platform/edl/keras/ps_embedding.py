@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
-from edl.api.tables import TableSpec
 from edl.api.errors import BadInputError
+from edl.api.tables import TableSpec
 from edl.core.partition import mix
 from edl.keras import row_binding
-from edl.keras.unsupported_embedding import not_served, table_bytes
 from edl.keras.row_initializer import row_initializer
+from edl.keras.unsupported_embedding import not_served, table_bytes
 
 _WHOLE = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24, "float64": 1 << 53}
 """Up to where each type has every whole number."""

@@ -1,9 +1,9 @@
 """Where served Embeddings get their rows from, while the user's model is traced.
 
 A worker runs the model's look-ups in two parts. First, on a minibatch's features alone, a :class:`Recording` finds the
-ids of every table, of which ``edl.numerics.unique_ids`` takes each once and finds for each look-up the position of its id.
-The rows of these ids are pulled; then the step, with rows :class:`Lent`, takes them by position. So ids are compared
-once, away from the step.
+ids of every table, of which ``edl.numerics.unique_ids`` takes each once and finds for each look-up the position of
+its id. The rows of these ids are pulled; then the step, with rows :class:`Lent`, takes them by position. So ids are
+compared once, away from the step.
 
 The source belongs to the thread that traces: one thread may record while another runs steps.
 """

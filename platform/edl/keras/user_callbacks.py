@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import Any
 
 from edl.core.callback_decisions import Callback
-from edl.keras.callback_params import Params, set_params, warn_of_never_called
 from edl.keras.callback_model_guard import refuse_weights
+from edl.keras.callback_params import Params, set_params, warn_of_never_called
 from edl.keras.unsupported_callbacks import refuse
 from edl.keras.user_code import user_code
 

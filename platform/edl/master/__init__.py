@@ -1,5 +1,7 @@
-"""The job's coordinator: a thin shell around edl.core.job.
+"""The job's coordinator: a thin shell around ``edl.core.job``.
 
-Feeds events and the time into JobState.handle and executes the commands that come out. Never imports TensorFlow, never
-runs user code.
+It feeds events and the time into the core and executes the commands that come out.
+
+May import: edl.cluster, edl.transport, edl.storage, edl.data, edl.reporting and below. Never:
+TensorFlow, user code.
 """

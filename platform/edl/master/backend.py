@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.cluster.status_port import Board
 from edl.api.cluster_port import Cluster
-from edl.core.leader_election import Fence
 from edl.cluster.local.local_cluster import LocalCluster
+from edl.cluster.status_port import Board
+from edl.core.leader_election import Fence
 from edl.jobfile.job_spec import JobSpec
 
 DONE_EXIT, FAILED_EXIT = 0, 1
@@ -88,7 +88,9 @@ class Kubernetes:
     gone_seconds = 8.0
 
     def __init__(self, spec: JobSpec, variables: Mapping[str, str]) -> None:
-        from edl.cluster.kubernetes.master_backend import Platform  # a master on one machine never imports the Kubernetes client
+        from edl.cluster.kubernetes.master_backend import (
+            Platform,  # a master on one machine never imports the Kubernetes client
+        )
 
         self._platform = Platform.from_environment(spec, variables)
         self.cluster: Cluster = self._platform.cluster

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from edl.core.saved_checkpoint import Checkpoint
 from edl.api.errors import EdlError, RetryableError, StorageError
 from edl.core.events import CheckpointCopied, CheckpointRefused, CheckpointSaved, CopyCheckpoint, SaveCheckpoint
+from edl.core.saved_checkpoint import Checkpoint
+from edl.storage.checkpoint_commit import commit, prune
+from edl.storage.checkpoint_manifest import DATASET, Manifest, ShardInfo, Skipped, cut_directory, load_manifest
+from edl.storage.disk_full_pruning import make_room
+from edl.storage.durable_files import sync_directory, sync_file, translated
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import Channel, Retry
 from edl.transport.control_methods import PsControl
-from edl.storage.checkpoint_commit import commit, prune
-from edl.storage.disk_full_pruning import make_room
-from edl.storage.durable_files import sync_directory, sync_file, translated
-from edl.storage.checkpoint_manifest import DATASET, Manifest, ShardInfo, Skipped, cut_directory, load_manifest
 
 log = logging.getLogger(__name__)
 

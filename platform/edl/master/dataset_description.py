@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edl.core.events import DatasetDescribed
-from edl.data.record_blocks import blocks_of
-from edl.data.reader_factory import open_reader
 from edl.data.reader import Reader
+from edl.data.reader_factory import open_reader
+from edl.data.record_blocks import blocks_of
 from edl.jobfile.job_spec import JobSpec
 
 Rows = tuple[tuple[str, int], ...]

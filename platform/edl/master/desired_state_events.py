@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from edl.cluster.status_port import Desired
-from edl.core.saved_checkpoint import STOPPED
 from edl.core.events import Event, ScaleWanted, StopWanted, WishUnreadable
+from edl.core.saved_checkpoint import STOPPED
 
 CHECKPOINT_SECONDS = 30.0
 """How long the checkpoint before a stop may take: as long as pods that are told to go have by default."""

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from edl.api.errors import StorageError
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status, Summary
-from edl.api.errors import StorageError
 from edl.core.events import EndJob
-from edl.master.status_reporter import Reporter
 from edl.jobfile.json_object import to_json
+from edl.master.status_reporter import Reporter
 from edl.storage.durable_files import translated
 from edl.storage.run_directory import RunDir, tail, write_json
 

@@ -24,39 +24,39 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from edl.api.events import RoleStarted, Warned
-from edl.core.saved_checkpoint import FINAL_SECONDS, STOPPED
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.api.events import RoleStarted, Warned
 from edl.core.events import EndJob, Event, PodChanged, PodsSynced, StopWanted
 from edl.core.job import JobState
-from edl.master import guarded_threads
-from edl.master.periodic_reports import Accounts
-from edl.master.checkpoint_coordinator import Checkpoints
-from edl.master.dataset_description import describe
-from edl.master.pod_termination import dismiss, live
-from edl.master.final_report import tell_end, tell_so_far
-from edl.master.ps_metrics import Figures
-from edl.master.gil_tuning import tune
-from edl.master.ps_client import ParameterServers
-from edl.master.pod_controller import Pods
-from edl.master.status_publication import Publisher
-from edl.master.status_reporter import Reporter
-from edl.master.master_service import Servicer
-from edl.master.spec_settings import may_define_reader, settings_of
-from edl.master.shell import MasterEndsError, Shell
-from edl.master.backend import DONE_EXIT, FAILED_EXIT, Surroundings, surroundings_of
-from edl.master.desired_state_events import events_of
-from edl.transport import edl_pb2_grpc
-from edl.transport.control_client import serve
-from edl.transport.process_identity import Identity
+from edl.core.saved_checkpoint import FINAL_SECONDS, STOPPED
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load
 from edl.jobfile.problems import SpecError
+from edl.master import guarded_threads
+from edl.master.backend import DONE_EXIT, FAILED_EXIT, Surroundings, surroundings_of
+from edl.master.checkpoint_coordinator import Checkpoints
+from edl.master.dataset_description import describe
+from edl.master.desired_state_events import events_of
+from edl.master.final_report import tell_end, tell_so_far
+from edl.master.gil_tuning import tune
+from edl.master.master_service import Servicer
+from edl.master.periodic_reports import Accounts
+from edl.master.pod_controller import Pods
+from edl.master.pod_termination import dismiss, live
+from edl.master.ps_client import ParameterServers
+from edl.master.ps_metrics import Figures
+from edl.master.shell import MasterEndsError, Shell
+from edl.master.spec_settings import may_define_reader, settings_of
+from edl.master.status_publication import Publisher
+from edl.master.status_reporter import Reporter
 from edl.storage.checkpoint_restart import explained
 from edl.storage.journal import Journal
 from edl.storage.journal_truncation import check_end
 from edl.storage.run_directory import RunDir
+from edl.transport import edl_pb2_grpc
+from edl.transport.control_client import serve
+from edl.transport.process_identity import Identity
 
 log = logging.getLogger("edl.master")
 

@@ -26,8 +26,8 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.master.message_conversion import FAILURES, callbacks_of, result_of, steps_of, task_of, uid_of
-from edl.master.ps_client import ParameterServers
 from edl.master.placement_table import Roster
+from edl.master.ps_client import ParameterServers
 from edl.master.shell import Shell
 from edl.transport import edl_pb2 as pb
 from edl.transport import edl_pb2_grpc

@@ -10,9 +10,9 @@ from functools import partial
 from edl.api.status import Status
 from edl.master import guarded_threads, progress_log, status_publication, status_reporter
 from edl.master.progress_log import Progress
+from edl.master.shell import Shell
 from edl.master.status_publication import Publisher
 from edl.master.status_reporter import Reporter
-from edl.master.shell import Shell
 from edl.storage import training_history
 from edl.storage.run_directory import RunDir
 

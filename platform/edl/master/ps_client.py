@@ -15,7 +15,7 @@ from edl.api.errors import RefusedError
 from edl.core.events import AttachPs, Command, CopyCheckpoint, Event, PsRefused, PsSilent, RevokeLeases, SaveCheckpoint
 from edl.master import guarded_threads
 from edl.master.checkpoint_coordinator import Checkpoints
-from edl.master.ps_connection import GoneError, Link, PATIENCE_SECONDS
+from edl.master.ps_connection import PATIENCE_SECONDS, GoneError, Link
 from edl.master.ps_requests import Asker, Question
 from edl.transport.control_client import connect
 from edl.transport.peer_errors import kind_of

@@ -24,9 +24,9 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.partition import placement
+from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_methods import Method, PsControl
-from edl.storage.checkpoint_manifest import cut_directory
 
 DEADLINE = 30.0
 """Seconds for one try: a snapshot copies all parameters."""

@@ -44,8 +44,8 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.core.leader_election import Fence
 from edl.core.job import JobState
+from edl.core.leader_election import Fence
 from edl.master import guarded_threads
 from edl.master.fenced_clock import CoreTime
 from edl.master.outbox import Outbox

@@ -13,16 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from edl.api.errors import EdlError, StorageError
 from edl.api.events import Event
 from edl.api.status import ENDED, Status, Summary
 from edl.cluster.status_port import Board
-from edl.api.errors import EdlError, StorageError
-from edl.master.final_report import FAILURE, SUMMARY
 from edl.jobfile import json_object
-from edl.jobfile.event_json import from_json
 from edl.jobfile.disruptions import LossCounter
+from edl.jobfile.event_json import from_json
 from edl.jobfile.problems import SpecError
-from edl.jobfile.published_status import EVENTS_KEPT, Failure, Moment, Publication, TIMELINE, extended
+from edl.jobfile.published_status import EVENTS_KEPT, TIMELINE, Failure, Moment, Publication, extended
+from edl.master.final_report import FAILURE, SUMMARY
 from edl.storage.run_directory import RunDir, read_json, tail, write_json
 
 log = logging.getLogger(__name__)

@@ -13,20 +13,20 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from edl.api.events import Event, Stalled
-from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.api.cluster_port import Role
 from edl.api.errors import EdlError, StorageError
+from edl.api.events import Event, Stalled
+from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
-from edl.core.job_pods import Pod
 from edl.core.job import JobState
+from edl.core.job_pods import Pod
+from edl.core.ledger import Ledger
 from edl.core.scaling import starved
 from edl.core.stall import UNSAVED, missing_ps, unsaved_checkpoint
 from edl.core.state import TRAINING
-from edl.core.ledger import Ledger
+from edl.jobfile.json_object import from_json, to_json
 from edl.master import guarded_threads, progress_log
 from edl.master.throughput import Rate
-from edl.jobfile.json_object import from_json, to_json
 from edl.storage.checkpoint_contents import variables_in
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.run_directory import RunDir, append_line, read_json, write_json

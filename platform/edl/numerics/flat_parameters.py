@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edl.numerics.optimizers import Rule, Scratch, Update, blocks, rule
 from edl.numerics.array_types import Floats
 from edl.numerics.model_declaration import Declaration
-from edl.numerics.parameter_store import Gradients
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import Rule, Scratch, Update, blocks, rule
+from edl.numerics.parameter_store import Gradients
 
 Rules = Callable[[OptimizerSpec, float], Rule]
 

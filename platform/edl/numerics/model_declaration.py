@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import BadInputError
 from edl.core.strict_json import decode_json
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.table_limits import check_table

@@ -1,20 +1,21 @@
 """An optimizer in the terms of the native kernels: which kernel moves the rows, and the numbers of one step.
 
-The numbers come from the functions of ``edl.numerics.optimizers``, so that they are rounded as the NumPy rules round them.
+The numbers come from the functions of ``edl.numerics.optimizers``, so that they are rounded as the NumPy rules round
+them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from edl.api.tables import TableSpec
 from edl.api.errors import BadInputError
-from edl.numerics.optimizers import Rule, Scratch, Update, rule
-from edl.numerics.optimizers.adam import corrected_rate, correction, first_corrected_rate, nadam_factors, rest
-from edl.numerics.optimizers.ftrl import SQUARE_ROOT, Strengths, makes_groups
+from edl.api.tables import TableSpec
 from edl.numerics import _native
 from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import Rule, Scratch, Update, rule
+from edl.numerics.optimizers.adam import corrected_rate, correction, first_corrected_rate, nadam_factors, rest
+from edl.numerics.optimizers.ftrl import SQUARE_ROOT, Strengths, makes_groups
 
 Numbers = Mapping[str, float]
 Steps = Callable[[float, int], _native.Step]
@@ -53,7 +54,7 @@ def steps(optimizer: OptimizerSpec, table: TableSpec) -> Steps:
 
 
 def slab_rule(optimizer: OptimizerSpec, decay: float) -> Rule:
-    """The kernel as :func:`edl.numerics.optimizers.rule`: the same bits in one pass over dense parameters instead of seven.
+    """The kernel as ``edl.numerics.optimizers.rule``: the same bits in one pass over dense parameters instead of seven.
 
     A group lasso regards their rows, of which a kernel would have to know: there it is that function.
 

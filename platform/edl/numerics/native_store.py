@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from edl.api.tables import TableSpec
-from edl.numerics.optimizers import Rule
 from edl.numerics.array_types import Floats
+from edl.numerics.embedding_table import Table
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.native_kernels import slab_rule
 from edl.numerics.native_table import NativeTable
-from edl.numerics.row_retention import Retention
-from edl.numerics.embedding_table import Table
-from edl.numerics.table_store import TableStore
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import Rule
+from edl.numerics.row_retention import Retention
+from edl.numerics.table_store import TableStore
 
 
 class NativeStore(TableStore):

@@ -1,4 +1,4 @@
-"""Rows of one embedding table in native code: what :class:`edl.numerics.numpy_table.NumpyTable` holds, with the same bits.
+"""Rows of one embedding table in native code: what ``numpy_table.NumpyTable`` holds, with the same bits.
 
 The extension is built by ``make native``; importing this module without it is an ImportError.
 docs/design/0007-the-parameter-table.md says how it works.
@@ -16,11 +16,11 @@ from edl.api.tables import TableSpec
 from edl.core.partition import mix
 from edl.numerics import _native
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.native_snapshot import NativeRows, positions
 from edl.numerics.native_kernels import OPTIMIZERS, kernel, steps
-from edl.numerics.row_retention import Retention
-from edl.numerics.parameter_snapshot import StoredRows
+from edl.numerics.native_snapshot import NativeRows, positions
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_snapshot import StoredRows
+from edl.numerics.row_retention import Retention
 
 __all__ = ["OPTIMIZERS", "NativeTable"]
 

@@ -10,8 +10,7 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.numerics import _distinct
-from edl.numerics import aligned_memory
+from edl.numerics import _distinct, aligned_memory
 
 Ids = NDArray[np.int64]
 

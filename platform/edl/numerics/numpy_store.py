@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from edl.api.tables import TableSpec
-from edl.numerics.optimizers import rule
-from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.embedding_table import Table
+from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.optimizers import rule
 from edl.numerics.table_store import TableStore
 
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.core.partition import mix
-from edl.numerics.optimizers import Rule, Scratch, Update
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.row_retention import Retention
-from edl.numerics.parameter_snapshot import StoredRows
 from edl.numerics.initializers import initial_rows
+from edl.numerics.optimizers import Rule, Scratch, Update
+from edl.numerics.parameter_snapshot import StoredRows
+from edl.numerics.row_retention import Retention
 
 _FIRST_CAPACITY = 256
 

@@ -33,7 +33,9 @@ class NumpyDistinct:
         chosen = np.flatnonzero(first == order)
         rank = np.empty(len(ids), np.int32)
         rank[chosen] = np.arange(len(chosen), dtype=np.int32)
-        positions = rank.take(first, out=aligned_memory.empty(len(ids), dtype=np.int32), mode="clip")  # "raise" would copy
+        positions = rank.take(
+            first, out=aligned_memory.empty(len(ids), dtype=np.int32), mode="clip"
+        )  # "raise" would copy
         return ids.take(chosen), positions
 
     def _first(self, ids: Ids, order: Ids, turn: int = 0) -> Ids:

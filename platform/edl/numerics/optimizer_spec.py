@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from edl.api.errors import BadInputError
-from edl.numerics.hyperparameters import Hyperparameter, RULES, Rule
-from edl.jobfile.scalar_types import one_of
 from edl.jobfile.document_tree import Json
+from edl.jobfile.scalar_types import one_of
+from edl.numerics.hyperparameters import RULES, Hyperparameter, Rule
 
 _FIELDS = ("name", "hyperparameters")
 

@@ -14,12 +14,12 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from edl.api.errors import RefusedError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import RefusedError
 from edl.numerics.array_types import Floats, Ids, Steps
-from edl.numerics.model_declaration import Declaration
 from edl.numerics.initializers import initial_rows
+from edl.numerics.model_declaration import Declaration
 
 
 class PinError(RefusedError):

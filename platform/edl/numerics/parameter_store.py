@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.numerics.array_types import Floats, Ids
+from edl.numerics.embedding_table import Table
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.parameter_snapshot import Snapshot, StoredRows
-from edl.numerics.embedding_table import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ParameterStore(Protocol):
         """Rows of a table are at positions below this; some of them may be free."""
 
     def scan(self, table: str, start: int, limit: int) -> StoredRows:
-        """The stored rows at positions ``start`` to ``start + limit``; see :meth:`edl.numerics.embedding_table.Table.scan`."""
+        """The stored rows at positions ``start`` to ``start + limit``; see ``embedding_table.Table.scan``."""
 
     def make_room(self) -> None:
         """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time.
@@ -89,7 +89,7 @@ class ParameterStore(Protocol):
         """
 
     def snapshot(self) -> Snapshot:
-        """Everything as it is now: the slab and its slots are copied, tables as they can (:mod:`edl.numerics.parameter_snapshot`).
+        """Everything as it is now: the slab and its slots are copied, tables as they can (``parameter_snapshot``).
 
         Raises:
             NoMemoryError: for the copy.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.api.tables import TableSpec
 from edl.api.errors import RefusedError
+from edl.api.tables import TableSpec
 
 
 class TableFullError(RefusedError):

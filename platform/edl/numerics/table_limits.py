@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edl.api.tables import TableSpec
 from edl.api.errors import BadInputError
+from edl.api.tables import TableSpec
 from edl.numerics import initializers as initializers
 
 MAX_ROWS = 2**31 - 1

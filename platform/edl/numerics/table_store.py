@@ -9,16 +9,16 @@ from typing import Self
 import numpy as np
 
 from edl.api.tables import TableSpec
-from edl.numerics.optimizers import Rule, rule
 from edl.numerics.array_types import Floats, Ids
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.memory_errors import no_memory, torn
-from edl.numerics.row_retention import Retention
+from edl.numerics.embedding_table import Table
 from edl.numerics.flat_parameters import Slab
+from edl.numerics.memory_errors import no_memory, torn
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import Rule, rule
 from edl.numerics.parameter_snapshot import FrozenRows, Snapshot, StoredRows
 from edl.numerics.parameter_store import Gradients
-from edl.numerics.embedding_table import Table
-from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.row_retention import Retention
 
 
 class TableStore(ABC):

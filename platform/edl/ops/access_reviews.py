@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.resource_kinds import ACCESS_REVIEWS, Kind, LOCAL_ACCESS_REVIEWS, Manifest
+from edl.cluster.kubernetes.resource_kinds import ACCESS_REVIEWS, LOCAL_ACCESS_REVIEWS, Kind, Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edl.ops.checkpoint_lookup import Place
 from edl.api.errors import BadInputError, StorageError
-from edl.storage.checkpoint_verification import newest, verify
+from edl.ops.checkpoint_lookup import Place
 from edl.storage.checkpoint_manifest import Manifest, Skipped, cut_directory, cuts_in, load_manifest
+from edl.storage.checkpoint_verification import newest, verify
 
 
 @contextmanager

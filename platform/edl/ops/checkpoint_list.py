@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from edl.reporting.text_table import age, aligned
 from edl.api.errors import StorageError
+from edl.reporting.text_table import age, aligned
 from edl.storage.checkpoint_commit import check_size
-from edl.storage.checkpoint_verification import check_bytes, verify
 from edl.storage.checkpoint_manifest import MANIFEST, Manifest, Skipped, cut_directory, cuts_in, load_manifest
+from edl.storage.checkpoint_verification import check_bytes, verify
 
 _RIGHT = (0, 1, 2, 3, 4, 5)
 _UNITS = ("kB", "MB", "GB", "TB", "PB")

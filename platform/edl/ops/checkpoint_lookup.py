@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.ops import local_run_files
 from edl.api.errors import BadInputError
+from edl.ops import local_run_files
 from edl.storage.checkpoint_manifest import MANIFEST, cuts_in
 from edl.storage.run_directory import RunDir, resolve, runs, submitted
 
@@ -85,9 +85,9 @@ def _of_file(path: Path) -> Place:
         raise BadInputError("is one file of a checkpoint", where=str(path), hint=f"Name its folder: {path.parent}")
     if path.suffix not in _JOB_FILES:
         raise BadInputError("is neither a run's folder nor a job file", where=str(path), hint=_OTHER_PLACES)
-    from edl.ops.local_run_start import folder_of
     from edl.jobfile.loader import load
     from edl.jobfile.path_resolution import resolve_local
+    from edl.ops.local_run_start import folder_of
 
     folder = folder_of(resolve_local(load(path), path.parent))
     if not folder.is_dir():

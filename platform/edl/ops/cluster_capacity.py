@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.resource_quantities import Resources, lacks, largest, less, resources, said, total
 from edl.ops.node_matching import admits, usable
+from edl.ops.resource_quantities import Resources, lacks, largest, less, resources, said, total
 
 PODS = "pods"
 _ENDED = ("Succeeded", "Failed")

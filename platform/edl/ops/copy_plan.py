@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from edl.ops.file_transfer import Entry
 from edl.api.errors import BadInputError
+from edl.ops.file_transfer import Entry
 from edl.storage.durable_files import translated
 
 

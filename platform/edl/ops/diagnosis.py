@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from edl.api.cluster_port import Role
-from edl.core.stall import UNSAVED
 from edl.cluster.kubernetes import names
-from edl.ops.job_findings import Complaint, listed_briefly
-from edl.ops.push_diagnosis import exchanged
-from edl.ops.kubernetes_events import Happening
-from edl.ops.job_view import JobSeen, conditions, label_of, role_of
-from edl.ops.slowdown_diagnosis import slowed
-from edl.ops.pod_problems import Wait, scarce, waits_for
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.resource_quantities import all_said
+from edl.core.stall import UNSAVED
 from edl.ops.cluster_capacity import Room, requests_of
+from edl.ops.job_findings import Complaint, listed_briefly
+from edl.ops.job_view import JobSeen, conditions, label_of, role_of
+from edl.ops.kubernetes_events import Happening
+from edl.ops.pod_problems import Wait, scarce, waits_for
+from edl.ops.push_diagnosis import exchanged
+from edl.ops.resource_quantities import all_said
+from edl.ops.slowdown_diagnosis import slowed
 
 _ENDINGS = {"Failed": "failed", "Interrupted": "was interrupted"}
 _ASK = "Ask for less: resources of the role in the job file."

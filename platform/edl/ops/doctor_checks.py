@@ -11,8 +11,19 @@ from functools import partial
 
 from edl.api.errors import EdlError, RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api, EVERYWHERE
-from edl.ops.helper_pod import Visit, pod, pod_name, visited
+from edl.cluster.kubernetes.api_client import EVERYWHERE, Api
+from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoRightError, NotFoundError
+from edl.cluster.kubernetes.install_hints import installed
+from edl.cluster.kubernetes.resource_kinds import (
+    CLAIMS,
+    NAMESPACES,
+    PRIORITY_CLASSES,
+    ROLE_BINDINGS,
+    SERVICE_ACCOUNTS,
+    Manifest,
+)
+from edl.jobfile.pod_spec import RunAs
+from edl.ops.access_reviews import MASTERS, NEEDED, READ_SECRETS, WANTED, master_may, may
 from edl.ops.doctor_findings import (
     Checkup,
     Classes,
@@ -30,18 +41,7 @@ from edl.ops.doctor_findings import (
     uncounted,
     version,
 )
-from edl.ops.access_reviews import MASTERS, NEEDED, READ_SECRETS, WANTED, master_may, may
-from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NoRightError, NotFoundError
-from edl.cluster.kubernetes.install_hints import installed
-from edl.cluster.kubernetes.resource_kinds import (
-    CLAIMS,
-    Manifest,
-    NAMESPACES,
-    PRIORITY_CLASSES,
-    ROLE_BINDINGS,
-    SERVICE_ACCOUNTS,
-)
-from edl.jobfile.pod_spec import RunAs
+from edl.ops.helper_pod import Visit, pod, pod_name, visited
 
 NO_IMAGE = "registry.invalid/none"
 """Of a pod that is only asked about."""

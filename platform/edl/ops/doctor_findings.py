@@ -9,10 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 from edl.cluster.kubernetes import names
-from edl.ops.access_reviews import Right
 from edl.cluster.kubernetes.api_errors import ForbiddenError, PodSecurityError, PolicyError, QuotaError
 from edl.cluster.kubernetes.install_hints import installed
 from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.ops.access_reviews import Right
 
 OLDEST = (1, 30)
 """The first Kubernetes with ValidatingAdmissionPolicy v1, which EDL's policies are; nothing else here is newer."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from edl.cluster.kubernetes import names
-from edl.ops.job_view import JobSeen
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
-from edl.ops.job_deletion import Remains
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import loads
 from edl.jobfile.problems import SpecError
 from edl.jobfile.published_status import Publication
+from edl.ops.job_deletion import Remains
+from edl.ops.job_view import JobSeen
 
 
 def existing(there: Remains) -> JobSeen | None:

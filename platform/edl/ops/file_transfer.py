@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError, EdlError, RetryableError, StorageError
-from edl.storage.durable_files import translated
-from edl.storage.partial_upload import Incoming, digest
 from edl.storage.copy_protocol import (
     ANSWER,
     BUSY,
     CHUNK,
     DATA,
     ERROR,
+    REQUEST,
     Frame,
     Pipe,
-    REQUEST,
     frame,
     message,
     read_frame,
 )
+from edl.storage.durable_files import translated
+from edl.storage.partial_upload import Incoming, digest
 
 Moved = Callable[[int], None]
 """Called with the number of bytes that need not travel any more."""

@@ -13,16 +13,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from edl.api.errors import BadInputError
-from edl.core.worker_priority import PLAIN_CLASS
-from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes import names, security_context
 from edl.cluster.kubernetes.api_client import Api
-from edl.cluster.kubernetes.pod_exec import Execution
-from edl.ops.access_reviews import Right, may
 from edl.cluster.kubernetes.api_errors import ApiError, AwayError, ForbiddenError, NoRightError, NotFoundError
-from edl.ops.pod_problems import OF_IMAGES, Wait, scarce, waits_for
-from edl.cluster.kubernetes.resource_kinds import CLAIMS, Manifest, PODS
-from edl.cluster.kubernetes import security_context
+from edl.cluster.kubernetes.pod_exec import Execution
+from edl.cluster.kubernetes.resource_kinds import CLAIMS, PODS, Manifest
+from edl.core.worker_priority import PLAIN_CLASS
 from edl.jobfile.pod_spec import RunAs
+from edl.ops.access_reviews import Right, may
+from edl.ops.pod_problems import OF_IMAGES, Wait, scarce, waits_for
 
 MOUNT = "/claim"
 ROLE = "edl-data-copy"

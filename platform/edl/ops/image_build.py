@@ -10,8 +10,8 @@ from docker.utils import match_tag
 
 from edl.api.errors import BadInputError
 from edl.ops.docker_engine import Engine
-from edl.ops.image_context import DOCKERFILE
 from edl.ops.docker_errors import BuildFailedError, translated
+from edl.ops.image_context import DOCKERFILE
 
 _MISSING = re.compile(
     r"pull access denied|manifest (for .* )?(unknown|not found)|repository .* not found|no such host|"

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from edl.ops.local_run_plan import Counts
 from edl.api.errors import BadInputError, EdlError
 from edl.core.shards import minibatch_too_large
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.problems import nearest
 from edl.jobfile.zoo_lookup import ANYTHING, locate, refuse_misnamed
+from edl.ops.local_run_plan import Counts
 
 FUNCTIONS = ("loss", "optimizer", "feed")
 """What a model module defines beside the model, whatever is done with it."""
@@ -103,7 +103,11 @@ _UNCOUNTED = Counts(training=None, validation=None, prediction=None)
 
 def _not_built(spec: JobSpec) -> Iterator[BadInputError]:
     """That the job insists on native code which this installation of EDL was built without."""
-    if spec.ps.store == "native" and spec.strategy.name == "ParameterServer" and find_spec("edl.numerics._native") is None:
+    if (
+        spec.ps.store == "native"
+        and spec.strategy.name == "ParameterServer"
+        and find_spec("edl.numerics._native") is None
+    ):
         yield BadInputError(
             "found 'native', but EDL was installed here without its native extension",
             where="ps.store",

@@ -16,13 +16,13 @@ from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, Forbidden
 from edl.cluster.kubernetes.resource_kinds import (
     CONFIGMAPS,
     JOBS,
-    Kind,
     LEASES,
-    Manifest,
     NODES,
     PODS,
     SECRETS,
     SERVICES,
+    Kind,
+    Manifest,
     kind_of,
 )
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edl.api.events import Event, JobEnded
+from edl.jobfile.published_status import Publication
 from edl.ops.polling import polled
-from edl.reporting.run_renderer import Face, choose
 from edl.reporting.run_outcome import Failure, Outcome, decide
 from edl.reporting.run_progress import Progress
-from edl.jobfile.published_status import Publication
+from edl.reporting.run_renderer import Face, choose
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import Api

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.resource_quantities import Resources, total
 from edl.ops.cluster_capacity import PODS, Room, requests_of
 from edl.ops.namespace_quotas import Quotas, Refusal
+from edl.ops.resource_quantities import Resources, total
 
 _UNSHOWN = "ephemeral-storage"
 """Every pod asks for a little of it, the same for all roles: it would only lengthen each line of a plan."""

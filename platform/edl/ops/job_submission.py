@@ -15,8 +15,8 @@ from edl.api.errors import EdlError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NoRightError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest, kind_of
 from edl.cluster.kubernetes.job_manifests import owner
+from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest, kind_of
 
 BEGUN = "edl.dev/begun"
 """Annotation of a Job that was whole and allowed to start: if it is suspended now, somebody wanted that."""

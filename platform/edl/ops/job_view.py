@@ -9,21 +9,20 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
-from edl.api.status import ENDED, STALLED, Status
-from edl.api.status import PHASES as MASTERS_PHASES
-from edl.cluster.status_port import Desired
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api, EVERYWHERE
+from edl.api.status import ENDED, STALLED, Status
+from edl.api.status import PHASES as MASTERS_PHASES
+from edl.cluster.kubernetes import desired_state, names
+from edl.cluster.kubernetes.api_client import EVERYWHERE, Api
 from edl.cluster.kubernetes.api_errors import ApiError, ForbiddenError, NotFoundError
-from edl.cluster.kubernetes import desired_state
-from edl.ops.pod_problems import waits_for
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest, PODS
-from edl.cluster.kubernetes.timestamps import created, moment
 from edl.cluster.kubernetes.pod_status import unreachable_since
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest
+from edl.cluster.kubernetes.timestamps import created, moment
+from edl.cluster.status_port import Desired
 from edl.jobfile.problems import SpecError
 from edl.jobfile.published_status import Publication
+from edl.ops.pod_problems import waits_for
 
 MASTER_LABELS = f"{names.JOB},{names.ROLE}={Role.MASTER.value}"
 PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")

@@ -10,18 +10,18 @@ from dataclasses import replace
 from signal import SIGINT, SIGPIPE, SIGTERM
 from signal import Signals as Signal
 
+from edl.api.errors import StorageError
 from edl.api.events import Event, JobEnded, Warned
 from edl.api.status import Status, Summary
-from edl.reporting.run_outcome import Failure, INTERRUPTED, Outcome, TERMINATED, UNREAD, decide, unexplained
-from edl.reporting.broken_pipe import Piped
-from edl.reporting.run_progress import Progress
-from edl.ops.local_run_resumption import PREDICT_FILE
-from edl.ops.stop_signals import Signals
 from edl.core.saved_checkpoint import FINAL_SECONDS
-from edl.api.errors import StorageError
 from edl.jobfile import json_object
 from edl.jobfile.event_json import from_json
 from edl.jobfile.problems import SpecError
+from edl.ops.local_run_resumption import PREDICT_FILE
+from edl.ops.stop_signals import Signals
+from edl.reporting.broken_pipe import Piped
+from edl.reporting.run_outcome import INTERRUPTED, TERMINATED, UNREAD, Failure, Outcome, decide, unexplained
+from edl.reporting.run_progress import Progress
 from edl.storage.run_directory import RunDir, Tail, append_line, read_json, write_json
 
 POLL_SECONDS = 0.1

@@ -7,17 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.api.errors import BadInputError, StorageError
+from edl.core.saved_checkpoint import STOPPED, Checkpoint
+from edl.jobfile.job_spec import JobSpec
 from edl.ops.followup_command import called, program
-from edl.reporting.run_outcome import Outcome
 from edl.ops.local_run_resumption import goes_on_from, nothing_left, status_of
 from edl.ops.weights_lookup import Weights
-from edl.core.saved_checkpoint import Checkpoint, STOPPED
-from edl.api.errors import BadInputError, StorageError
-from edl.jobfile.job_spec import JobSpec
+from edl.reporting.run_outcome import Outcome
 from edl.storage.checkpoint_restart import CheckpointRestart, plan_restart
 from edl.storage.journal_replay import JournalDamagedError
-from edl.storage.run_resumption import Change, said
 from edl.storage.run_directory import RunDir
+from edl.storage.run_resumption import Change, said
 
 _CHANGE_SETTINGS = "The command below has the --set of this one: if one of them is the cause, change it."
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edl.core.saved_checkpoint import Checkpoint
 from edl.api.errors import BadInputError
+from edl.core.saved_checkpoint import Checkpoint
 from edl.storage import checkpoint_verification, run_resumption
 from edl.storage.checkpoint_restart import explained
-from edl.storage.journal_truncation import check_end, stands_in
 from edl.storage.journal_replay import replay
-from edl.storage.run_resumption import FIXED, begun, differences, is_fixed, nothing_left, phase_of, status_of
+from edl.storage.journal_truncation import check_end, stands_in
 from edl.storage.run_directory import RunDir, resolve, runs
+from edl.storage.run_resumption import FIXED, begun, differences, is_fixed, nothing_left, phase_of, status_of
 
 __all__ = [
     "FIXED",

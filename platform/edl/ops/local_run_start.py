@@ -11,21 +11,21 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
-from edl.api.events import RunStarted
-from edl.reporting.run_renderer import choose
-from edl.reporting.broken_pipe import Piped
-from edl.ops.local_run_following import Follower
-from edl.ops.local_run_plan import Plan
-from edl.ops.local_run_resumption import reopen
 from edl.api.errors import BadInputError, StorageError
+from edl.api.events import RunStarted
 from edl.cluster.local.supervisor_launch import start_supervisor
 from edl.jobfile.event_json import line
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import dump
 from edl.jobfile.json_object import to_json
+from edl.jobfile.loader import dump
+from edl.ops.local_run_following import Follower
+from edl.ops.local_run_plan import Plan
+from edl.ops.local_run_resumption import reopen
+from edl.reporting.broken_pipe import Piped
+from edl.reporting.run_renderer import choose
 from edl.storage.checkpoint_restart import restart_journal
-from edl.storage.run_resumption import said
 from edl.storage.run_directory import append_line, job_dir, make, tail, write_spec
+from edl.storage.run_resumption import said
 
 SUPERVISOR: tuple[str, ...] = ("-P", "-m", "edl.cluster.local")
 """What Python runs as the supervisor; tests put one of fake roles here."""

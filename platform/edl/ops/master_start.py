@@ -13,7 +13,7 @@ from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, Manifest, PODS
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, PODS, Manifest
 
 START_SECONDS = 60.0
 SETTLE_SECONDS = 10.0

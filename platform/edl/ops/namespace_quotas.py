@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.ops.resource_quantities import less, quantity, resources, total
 from edl.ops.cluster_capacity import requests_of
 from edl.ops.node_matching import matches
+from edl.ops.resource_quantities import less, quantity, resources, total
 
 _OF_OURS = {"NotTerminating": True, "NotBestEffort": True, "Terminating": False, "BestEffort": False}
 """EDL's pods have requests and no deadline."""

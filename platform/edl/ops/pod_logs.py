@@ -11,11 +11,11 @@ from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
-from edl.ops.helper_pod import Place
 from edl.cluster.kubernetes.api_errors import InvalidError
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.ops.helper_pod import Place
 from edl.ops.job_view import index_of, label_of, role_of
 from edl.ops.pod_problems import waits_for
-from edl.cluster.kubernetes.resource_kinds import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import BusyError, NotFoundError
-from edl.ops.job_view import label_of, pods_of
-from edl.cluster.kubernetes.resource_kinds import Manifest, POD_METRICS
-from edl.ops.resource_quantities import Resources, resources, total
+from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Manifest
 from edl.ops.cluster_capacity import requests_of
+from edl.ops.job_view import label_of, pods_of
+from edl.ops.resource_quantities import Resources, resources, total
 
 
 class NoMetricsError(BadInputError):

@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from functools import partial
 
 from edl.api.errors import BadInputError, RetryableError
-from edl.cluster.kubernetes.api_client import Api, EVERYWHERE, Listing
+from edl.cluster.kubernetes.api_client import EVERYWHERE, Api, Listing
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NoRightError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import (
     CLAIMS,
-    Kind,
-    Manifest,
     NODES,
     PODS,
     PRIORITY_CLASSES,
     QUOTAS,
     SECRETS,
     SERVICE_ACCOUNTS,
+    Kind,
+    Manifest,
 )
-from edl.ops.job_deletion import Remains, remains
 from edl.ops.existing_job import existing
-from edl.ops.preflight_findings import Finding, merged, of_missing, of_name, of_pod, of_refusal
+from edl.ops.job_deletion import Remains, remains
 from edl.ops.job_forecast import Crowd
+from edl.ops.preflight_findings import Finding, merged, of_missing, of_name, of_pod, of_refusal
 from edl.ops.submission_request import Request
 
 THREADS = 8

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError
-from edl.ops.job_view import JobSeen
 from edl.cluster.kubernetes.resource_kinds import CLAIMS, Kind
-from edl.ops.resource_quantities import said
-from edl.ops.job_deletion import Remains, listed
 from edl.ops.existing_job import since
+from edl.ops.job_deletion import Remains, listed
 from edl.ops.job_forecast import Crowd, Fit
+from edl.ops.job_view import JobSeen
 from edl.ops.namespace_quotas import Quotas, Refusal
+from edl.ops.resource_quantities import said
 
 QUOTA = "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
 _FORBIDDEN = re.compile(r'^\S+ "[^"]*" is forbidden: ')

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import dropwhile, pairwise
 
 from edl.api.events import Warned
-from edl.ops.job_findings import Complaint
-from edl.ops.job_view import JobSeen
 from edl.jobfile.disruptions import LossCounter, Losses
 from edl.jobfile.published_status import Moment
+from edl.ops.job_findings import Complaint
+from edl.ops.job_view import JobSeen
 
 ENOUGH = 0.9
 """Share of the wanted workers below which too few are worth a word."""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.api.cluster_port import PLAIN, Role, Wish
-from edl.core.worker_priority import elevated, parse
-from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.cluster.kubernetes.job_manifests import master_pod, render_job, render_pod
-from edl.ops.job_forecast import Crowd
+from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.core.worker_priority import elevated, parse
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.path_resolution import pod_storage
+from edl.ops.job_forecast import Crowd
 
 _NO_TOKEN = "0" * 64
 """Stands for the token wherever nothing is created."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from edl.reporting.run_outcome import TERMINATED
 from edl.api.errors import RetryableError
+from edl.reporting.run_outcome import TERMINATED
 
 if TYPE_CHECKING:
+    from edl.cluster.kubernetes.api_client import Api
     from edl.ops.copy_plan import CopyPlan
     from edl.ops.file_transfer import Files
-    from edl.cluster.kubernetes.api_client import Api
     from edl.ops.helper_pod import Visit
 
 IMAGE_VARIABLE = "EDL_SUBMITTER_IMAGE"
@@ -42,8 +42,8 @@ class Volume:
         Raises:
             RetryableError: ATTEMPTS connections broke.
         """
-        from edl.ops.file_transfer import Files
         from edl.ops import helper_pod
+        from edl.ops.file_transfer import Files
 
         for attempt in range(ATTEMPTS):
             try:
@@ -89,8 +89,8 @@ def volume(api: Api, visit: Visit) -> Iterator[Volume]:
         NoRightError: programs may not be run in pods.
         BadInputError: there is no such claim, or the pod cannot start; ImageError, if that is for its image.
     """
-    from edl.reporting.status_line import Ticker
     from edl.ops.helper_pod import visited
+    from edl.reporting.status_line import Ticker
 
     with _terminable(), Ticker() as ticker, visited(api, visit, ticker.say) as pod:
         if sys.stderr.isatty():

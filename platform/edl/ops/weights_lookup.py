@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.ops.local_run_resumption import status_of, training_runs
 from edl.api.errors import BadInputError, EdlError
+from edl.ops.local_run_resumption import status_of, training_runs
 from edl.storage import checkpoint_verification
 from edl.storage.checkpoint_manifest import MANIFEST, Manifest, Skipped, load_manifest
 from edl.storage.run_directory import RunDir, resolve

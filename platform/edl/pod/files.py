@@ -1,7 +1,8 @@
 """Lists, receives and sends files of a volume, for ``edl data``: started in a short-lived pod through pods/exec.
 
-``python -m edl.pod.files ROOT`` answers requests on standard input, one after the other (edl.storage.copy_protocol has the
-frames), until that ends. Paths are relative to ROOT; nothing outside of it is touched. Requests and their answers:
+``python -m edl.pod.files ROOT`` answers requests on standard input, one after the other (edl.storage.copy_protocol
+has the frames), until that ends. Paths are relative to ROOT; nothing outside of it is touched. Requests and their
+answers:
 
 ``list`` path, recursive
     ``{"entries": [{path, kind, size, modified}], "more": bool}``, as often as it takes.
@@ -29,9 +30,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.storage.copy_protocol import ANSWER, BUSY, BUSY_SECONDS, CHUNK, DATA, ERROR, Frame, frame, message, read_frame
 from edl.storage.durable_files import translated
 from edl.storage.partial_upload import Incoming, digest
-from edl.storage.copy_protocol import ANSWER, BUSY, BUSY_SECONDS, CHUNK, DATA, ERROR, Frame, frame, message, read_frame
 
 ENTRIES = 1000
 """Entries in one answer: far below the largest frame, also with long names."""

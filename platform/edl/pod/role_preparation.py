@@ -9,11 +9,11 @@ from pathlib import Path
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.pod.run_selection import Wanted, open_run
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import dump, load
 from edl.jobfile.pod_paths import resolve_pod
 from edl.jobfile.problems import SpecError
+from edl.pod.run_selection import Wanted, open_run
 from edl.storage.durable_files import translated
 from edl.storage.run_directory import OF_GROUP, RunDir, job_dir, write_spec
 

@@ -12,14 +12,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.api.events import RunStarted
 from edl.api.errors import BadInputError, StorageError
+from edl.api.events import RunStarted
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import dump
 from edl.jobfile.json_object import to_json
+from edl.jobfile.loader import dump
 from edl.storage.checkpoint_restart import plan_restart, restart_journal
-from edl.storage.run_resumption import begun, differences, phase_of, reopen, said
 from edl.storage.run_directory import OF_GROUP, RunDir, append_line, make, read_json, submitted, write_json, write_spec
+from edl.storage.run_resumption import begun, differences, phase_of, reopen, said
 
 LATEST = "latest"
 AT_CHECKPOINT = "@checkpoint"

@@ -6,9 +6,9 @@ import logging
 import sys
 
 from edl.api.errors import EdlError
+from edl.jobfile.loader import load
 from edl.ps.server_process import run, stop_on_signals
 from edl.transport.process_identity import Identity
-from edl.jobfile.loader import load
 
 
 def main() -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from edl.ps.model_state import Contents
-from edl.ps.applied_steps import Admission, Leases
-from edl.ps.push_counts import PushCounts, PushTally
 from edl.numerics.parameter_store import Gradients
+from edl.ps.applied_steps import Admission, Leases
+from edl.ps.model_state import Contents
+from edl.ps.push_counts import PushCounts, PushTally
 from edl.ps.push_updates import Offered
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.ps import request_parsing
 from edl.numerics.array_types import Floats
 from edl.numerics.memory_errors import no_memory
+from edl.ps import request_parsing
 from edl.ps.applied_steps import Admission
 from edl.ps.parameter_server import ParameterServer
 from edl.transport import edl_pb2 as pb
-from edl.transport.message_validation import parse
 from edl.transport.bulk_client import Answer, Frame, Kind
+from edl.transport.message_validation import parse
 from edl.transport.peer_errors import Refused
 
 MAX_BODY = 1 << 34

@@ -9,8 +9,8 @@ from typing import Any
 
 from edl.api.errors import StorageError
 from edl.core.partition import SLOTS
-from edl.ps.messages import Attachment
 from edl.ps.applied_steps import INCARNATION_BITS
+from edl.ps.messages import Attachment
 from edl.ps.parameter_server import ParameterServer
 from edl.transport import edl_pb2 as pb
 from edl.transport import edl_pb2_grpc

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from edl.api.errors import EdlError, JobFailedError, RetryableError
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import Channel
-from edl.transport.process_identity import Identity
 from edl.transport.control_methods import Master
 from edl.transport.peer_errors import Refused
+from edl.transport.process_identity import Identity
 
 log = logging.getLogger(__name__)
 

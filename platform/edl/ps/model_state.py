@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edl.numerics.array_types import Floats
-from edl.ps.shard_restore import Cut
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.memory_errors import TornError
-from edl.ps.applied_steps import Leases
-from edl.numerics.parameter_store import Gradients, ParameterStore
-from edl.ps.store_factory import Stores
 from edl.numerics.embedding_table import Table
+from edl.numerics.memory_errors import TornError
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.parameter_store import Gradients, ParameterStore
+from edl.ps.applied_steps import Leases
+from edl.ps.shard_restore import Cut
+from edl.ps.store_factory import Stores
 from edl.transport.peer_errors import Refused
 
 _REMEDY = "give the model and the optimizer back as this run began with them, or start a new run, without --resume"

@@ -14,23 +14,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edl.api.job import Strategy
-from edl.ps import shard_restore
-from edl.ps.ps_statistics import Account
 from edl.numerics.array_types import Floats, Ids
-from edl.ps.shard_restore import Cut
-from edl.ps.model_state import Contents
-from edl.ps.messages import Attachment, Origin, PushResult, State, Taken
-from edl.ps.cut_state import Cuts
-from edl.numerics.model_declaration import Declaration
-from edl.ps.push_admission import Entrance
 from edl.numerics.memory_errors import no_memory
-from edl.ps.applied_steps import Leases
-from edl.ps.sync_rounds import Share
-from edl.ps.shard_writer import Saved, ShardWriter
+from edl.numerics.model_declaration import Declaration
 from edl.numerics.parameter_snapshot import StoredRows
 from edl.numerics.parameter_store import Gradients
-from edl.ps.store_factory import Stores
+from edl.ps import shard_restore
+from edl.ps.applied_steps import Leases
+from edl.ps.cut_state import Cuts
+from edl.ps.messages import Attachment, Origin, PushResult, State, Taken
+from edl.ps.model_state import Contents
+from edl.ps.ps_statistics import Account
+from edl.ps.push_admission import Entrance
 from edl.ps.push_updates import Offered
+from edl.ps.shard_restore import Cut
+from edl.ps.shard_writer import Saved, ShardWriter
+from edl.ps.store_factory import Stores
+from edl.ps.sync_rounds import Share
 from edl.transport.peer_errors import Refused
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class ParameterServer:
     def revoke(
         self, incarnation: int, leases: Sequence[int], floor: int
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Close leases; returns ``through`` of each, and what :meth:`edl.ps.applied_steps.Leases.first` says of them."""
+        """Close leases; returns ``through`` of each, and what ``applied_steps.Leases.first`` says of them."""
         with self._changed:
             self._leases.check(incarnation)
             first = self._leases.first(leases)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edl.numerics.embedding_table import Table
 from edl.ps.push_counts import PushCounts
 from edl.ps.sync_rounds import Forming
-from edl.numerics.embedding_table import Table
 
 
 @dataclass(frozen=True, slots=True)

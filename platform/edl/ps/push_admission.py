@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edl.api.job import Strategy
-from edl.ps.model_state import Contents
-from edl.ps.cut_state import Cuts
 from edl.ps.applied_steps import Admission, Leases
-from edl.ps.push_counts import PushCounts
-from edl.ps.sync_rounds import Forming, Share
 from edl.ps.async_updates import Single
-from edl.ps.sync_updates import Together
+from edl.ps.cut_state import Cuts
+from edl.ps.model_state import Contents
+from edl.ps.push_counts import PushCounts
 from edl.ps.push_updates import Offered, Updates
+from edl.ps.sync_rounds import Forming, Share
+from edl.ps.sync_updates import Together
 from edl.transport.peer_errors import Refused
 
 

@@ -1,7 +1,7 @@
 """How pushes become updates; used under the server's lock.
 
-An offered push gets its *outcome* when it is decided: in asynchronous mode (``edl.ps.async_updates``) at once, in synchronous
-mode (``edl.ps.sync_updates``) when its round closes. Until then it has changed nothing.
+An offered push gets its *outcome* when it is decided: in asynchronous mode (``edl.ps.async_updates``) at once, in
+synchronous mode (``edl.ps.sync_updates``) when its round closes. Until then it has changed nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edl.ps.messages import Origin
 from edl.numerics.model_declaration import Declaration
+from edl.numerics.parameter_store import Gradients
 from edl.ps.applied_steps import Admission
+from edl.ps.messages import Origin
 from edl.ps.push_counts import PushCounts
 from edl.ps.sync_rounds import Forming, Share
-from edl.numerics.parameter_store import Gradients
 
 
 @dataclass(slots=True)

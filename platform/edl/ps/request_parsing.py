@@ -13,14 +13,14 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.numerics.array_types import Floats, Ids
-from edl.ps.messages import Origin
 from edl.numerics.model_declaration import Declaration
-from edl.ps.sync_rounds import Share
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.messages import Origin
+from edl.ps.sync_rounds import Share
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import Refused
 from edl.transport.spec_messages import json_object, table_from_message, variable_from_message
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 _NAMED = 3
 """Variables that a message names."""

@@ -11,21 +11,21 @@ from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 
-from edl.ps.bulk_handler import BulkPlane, MAX_BODY
-from edl.ps.control_service import ControlPlane
-from edl.ps.statistics_collector import Figures
-from edl.ps.parameter_server import ParameterServer
-from edl.ps.master_registration import keep_registered, request
+from edl.jobfile.job_spec import JobSpec, ParameterServers
 from edl.numerics.row_retention import Retention
+from edl.ps.bulk_handler import MAX_BODY, BulkPlane
+from edl.ps.control_service import ControlPlane
+from edl.ps.master_registration import keep_registered, request
+from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
+from edl.ps.statistics_collector import Figures
 from edl.ps.store_factory import Stores
+from edl.storage.run_directory import RunDir
 from edl.transport.address import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.transport.bulk_client import BulkServer
 from edl.transport.control_client import connect, serve
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.process_identity import Identity
-from edl.jobfile.job_spec import JobSpec, ParameterServers
-from edl.storage.run_directory import RunDir
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from itertools import chain
 from typing import Any
 
 from edl.numerics.array_types import Floats
-from edl.ps.shard_restore import Cut
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.parameter_snapshot import FrozenRows, Snapshot
+from edl.ps.shard_restore import Cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import BadInputError, StorageError
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.core.strict_json import decode_json
 from edl.numerics.array_types import Floats

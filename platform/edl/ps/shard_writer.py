@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import RetryableError, StorageError
-from edl.ps.shard_restore import Cut
 from edl.ps.shard_content import to_shard
+from edl.ps.shard_restore import Cut
 from edl.transport.peer_errors import Refused
 
 _REMEMBERED = 8

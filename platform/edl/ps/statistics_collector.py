@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from edl.numerics.embedding_table import Table
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.sync_rounds import Forming
-from edl.numerics.embedding_table import Table
 from edl.transport import edl_pb2 as pb
 
 TABLES_TOLD = 256

@@ -13,11 +13,11 @@ from edl.core.decision import Decision
 from edl.numerics.array_types import Floats
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.numerics.row_retention import Retention
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import Snapshot
+from edl.numerics.row_retention import Retention
 from edl.numerics.table_store import TableStore
 from edl.transport.peer_errors import Refused
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 log = logging.getLogger(__name__)
 

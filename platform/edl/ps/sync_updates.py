@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 
 from edl.api.errors import RefusedError
-from edl.ps.model_state import Contents
-from edl.ps.follower_rounds import Followed, Follower
-from edl.ps.applied_steps import Admission, Leases
 from edl.numerics.gradient_merging import merged
-from edl.ps.push_counts import PushCounts, PushTally
-from edl.ps.sync_rounds import Forming, Rounds, Seat, Share
 from edl.numerics.parameter_store import Gradients
+from edl.ps.applied_steps import Admission, Leases
+from edl.ps.follower_rounds import Followed, Follower
+from edl.ps.model_state import Contents
+from edl.ps.push_counts import PushCounts, PushTally
 from edl.ps.push_updates import Offered
+from edl.ps.sync_rounds import Forming, Rounds, Seat, Share
 from edl.transport.peer_errors import Refused
 
 _MAY_COME = (Admission.APPLIED, Admission.UNKNOWN_MASTER)

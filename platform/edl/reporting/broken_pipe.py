@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from typing import Self, TextIO
 
 from edl.api.events import Event
-from edl.reporting.run_renderer import Face
+from edl.reporting.run_info import Undertaking
 from edl.reporting.run_outcome import Outcome
 from edl.reporting.run_progress import Progress
-from edl.reporting.run_info import Undertaking
+from edl.reporting.run_renderer import Face
 
 
 class Piped:

@@ -8,11 +8,11 @@ from typing import Any, Self, TextIO
 
 from edl.api.events import Event
 from edl.api.status import Status
-from edl.reporting.run_summary import complaint
+from edl.jobfile.json_object import to_json
+from edl.reporting.run_info import Undertaking
 from edl.reporting.run_outcome import Outcome
 from edl.reporting.run_progress import Progress
-from edl.reporting.run_info import Undertaking
-from edl.jobfile.json_object import to_json
+from edl.reporting.run_summary import complaint
 
 STATUS_SECONDS = 0.5
 """Between two status lines, unless the phase or the roles change."""

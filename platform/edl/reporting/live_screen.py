@@ -11,10 +11,10 @@ from rich.text import Text
 
 from edl.api.events import RoleEnded
 from edl.api.status import Status
+from edl.reporting.event_text import clock, earlier_evaluations, measurements, role, sentence, tables
 from edl.reporting.run_progress import Progress
 from edl.reporting.summary_text import duration
 from edl.reporting.terminal_text import one_line
-from edl.reporting.event_text import clock, earlier_evaluations, measurements, role, sentence, tables
 
 FRAME_LINES = 8
 """Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.live import Live
 
 from edl.api.events import Event
-from edl.reporting.text_table import wrapped
-from edl.reporting.run_summary import closing, complaint
+from edl.reporting.live_screen import screen
+from edl.reporting.rich_console import console
+from edl.reporting.run_info import Undertaking
 from edl.reporting.run_outcome import Outcome
 from edl.reporting.run_progress import Progress
-from edl.reporting.live_screen import screen
-from edl.reporting.run_info import Undertaking
-from edl.reporting.rich_console import console
+from edl.reporting.run_summary import closing, complaint
+from edl.reporting.text_table import wrapped
 
 REDRAW_SECONDS = 0.25
 

@@ -7,12 +7,12 @@ from typing import Self, TextIO
 
 from edl.api.events import Event
 from edl.api.status import Status
-from edl.reporting.run_summary import closing, complaint
+from edl.reporting.event_text import clock, headline, sentence, served
+from edl.reporting.run_info import Undertaking
 from edl.reporting.run_outcome import Outcome
 from edl.reporting.run_progress import Progress
-from edl.reporting.run_info import Undertaking
+from edl.reporting.run_summary import closing, complaint
 from edl.reporting.terminal_text import one_line
-from edl.reporting.event_text import clock, headline, sentence, served
 
 STATUS_SECONDS = 5.0
 """Between two status lines, unless much was done."""

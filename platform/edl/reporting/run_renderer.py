@@ -7,9 +7,9 @@ import sys
 from typing import Protocol, Self
 
 from edl.api.events import Event
+from edl.reporting.run_info import Undertaking
 from edl.reporting.run_outcome import Outcome
 from edl.reporting.run_progress import Progress
-from edl.reporting.run_info import Undertaking
 
 
 class Face(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edl.reporting.run_outcome import Outcome
 from edl.reporting.run_info import Undertaking
+from edl.reporting.run_outcome import Outcome
 from edl.reporting.summary_text import block, heading, rows
 
 

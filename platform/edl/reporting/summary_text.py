@@ -29,7 +29,9 @@ def rows(summary: Summary, *, output: str | None = None) -> list[tuple[str, str]
     if summary.workers_lost:
         found.append(("workers", f"{summary.workers_lost} lost"))
     if summary.parameters:
-        found += ps_statistics_text.rows(summary.parameters) + ps_statistics_text.table_rows(summary.parameters, _TABLES)
+        found += ps_statistics_text.rows(summary.parameters) + ps_statistics_text.table_rows(
+            summary.parameters, _TABLES
+        )
     if summary.metrics:
         found.append(("evaluated", measures(summary.metrics)))
     places = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from edl.reporting.summary_text import duration
 from edl.jobfile.published_status import Moment
+from edl.reporting.summary_text import duration
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _WAITING = "░"

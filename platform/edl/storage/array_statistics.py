@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edl.storage.durable_files import translated
 from edl.storage.safetensors_header import StoredArray
 from edl.storage.safetensors_writer import Array
-from edl.storage.durable_files import translated
 
 PIECE = 1 << 20
 """Elements that are looked at together."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from edl.api.errors import StorageError
+from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory, cuts_in, load_manifest
 from edl.storage.durable_files import sync_directory, translated
 from edl.storage.json_files import write_json
-from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory, cuts_in, load_manifest
 
 
 def commit(directory: Path, manifest: Manifest) -> None:

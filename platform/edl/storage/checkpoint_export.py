@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.api.errors import StorageError
-from edl.storage.safetensors_header import DTYPES, StoredArray, header_of
 from edl.storage.array_statistics import PIECE, mapped
-from edl.storage.safetensors_file import stream
-from edl.storage.safetensors_writer import Array, bytes_of
 from edl.storage.checkpoint_contents import Contents, Table
 from edl.storage.durable_files import publish, removed_on_error, translated
+from edl.storage.safetensors_file import stream
+from edl.storage.safetensors_header import DTYPES, StoredArray, header_of
+from edl.storage.safetensors_writer import Array, bytes_of
 
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same state gives the same file
 

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edl.api.status import Status
 from edl.api.errors import BadInputError, StorageError
-from edl.jobfile.problems import SpecError
+from edl.api.status import Status
 from edl.jobfile.json_object import from_json
-from edl.storage.durable_files import sync_directory, translated
-from edl.storage.checkpoint_verification import newest
-from edl.storage.json_files import read_json
-from edl.storage.file_lock import FileLock
+from edl.jobfile.problems import SpecError
 from edl.storage.checkpoint_manifest import DATASET, Manifest, Skipped, cuts_in
+from edl.storage.checkpoint_verification import newest
+from edl.storage.durable_files import sync_directory, translated
+from edl.storage.file_lock import FileLock
 from edl.storage.journal_replay import JournalDamagedError
+from edl.storage.json_files import read_json
 from edl.storage.run_directory import RunDir
-from edl.storage.segment_writer import SegmentWriter
 from edl.storage.segment_format import SegmentId, encode, segments_in
+from edl.storage.segment_writer import SegmentWriter
 
 _WORKER_LOG = re.compile(r"worker-(\d+)\.log")
 _ONE_WRITER = "A journal has one writer. Stop the job first."

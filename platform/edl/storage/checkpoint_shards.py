@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edl.api.errors import StorageError
+from edl.storage.checkpoint_commit import commit, prune
+from edl.storage.checkpoint_manifest import Manifest, ShardInfo, Skipped, cut_directory, load_manifest
+from edl.storage.checkpoint_verification import check_bytes, newest, verify
 from edl.storage.safetensors_file import read_arrays, write_arrays
 from edl.storage.safetensors_writer import Array, ArrayShape, write_parts
-from edl.storage.checkpoint_commit import commit, prune
-from edl.storage.checkpoint_verification import check_bytes, newest, verify
-from edl.storage.checkpoint_manifest import Manifest, ShardInfo, Skipped, cut_directory, load_manifest
 
 __all__ = [
     "Array",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edl.api.errors import StorageError
 from edl.storage.checkpoint_commit import check_size
-from edl.storage.durable_files import translated
 from edl.storage.checkpoint_manifest import Manifest, ShardInfo, Skipped, cut_directory, cuts_in, load_manifest
+from edl.storage.durable_files import translated
 
 _CHUNK = 8 << 20  # bytes read at a time for a checksum
 

@@ -17,10 +17,10 @@ from typing import Any, cast
 from edl.api.errors import StorageError
 from edl.storage.durable_files import storage_error
 from edl.storage.segment_format import (
-    BadRecord,
     GROUP,
     HEADER,
     RECORD,
+    BadRecord,
     SegmentId,
     check_header,
     group_after,

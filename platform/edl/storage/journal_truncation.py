@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from edl.core.saved_checkpoint import Checkpoint
 from edl.api.errors import StorageError
+from edl.core.saved_checkpoint import Checkpoint
 from edl.storage.checkpoint_manifest import Manifest, cut_directory, cuts_in, load_manifest
 from edl.storage.journal_replay import JournalDamagedError, Replay
 from edl.storage.run_directory import RunDir

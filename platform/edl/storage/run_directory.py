@@ -16,8 +16,8 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.storage.durable_files import set_mode, sync_directory, translated
-from edl.storage.json_files import Tail, append_line, read_json, tail, write_json
 from edl.storage.file_lock import FileLock, HeldError
+from edl.storage.json_files import Tail, append_line, read_json, tail, write_json
 
 __all__ = [
     "LOCAL_NAMESPACE",

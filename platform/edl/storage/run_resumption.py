@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
-from edl.api.status import Status
 from edl.api.errors import BadInputError
-from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import changes, load
+from edl.api.status import Status
 from edl.jobfile.document_tree import Json
+from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.json_object import from_json
+from edl.jobfile.loader import changes, load
 from edl.storage.durable_files import translated
 from edl.storage.run_directory import RunDir, read_json
 from edl.storage.segment_format import segments_in

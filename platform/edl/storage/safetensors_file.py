@@ -9,9 +9,9 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from edl.api.errors import StorageError
-from edl.storage.safetensors_writer import Array, ArrayShape, write_parts
 from edl.storage.durable_files import translated
 from edl.storage.paced_writer import SteadyFile
+from edl.storage.safetensors_writer import Array, ArrayShape, write_parts
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array], meta: Mapping[str, str]) -> tuple[int, int]:

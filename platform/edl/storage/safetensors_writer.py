@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.storage.safetensors_header import DTYPES, header_of
 from edl.storage.crc32_combine import combined
 from edl.storage.durable_files import publish, removed_on_error, translated
 from edl.storage.free_space import ensure_room
 from edl.storage.paced_writer import SteadyFile
+from edl.storage.safetensors_header import DTYPES, header_of
 
 Array = NDArray[np.generic]
 

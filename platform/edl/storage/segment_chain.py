@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edl.api.errors import RefusedError, StorageError
 from edl.storage.durable_files import storage_error, sync_directory, sync_file, translated
-from edl.storage.segment_writer import SegmentWriter
 from edl.storage.segment_format import SegmentId, encode, segments_in
+from edl.storage.segment_writer import SegmentWriter
 
 _TICK = 100_000_000  # ns; coarser than the time stamps of any file system in use
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from edl.api.status import Status
 from edl.api.errors import StorageError
+from edl.api.status import Status
 from edl.jobfile.json_object import to_json
 from edl.storage.run_directory import RunDir, append_line
 

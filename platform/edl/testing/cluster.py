@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
-from edl.api.cluster_port import Cause, PLAIN, Phase, PodSeen, Role, Synced, Wish
+from edl.api.cluster_port import PLAIN, Cause, Phase, PodSeen, Role, Synced, Wish
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.cluster.local.exit_status import Ending
 from edl.testing.clock import VirtualClock

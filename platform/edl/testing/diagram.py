@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from edl.core.pod_lifecycle import Seen, State, TERMINAL, TRANSITIONS
+from edl.core.pod_lifecycle import TERMINAL, TRANSITIONS, Seen, State
 
 _BLOCK = re.compile(r"```mermaid\n.*?```", re.DOTALL)
 

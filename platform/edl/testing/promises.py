@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+from edl.api.cluster_port import Role
 from edl.api.journal_entries import LeaseReturned
 from edl.core import events as ev
-from edl.api.cluster_port import Role
 from edl.core.job import JobState
-from edl.core.task_kinds import BEST, DESCRIBE, EXPORT, METRICS, TRAINING
-from edl.core.scaling import work_waits
 from edl.core.ledger import Ledger
+from edl.core.scaling import work_waits
+from edl.core.task_kinds import BEST, DESCRIBE, EXPORT, METRICS, TRAINING
 from edl.testing.counted_steps import Steps
 from edl.testing.simulated_ps import Copy, Minibatch
 

@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from edl.core import events as ev
 from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
+from edl.core import events as ev
 from edl.core.job import JobState
 from edl.core.state import Settings
 

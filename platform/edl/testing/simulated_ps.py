@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edl.core.ledger import Lease
-from edl.ps.cut_state import Cuts
 from edl.ps.applied_steps import Admission, Leases
+from edl.ps.cut_state import Cuts
 
 Minibatch = tuple[int, str, int]
 """Epoch, source and first record: minibatches of a range keep their borders however often it is leased."""

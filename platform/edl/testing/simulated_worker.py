@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edl.core.crashing_ranges import FED_AHEAD
 from edl.core.events import (
     Acknowledged,
     Event,
@@ -20,9 +21,8 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
-from edl.core.crashing_ranges import FED_AHEAD
 from edl.core.ledger import Lease
+from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
 from edl.testing.simulated_ps import Answer, SimulatedPs, minibatch_of
 
 if TYPE_CHECKING:

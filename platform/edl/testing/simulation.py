@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from edl.api.cluster_port import Cause, PodSeen, Role, Wish
 from edl.api.events import Event
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.core import events as ev
-from edl.api.cluster_port import Cause, PodSeen, Role, Wish
 from edl.core.job import JobState
 from edl.core.shuffle import Blocks
 from edl.core.state import TRAINING, Settings

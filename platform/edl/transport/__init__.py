@@ -1,6 +1,8 @@
-"""How roles talk: protobuf messages, gRPC channels for control, framed sockets for tensors.
+"""How roles talk: protobuf messages over gRPC (control plane), framed sockets for tensors (bulk plane).
 
-Every connection is opened in channels.py (control) or bulk.py (tensors) and proves the job's token and
-the protocol's version there. Nothing that arrives is unpickled or evaluated; sizes are checked before
-memory is allocated. May import: edl.jobfile, edl.core.
+Connections are opened in ``control_client`` and ``bulk_client``, and prove the job's token and the
+protocol's version there. Nothing that arrives is unpickled or evaluated; sizes are checked before
+memory is allocated.
+
+May import: edl.api, edl.core.
 """

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from edl.api.errors import EdlError, RetryableError
 from edl.transport.address import UnixAddress, parse
-from edl.transport.message_validation import parse as parse_message
-from edl.transport.bulk_server import BulkServer
 from edl.transport.bulk_connection import Connection, set_kernel_timeout
+from edl.transport.bulk_frames import ANSWERS, MAX_META, Answer, Frame, Kind, Limits
+from edl.transport.bulk_server import BulkServer
 from edl.transport.edl_pb2 import Refusal
-from edl.transport.bulk_frames import ANSWERS, Answer, Frame, Kind, Limits, MAX_META
+from edl.transport.message_validation import parse as parse_message
 from edl.transport.peer_errors import BulkRefused, Refused
 
 if TYPE_CHECKING:

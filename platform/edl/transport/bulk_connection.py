@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edl.api.errors import RetryableError
-from edl.transport.bulk_frames import Answer, Frame, HEAD_SIZE, Limits, decode_head, encode_head
+from edl.transport.bulk_frames import HEAD_SIZE, Answer, Frame, Limits, decode_head, encode_head
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

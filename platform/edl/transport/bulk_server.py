@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 
 from edl.api.errors import RefusedError, RetryableError
 from edl.transport.bulk_connection import Connection
+from edl.transport.bulk_frames import MAX_META, Answer, Frame, Kind, Limits
 from edl.transport.edl_pb2 import Refusal
-from edl.transport.bulk_frames import Answer, Frame, Kind, Limits, MAX_META
-from edl.transport.listener import Listener
 from edl.transport.handshake import MAX_TOKEN, check_token
+from edl.transport.listener import Listener
 from edl.transport.peer_errors import Refused, kind_of, sendable
 
 log = logging.getLogger(__name__)

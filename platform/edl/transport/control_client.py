@@ -14,11 +14,11 @@ import grpc
 
 from edl.api.errors import EdlError, RetryableError
 from edl.transport.address import parse
-from edl.transport.message_validation import parse as parse_message
-from edl.transport.control_server import ControlServer, serve
 from edl.transport.control_methods import Method, Reply, Request
+from edl.transport.control_server import ControlServer, serve
 from edl.transport.grpc_options import CLIENT_OPTIONS
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
+from edl.transport.message_validation import parse as parse_message
 from edl.transport.peer_errors import Refused
 from edl.transport.retry import Retry, Timing, pauses
 from edl.transport.status_mapping import translate

@@ -26,10 +26,10 @@ from google.protobuf.message import DecodeError, Message
 
 from edl.api.errors import RefusedError, RetryableError
 from edl.transport.address import TcpAddress, UnixAddress, parse
-from edl.transport.message_validation import check
-from edl.transport.listener import refuse_live_socket
 from edl.transport.grpc_options import SERVER_OPTIONS
 from edl.transport.handshake import TOKEN_KEY, VERSION_KEY, check_token, check_version
+from edl.transport.listener import refuse_live_socket
+from edl.transport.message_validation import check
 from edl.transport.peer_errors import Refused, kind_of, sendable
 from edl.transport.status_mapping import KIND_KEY
 

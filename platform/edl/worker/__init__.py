@@ -1,4 +1,6 @@
-"""Runs the user's model: the only importer of TensorFlow and Keras.
+"""The worker process: leases, reading ahead, steps, pushes, graceful shutdown.
 
-Holds nothing that cannot be lost: parameters live on the PS, the ledger in the master's journal.
+It holds nothing that cannot be lost: parameters live on the parameter servers, the ledger in the
+master's journal. ``edl.keras`` has the user's model; ``local_strategy`` is strategy Local, which
+needs no master.
 """

@@ -37,8 +37,8 @@ def _train_alone() -> int:
 
 def _serve() -> int:
     from edl.worker.graceful_shutdown import Departure
-    from edl.worker.shutdown_gate import Gate
     from edl.worker.process_signals import on_sigterm
+    from edl.worker.shutdown_gate import Gate
 
     departure = Departure(Gate(), end_process)
     on_sigterm(departure.go)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.data.record_blocks import blocks_of
-from edl.data.reader_factory import open_reader
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
+from edl.data.reader_factory import open_reader
+from edl.data.record_blocks import blocks_of
 from edl.jobfile.job_spec import Data
 from edl.jobfile.zoo_lookup import locate
 from edl.keras.user_code import defined_in, user_code

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Protocol
 
-from edl.worker.shutdown_gate import Gate
+from edl.keras.flat_buffer import Floats
 from edl.worker.lease_client import Leased, Leases
 from edl.worker.model_interface import Network, RowSource, Watcher, rows_of
 from edl.worker.progress_reporter import Progress
 from edl.worker.record_errors import of_records
-from edl.keras.flat_buffer import Floats
 from edl.worker.record_stream import RecordStream
+from edl.worker.shutdown_gate import Gate
 
 
 class Pinned(RowSource, Protocol):

@@ -19,9 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from edl.data.reader import Record
-from edl.keras.model_contract import Feed, MODES
-from edl.worker.corrupt_records import Window
+from edl.keras.model_contract import MODES, Feed
 from edl.keras.user_code import ModuleError, user_code
+from edl.worker.corrupt_records import Window
 
 _EMPTY = "Dataset was empty"  # what get_single_element says
 _LISTENS_SECONDS = 0.1

@@ -6,8 +6,8 @@ from typing import Any
 
 from edl.data.reader import Reader
 from edl.worker.corrupt_records import CorruptRecords
-from edl.worker.lease_client import Leased
 from edl.worker.feed_pipeline import Feeder, Minibatch
+from edl.worker.lease_client import Leased
 
 _TRIES = 8
 """Minibatches of each source that may be empty, because their records are corrupt or ``feed`` drops them."""

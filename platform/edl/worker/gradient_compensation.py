@@ -7,10 +7,10 @@ adds it by itself. Other optimizers move values by slot variables too, which the
 
 from __future__ import annotations
 
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.worker.local_updater import LocalSteps
-from edl.worker.gradient_push import Push
 from edl.keras.flat_buffer import Floats, Layout
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.worker.gradient_push import Push
+from edl.worker.local_updater import LocalSteps
 
 
 class Foresight:

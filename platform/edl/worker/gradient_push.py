@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from edl.keras.flat_buffer import Floats, Layout, RowsByTable
 from edl.transport import edl_pb2 as pb
-from edl.transport.message_validation import parse
 from edl.transport.bulk_client import Kind
+from edl.transport.message_validation import parse
 from edl.worker import row_routing
 from edl.worker.ps_connections import Directory, Exchange, Request
 from edl.worker.row_routing import Routes
-from edl.keras.flat_buffer import Floats, Layout, RowsByTable
 
 _REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 

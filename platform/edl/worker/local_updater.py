@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from edl.api.variables import VariableSpec
 from edl.api.errors import BadInputError
-from edl.numerics.optimizers import Scratch, Update, blocks, rule
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.worker.gradient_push import Push
+from edl.api.variables import VariableSpec
 from edl.keras.flat_buffer import Floats, Layout
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import Scratch, Update, blocks, rule
+from edl.worker.gradient_push import Push
 
 _FROM_SLOTS = ("ftrl",)
 """Rules that compute values from slot variables alone: what a pull brought would be lost at the next local step."""

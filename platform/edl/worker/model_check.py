@@ -26,15 +26,15 @@ from edl.core.shards import minibatch_too_large
 from edl.data.record_blocks import window_of
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load
-from edl.worker import failure_report
 from edl.keras.tensorflow_import import import_tensorflow
+from edl.worker import failure_report
 
 if TYPE_CHECKING:
     from edl.data.reader import Reader
-    from edl.worker.lease_client import Leased
-    from edl.worker.local_strategy.local_model import LocalModel
     from edl.keras.network import Network
     from edl.worker.feed_pipeline import Minibatch
+    from edl.worker.lease_client import Leased
+    from edl.worker.local_strategy.local_model import LocalModel
 
 Found = tuple["Leased", "Minibatch"]
 
@@ -84,8 +84,8 @@ class _Check:
     def __init__(self, spec: JobSpec) -> None:
         from edl.keras import model_contract
         from edl.worker.corrupt_records import CorruptRecords
-        from edl.worker.feed_pipeline import Feeder
         from edl.worker.data_readers import SETS, open_set
+        from edl.worker.feed_pipeline import Feeder
 
         self._spec = spec
         self._corrupt = CorruptRecords(spec.data.max_corrupt_records)
@@ -209,8 +209,8 @@ class _Check:
 
     def _rows(self, network: Network, given: Minibatch) -> Any:
         """The rows that a minibatch looks up, as parameter servers hold them at the start."""
-        from edl.numerics.initializers import initial_rows
         from edl.keras.flat_buffer import Rows
+        from edl.numerics.initializers import initial_rows
 
         ids = network.ids(given.features)
         return {
@@ -232,9 +232,9 @@ class _Check:
 
     def _local(self, found: Found | None, sample: Any) -> Iterator[str]:
         from edl.keras import user_callbacks
-        from edl.worker.local_strategy.local_model import LocalModel
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.finite_check import report_not_finite
+        from edl.worker.local_strategy.local_model import LocalModel
         from edl.worker.record_errors import of_records
 
         module = self.module

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.keras.flat_buffer import Floats, Ids, RowsByTable
+from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 class Step(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.worker.lease_client import Leased, Leases
-from edl.worker.parameter_client import Parameters
 from edl.worker.master_session import Session
+from edl.worker.parameter_client import Parameters
 
 
 def follow_placement(session: Session, leases: Leases, parameters: Parameters) -> Callable[[Leased], None]:

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from edl.transport import edl_pb2 as pb
-from edl.transport.message_validation import parse
-from edl.transport.bulk_client import BulkClient, Kind
-from edl.numerics import aligned_memory
-from edl.worker import row_routing
-from edl.worker.ps_connections import Directory, Exchange, Request
-from edl.worker.gradient_compensation import Foresight
-from edl.worker.local_updater import LocalSteps
-from edl.worker.gradient_push import Push, PushResult, Pushes
-from edl.worker.row_routing import Routes
 from edl.keras.flat_buffer import Floats, Ids, Layout, Rows, RowsByTable, SlabPair
+from edl.numerics import aligned_memory
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient, Kind
+from edl.transport.message_validation import parse
+from edl.worker import row_routing
+from edl.worker.gradient_compensation import Foresight
+from edl.worker.gradient_push import Push, Pushes, PushResult
+from edl.worker.local_updater import LocalSteps
+from edl.worker.ps_connections import Directory, Exchange, Request
+from edl.worker.row_routing import Routes
 
 _SCAN_BYTES = 4 << 20
 STALE_SECONDS = 0.05

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 
 from edl.keras.model_contract import ModelModule
-from edl.worker.runtime import Coordination
-from edl.worker.lease_client import Leased
 from edl.keras.network import Network
-from edl.worker.predictor import Files, Output, Predictor, Processed
 from edl.keras.user_code import user_code
+from edl.worker.lease_client import Leased
+from edl.worker.predictor import Files, Output, Predictor, Processed
+from edl.worker.runtime import Coordination
 from edl.worker.stored_weights import PredictRun, StoredWeights
 
 _ALL_DENSE = sys.maxsize

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
+from edl.keras.flat_buffer import Floats
+from edl.keras.user_code import defined_in, user_code
 from edl.storage.durable_files import removed_on_error, translated
-from edl.worker.shutdown_gate import Gate
 from edl.worker.lease_client import Leased, Leases
 from edl.worker.model_interface import Network, RowSource, rows_of
 from edl.worker.progress_reporter import Progress
 from edl.worker.record_errors import of_records
-from edl.keras.flat_buffer import Floats
 from edl.worker.record_stream import RecordStream
-from edl.keras.user_code import defined_in, user_code
+from edl.worker.shutdown_gate import Gate
 
 Array = npt.NDArray[np.generic]
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.core.shuffle import SHUFFLED_NAME
-from edl.data.record_blocks import order_of
 from edl.data.reader import Reader
+from edl.data.record_blocks import order_of
 from edl.worker.corrupt_records import CorruptRecords, Window
 from edl.worker.lease_client import Leased
 

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edl.transport import edl_pb2 as pb
-from edl.numerics import aligned_memory
 from edl.keras.flat_buffer import Floats, Ids
+from edl.numerics import aligned_memory
+from edl.transport import edl_pb2 as pb
 
 _WHOLE = slice(None)
 

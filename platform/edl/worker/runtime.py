@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import EdlError
 from edl.data.reader import Reader
-from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, connect
-from edl.transport.process_identity import Identity
-from edl.transport.control_methods import Master
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, connect
+from edl.transport.control_methods import Master
+from edl.transport.process_identity import Identity
 from edl.worker.corrupt_records import CorruptRecords
-from edl.worker.shutdown_gate import Gate
-from edl.worker.lease_client import Leased, Leases
-from edl.worker.ps_placement import Placement
-from edl.worker.progress_reporter import Progress
 from edl.worker.data_readers import SETS, may_have_custom_reader, open_set
+from edl.worker.lease_client import Leased, Leases
 from edl.worker.master_session import Session
+from edl.worker.progress_reporter import Progress
+from edl.worker.ps_placement import Placement
 from edl.worker.record_stream import RecordStream, Windows
+from edl.worker.shutdown_gate import Gate
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule

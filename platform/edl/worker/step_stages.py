@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edl.worker.gradient_push import Push
 from edl.keras.flat_buffer import Floats, RowsByTable
+from edl.worker.gradient_push import Push
 from edl.worker.record_stream import Loaded
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import BadInputError, StorageError
+from edl.keras.flat_buffer import Floats, Ids, Rows, RowsByTable
 from edl.numerics.initializers import initial_rows
 from edl.storage.checkpoint_contents import Table, contents_of
 from edl.storage.json_files import read_json
-from edl.keras.flat_buffer import Floats, Ids, Rows, RowsByTable
 
 PREDICT_FILE = "predict.json"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from edl.api.errors import BadInputError, RefusedError
 from edl.transport.peer_errors import kind_of
 from edl.worker import failure_report
-from edl.worker.shutdown_gate import Gate, LeavingError
 from edl.worker.lease_client import Leased, Leases
-from edl.worker.progress_reporter import Progress
 from edl.worker.master_session import MasterLostError, Session
+from edl.worker.progress_reporter import Progress
+from edl.worker.shutdown_gate import Gate, LeavingError
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from edl.worker.shutdown_gate import Gate
+from edl.keras.flat_buffer import Rows, RowsByTable
+from edl.worker.finite_check import culprit, is_finite, report_not_finite
+from edl.worker.gradient_push import Push
 from edl.worker.lease_client import Leased, Leases
 from edl.worker.model_interface import Network, Step, Watcher, rows_of
-from edl.worker.finite_check import culprit, is_finite, report_not_finite
-from edl.worker.step_schedule import Schedule, Steps, in_turn
 from edl.worker.parameter_client import Parameters
 from edl.worker.progress_reporter import Progress
-from edl.worker.gradient_push import Push
 from edl.worker.record_errors import of_records
-from edl.keras.flat_buffer import Rows, RowsByTable
-from edl.worker.step_stages import Done, Prepared, Ready
 from edl.worker.record_stream import Loaded, Minibatch, RecordStream
+from edl.worker.shutdown_gate import Gate
+from edl.worker.step_schedule import Schedule, Steps, in_turn
+from edl.worker.step_stages import Done, Prepared, Ready
 
 _LOG = logging.getLogger(__name__)
 

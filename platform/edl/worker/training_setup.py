@@ -9,32 +9,32 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from edl.api.errors import BadInputError
 from edl.api.job import Strategy
 from edl.core.callback_decisions import to_json
-from edl.api.errors import BadInputError
 from edl.core.task_kinds import BEST
-from edl.transport.bulk_client import BulkClient
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.storage.checkpoint_manifest import cut_directory
 from edl.keras import user_callbacks
 from edl.keras.callback_params import params_of
-from edl.keras.model_contract import ModelModule
-from edl.worker.runtime import Coordination
-from edl.worker.evaluator import Evaluator
-from edl.worker.gradient_compensation import Foresight
 from edl.keras.export_tables import Chunks
-from edl.worker.serial_executor import Lane
+from edl.keras.flat_buffer import Floats, Layout
 from edl.keras.learning_rate import DecidedRate
-from edl.worker.lease_client import Leased, PLACEMENT
-from edl.worker.local_updater import LocalSteps
+from edl.keras.model_contract import ModelModule
 from edl.keras.monitor_callbacks import check_monitors
 from edl.keras.network import Network
-from edl.worker.step_schedule import Overlapped, in_turn
-from edl.worker.parameter_client import Parameters
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.storage.checkpoint_manifest import cut_directory
+from edl.transport.bulk_client import BulkClient
+from edl.worker.evaluator import Evaluator
+from edl.worker.gradient_compensation import Foresight
+from edl.worker.lease_client import PLACEMENT, Leased
+from edl.worker.local_updater import LocalSteps
 from edl.worker.model_redeclaration import follow_placement
-from edl.keras.flat_buffer import Floats, Layout
-from edl.worker.trainer import Trainer
+from edl.worker.parameter_client import Parameters
+from edl.worker.runtime import Coordination
+from edl.worker.serial_executor import Lane
+from edl.worker.step_schedule import Overlapped, in_turn
 from edl.worker.stored_weights import StoredWeights
+from edl.worker.trainer import Trainer
 
 KERAS_FILE, SAVED_MODEL = "model.keras", "saved_model"
 """Names of the exported model in the export's directory."""

@@ -10,16 +10,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edl.keras.tensorflow_import import import_tensorflow
 from edl.transport.process_identity import Identity
 from edl.worker.graceful_shutdown import Departure
-from edl.worker.shutdown_gate import LeavingError
-from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.import_slots import Turn, wait_for_turn
+from edl.worker.shutdown_gate import LeavingError
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
-    from edl.worker.runtime import Coordination
     from edl.worker.lease_client import Leased
+    from edl.worker.runtime import Coordination
 
 Handlers = dict[str, "Callable[[Leased], None]"]
 

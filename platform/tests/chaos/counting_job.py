@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
+from edl.data.tf_example import serialize_example
 
 DENSE = ("dense_a", "dense_b", "dense_c", "dense_d")
 TABLE = "rows"

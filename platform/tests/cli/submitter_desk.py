@@ -14,8 +14,7 @@ from small_cluster import SmallCluster, when
 
 from edl.api.events import JobEnded, RoleStarted
 from edl.api.status import Status, Summary
-from edl.cli import submitter
-from edl.cli import submitter_loop
+from edl.cli import submitter, submitter_loop
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
 from edl.jobfile.published_status import Failure, Publication

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wording import unsaid
 
-from edl.ops import copy_plan
-from edl.ops.file_transfer import Entry
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes.resource_kinds import PODS
+from edl.ops import copy_plan
+from edl.ops.file_transfer import Entry
 
 LARGE = os.urandom(900_000)
 

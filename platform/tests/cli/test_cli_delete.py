@@ -7,13 +7,13 @@ from cli.cluster_desk import Desk, desk_at
 from small_cluster import Manifest
 from wording import unsaid
 
+from edl.api.cluster_port import Role
 from edl.api.status import Status
 from edl.cli import options as cluster_options
-from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.ops import job_deletion
 from edl.cluster.kubernetes.resource_kinds import JOBS, SECRETS
 from edl.jobfile.published_status import Publication
+from edl.ops import job_deletion
 
 
 @pytest.fixture

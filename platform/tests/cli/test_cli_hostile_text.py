@@ -21,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published_job import TOLD, put_job, put_pod
 
+from edl.api.cluster_port import Role
 from edl.api.events import EvaluationEnded, Warned
 from edl.api.status import Status
 from edl.cli import app
+from edl.reporting.rich_console import console
 from edl.reporting.slow_response import Notice
 from edl.reporting.status_line import Ticker
-from edl.reporting.rich_console import console
-from edl.api.cluster_port import Role
 from edl.reporting.terminal_text import guarded, one_line, printable, unguarded
 from edl.storage.run_directory import RunDir
 from edl.worker.local_strategy.local_report import LocalReport

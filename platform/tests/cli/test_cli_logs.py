@@ -17,11 +17,11 @@ from wording import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.ops.helper_pod import Place
 from edl.cluster.kubernetes.api_errors import translate
-from edl.ops.pod_logs import Chosen, chosen_pods, stored
-from edl.cluster.kubernetes.resource_kinds import Manifest, PODS
+from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
 from edl.jobfile.published_status import Publication
+from edl.ops.helper_pod import Place
+from edl.ops.pod_logs import Chosen, chosen_pods, stored
 
 MASTER = "edl-mnist-master-abcde"
 

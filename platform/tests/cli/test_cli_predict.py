@@ -10,11 +10,11 @@ import pytest
 from cli.conftest import DONE, SUMMARY, Stage
 from wording import unsaid
 
-from edl.api.status import Status
-from edl.ops.weights_lookup import Weights, weights_of
 from edl.api.errors import BadInputError
-from edl.jobfile.loader import load
+from edl.api.status import Status
 from edl.jobfile.json_object import to_json
+from edl.jobfile.loader import load
+from edl.ops.weights_lookup import Weights, weights_of
 from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory
 from edl.storage.run_directory import RunDir, create, write_json
 

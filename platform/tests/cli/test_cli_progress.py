@@ -27,13 +27,13 @@ from edl.api.events import (
 )
 from edl.api.job import Strategy
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
-from edl.reporting import json_lines, plain_text
-from edl.reporting.run_outcome import Failure, INTERRUPTED, TERMINATED, decide, unexplained
-from edl.reporting.run_progress import Progress, RECENT_EVENTS
-from edl.ops.local_run_plan import steps_of
-from edl.reporting.summary_text import duration
 from edl.jobfile.job_spec import Data, JobSpec, Model, Train
+from edl.ops.local_run_plan import steps_of
+from edl.reporting import json_lines, plain_text
 from edl.reporting.event_text import headline, sentence
+from edl.reporting.run_outcome import INTERRUPTED, TERMINATED, Failure, decide, unexplained
+from edl.reporting.run_progress import RECENT_EVENTS, Progress
+from edl.reporting.summary_text import duration
 
 SUMMARY = Summary(records_total=10, records_done=4)
 

@@ -13,9 +13,9 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner
 from wording import unsaid
 
-from edl.reporting.manifest_yaml import yaml_text
-from edl.cli.render import app
 from edl.api.errors import BadInputError
+from edl.cli.render import app
+from edl.reporting.manifest_yaml import yaml_text
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["yes", "No", "on", "y", "~", "null", "0777", "1:30", "1e3", "0x1f", "2Gi", "500m", ".5", "2001-01-01", "<<", "=",

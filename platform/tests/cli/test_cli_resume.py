@@ -13,15 +13,15 @@ import pytest
 from cli.conftest import DONE, SUMMARY, Stage
 from wording import unsaid
 
-from edl.api.journal_entries import JournalEntry
-from edl.ops import local_run_plan, local_run_resumption
-from edl.core.saved_checkpoint import Checkpoint
 from edl.api.errors import BadInputError
+from edl.api.journal_entries import JournalEntry
 from edl.core.job import JobState
 from edl.core.job_settings import Settings
+from edl.core.saved_checkpoint import Checkpoint
 from edl.jobfile.loader import dump, load
-from edl.storage.journal import Journal
+from edl.ops import local_run_plan, local_run_resumption
 from edl.storage.checkpoint_manifest import MANIFEST, Manifest, ShardInfo, cut_directory
+from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay
 from edl.storage.run_directory import RunDir, create, write_json
 

@@ -10,9 +10,9 @@ from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, with_status
 from wording import unsaid
 
+from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.status_port import Desired
 from edl.ops.job_view import find
-from edl.cluster.kubernetes.resource_kinds import JOBS
 
 
 @pytest.fixture

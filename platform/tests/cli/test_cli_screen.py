@@ -14,9 +14,9 @@ from rich.console import Console
 from edl.api.events import EvaluationEnded, RecordsReturned, RoleEnded, RoleStarted, Warned
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus
+from edl.reporting.live_screen import screen
 from edl.reporting.live_view import LiveView
 from edl.reporting.run_progress import Progress
-from edl.reporting.live_screen import screen
 
 BEGAN = 1_700_000_000.0
 STATUS = Status(

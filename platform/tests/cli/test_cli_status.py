@@ -16,10 +16,10 @@ from wording import unsaid
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus
-from edl.reporting.worker_plot import averages, plot
 from edl.cli.status_view import view
-from edl.jobfile.published_status import Moment, Publication
 from edl.jobfile.json_object import to_json
+from edl.jobfile.published_status import Moment, Publication
+from edl.reporting.worker_plot import averages, plot
 
 PICTURE = """\
 mnist  Training  namespace team, submitted 3m ago

@@ -13,11 +13,11 @@ from published_job import conditions, put_job, with_status
 from wording import unsaid
 
 from edl.cli.wait import TIMED_OUT, await_goal
-from edl.cluster.status_port import Desired
 from edl.cluster.kubernetes import names
-from edl.ops.job_view import find
 from edl.cluster.kubernetes.resource_kinds import JOBS
+from edl.cluster.status_port import Desired
 from edl.jobfile.published_status import Publication
+from edl.ops.job_view import find
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from edl.api.events import RunStarted
 from edl.api.status import Status
 from edl.cli import options as cluster_options
 from edl.cluster.kubernetes import names
-from edl.ops import job_deletion
 from edl.cluster.kubernetes.api_errors import AwayError, translate
 from edl.cluster.kubernetes.resource_kinds import JOBS, NODES, PODS, SECRETS
 from edl.jobfile.published_status import Publication
+from edl.ops import job_deletion
 
 PRIORITIES = {"high": 1000, "low": 100}
 NO_PROGRAM = (

@@ -11,12 +11,12 @@ from wording import unsaid
 
 from edl.api.events import Event, JobEnded, RoleStarted, Warned
 from edl.api.status import Status, Summary
-from edl.ops.job_following import DELETED, Following, NEVER_SAID, Watched, fresh
 from edl.cli.submission_workflow import Options
-from edl.reporting.plain_text import Lines
-from edl.ops.job_view import JobSeen
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
 from edl.jobfile.published_status import Failure, Publication
+from edl.ops.job_following import DELETED, NEVER_SAID, Following, Watched, fresh
+from edl.ops.job_view import JobSeen
+from edl.reporting.plain_text import Lines
 
 T = 1_800_000_000.0
 SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0, logs="/data/edl/team/mnist/run/logs")

@@ -21,12 +21,12 @@ from wording import unsaid
 
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status
-from edl.ops import job_following, polling
 from edl.cli.submitter_loop import FINISH_SECONDS
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import AwayError, BusyError, QuotaError, translate
 from edl.cluster.kubernetes.resource_kinds import CLAIMS, CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES
 from edl.jobfile.published_status import Publication
+from edl.ops import job_following, polling
 
 INSTANCE = "app.kubernetes.io/instance"
 REQUESTS = 60

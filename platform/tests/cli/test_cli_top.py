@@ -15,7 +15,7 @@ from wording import unsaid
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.api_client import Listing
 from edl.cluster.kubernetes.api_errors import translate
-from edl.cluster.kubernetes.resource_kinds import Kind, POD_METRICS
+from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Kind
 
 MEASURED = {"metadata": {"name": "edl-mnist-worker-1"}, "containers": [{"usage": {"cpu": "1500m", "memory": "512Mi"}}]}
 

@@ -10,11 +10,11 @@ from cli.jobs_desk import jobs_desk
 from published_job import conditions, put_job, seen, with_status
 from wording import unsaid
 
-from edl.cli.wait import TIMED_OUT, await_goal, goal
 from edl.api.errors import BadInputError
+from edl.cli.wait import TIMED_OUT, await_goal, goal
 from edl.cluster.kubernetes.api_errors import AwayError
-from edl.ops.job_view import JobSeen, UnknownJobError
 from edl.jobfile.published_status import Publication
+from edl.ops.job_view import JobSeen, UnknownJobError
 
 DONE = seen(with_status(phase="Done"), status=conditions(Complete=""))
 FAILED = seen(with_status(phase="Failed"), status=conditions(Failed=""))

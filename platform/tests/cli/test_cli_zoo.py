@@ -13,13 +13,13 @@ import pytest
 from cli.scripted_engine import ScriptedEngine
 from wording import unsaid
 
+from edl.api.errors import BadInputError
 from edl.cli import app
 from edl.cli.zoo_template import FILES, definitions
-from edl.api.errors import BadInputError
-from edl.ops.image_context import DOCKERFILE, IGNORE, pack
-from edl.ops.image_dockerfile import default_base, recipe
 from edl.jobfile.loader import load
 from edl.jobfile.zoo_lookup import locate
+from edl.ops.image_context import DOCKERFILE, IGNORE, pack
+from edl.ops.image_dockerfile import default_base, recipe
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 

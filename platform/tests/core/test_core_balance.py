@@ -8,8 +8,8 @@ import pytest
 from core.masters import Masters, alive, killed
 from core.test_core_simulation import DAYS, SOURCES, Fault, Run
 
-from edl.api.events import RolledBack, Warned
 from edl.api.cluster_port import Role
+from edl.api.events import RolledBack, Warned
 from edl.core.events import (
     CheckpointSaved,
     CutPrepared,

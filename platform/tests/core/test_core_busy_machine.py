@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.events import Progressed, Steps, Tick
-from edl.core.lease_timeouts import Holder, Patience, SILENCE_FLOOR, STARTING_SILENCE
+from edl.core.lease_timeouts import SILENCE_FLOOR, STARTING_SILENCE, Holder, Patience
 
 
 class Training(Masters):

@@ -11,6 +11,7 @@ from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.cluster_port import Role
 from edl.core.callback_decisions import (
     BestCheckpoint,
     Callbacks,
@@ -20,7 +21,6 @@ from edl.core.callback_decisions import (
     from_json,
     to_json,
 )
-from edl.api.cluster_port import Role
 from edl.core.events import (
     CheckpointCopied,
     CheckpointSaved,

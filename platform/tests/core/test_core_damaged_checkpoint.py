@@ -6,11 +6,11 @@ from typing import Any
 
 from core.masters import Masters, alive, killed
 
+from edl.api.cluster_port import Role
 from edl.api.events import Warned
 from edl.api.journal_entries import CheckpointWritten
-from edl.core.saved_checkpoint import Checkpoint
-from edl.api.cluster_port import Role
 from edl.core.events import AttachPs, CheckpointRefused, Progressed, PsAttached, PsRegistered, Steps
+from edl.core.saved_checkpoint import Checkpoint
 
 BAD = "ps-0.safetensors is damaged"
 

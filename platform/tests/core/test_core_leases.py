@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edl.core.lease_timeouts import Holder, Patience, SILENCE_CEILING, SILENCE_FLOOR, STUCK_FLOOR
+from edl.core.lease_timeouts import SILENCE_CEILING, SILENCE_FLOOR, STUCK_FLOOR, Holder, Patience
 
 
 def run(gaps: list[float], pace: float) -> tuple[Patience, Holder, float, list[str]]:

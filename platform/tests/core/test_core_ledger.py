@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from edl.core.shards import Plan, Source
 from edl.core.ledger import Lease, Ledger, Work
+from edl.core.shards import Plan, Source
 
 Record = tuple[int, str, int]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 from core.masters import Masters, alive, killed
 
+from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, RoleEnded, RolledBack
 from edl.api.journal_entries import JobResumed
-from edl.api.cluster_port import Role
 from edl.core.events import (
     AttachPs,
     DatasetDescribed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.oom_policy import Memory, UNRAISED, after, ps_ends
+from edl.core.oom_policy import UNRAISED, Memory, after, ps_ends
 
 
 def test_each_generation_that_runs_out_gets_more_than_the_one_before() -> None:

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from edl.api.cluster_port import Cause, Phase, PodSeen, Role
 from edl.core.pod_lifecycle import (
-    Blame,
     MOST_CRASHES,
-    Seen,
-    State,
     TERMINAL,
     TRANSITIONS,
+    Blame,
+    Seen,
+    State,
     blame,
     relaunch,
     seen,

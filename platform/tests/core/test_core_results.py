@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from edl.core.evaluation import Round, add
 from edl.core.events import Acknowledged, DatasetDescribed, EndJob, PodsSynced, Steps, WorkerFailed
-from edl.core.task_results import refusal
-from edl.core.state import unit
 from edl.core.ledger import Lease, Work
+from edl.core.state import unit
 from edl.core.strict_json import decode_json
+from edl.core.task_results import refusal
 
 KINDS = ("describe", "evaluation", "metrics", "export", "prediction", "training")
 LEASE = Lease(7, Work(0, "digits", 0, 10), 4, "worker-0")

@@ -22,8 +22,8 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.job import JobState
-from edl.core.revocation_settlement import Revocation, settle
 from edl.core.ledger import Lease, Work
+from edl.core.revocation_settlement import Revocation, settle
 
 LEASE = (1 << 32) + 1
 OTHER = LEASE + 1

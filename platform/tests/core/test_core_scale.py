@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from edl.core import events as ev
 from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.core import events as ev
 from edl.core.job import JobState
 from edl.core.state import Settings
 

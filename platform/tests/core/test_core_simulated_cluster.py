@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edl.api.cluster_port import Cause, Role
 from edl.api.events import RoleLeaving, RoleStarted, RolledBack
 from edl.core import events as ev
-from edl.api.cluster_port import Cause, Role
 from edl.core.state import Settings
 from edl.testing.simulation import Network, World
 

@@ -9,12 +9,12 @@ from core.masters import Masters, alive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
 from edl.api.events import Warned
 from edl.cluster.status_port import Desired
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role, Wish
 from edl.core.events import DeletePod, EmitEvent, Event, PodChanged, PodsSynced, ScaleWanted, StartPod, Tick
-from edl.core.job_pods import ASK_PATIENCE
 from edl.core.job import JobState
+from edl.core.job_pods import ASK_PATIENCE
 from edl.core.scaling import REMIND_SECONDS, starved
 from edl.core.state import Settings
 from edl.master.desired_state_events import events_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edl.api.events import StallEnded
 from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.events import StallEnded
 from edl.core.events import (
     CheckpointSaved,
     EmitEvent,

@@ -10,15 +10,15 @@ from core.masters import alive
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.api.cluster_port import MOST_WORKERS, Phase, PodSeen, Role
 from edl.api.events import RoleAsked
 from edl.core import events as ev
-from edl.api.cluster_port import MOST_WORKERS, Phase, PodSeen, Role
-from edl.core.job_pods import Fleet
 from edl.core.job import JobState
 from edl.core.job_pod import Pod
+from edl.core.job_pods import Fleet
 from edl.core.job_settings import Settings
-from edl.core.scaling import BATCH, SOON
 from edl.core.ledger import Lease
+from edl.core.scaling import BATCH, SOON
 from edl.testing.simulation import World
 
 SETTINGS = Settings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from edl.cli.data import app
 from edl.api.errors import BadInputError
+from edl.cli.data import app
 from edl.data import sample_datasets, synthetic_clicks
-from edl.data.synthetic_clicks import ClickLaw, ClickTable, Clicks, IDS, NUMBERS, auc
 from edl.data.reader_factory import open_reader
+from edl.data.synthetic_clicks import IDS, NUMBERS, ClickLaw, Clicks, ClickTable, auc
 
 LAW = ClickLaw(2600)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
-from edl.data.reader_factory import open_reader
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata
+from edl.data.reader_factory import open_reader
 
 cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
 

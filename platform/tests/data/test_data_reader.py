@@ -11,8 +11,8 @@ import pytest
 from wording import unsaid
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
-from edl.data.reader_factory import open_reader
 from edl.data.reader import Metadata
+from edl.data.reader_factory import open_reader
 from edl.data.recordio.writer import Writer
 
 

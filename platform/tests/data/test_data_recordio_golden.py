@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.data.reader_factory import open_reader
 from edl.data.reader import CorruptRecordError
+from edl.data.reader_factory import open_reader
 from edl.data.recordio.chunk import Header
 from edl.data.recordio.index import NotRecordIOError
 from edl.data.recordio.reader import RecordFile

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError, EdlError, StorageError
-from edl.data.reader_factory import open_reader
 from edl.data.reader import CorruptRange
+from edl.data.reader_factory import open_reader
 from edl.data.recordio.chunk import HEADER_BYTES, Compression, encode_chunk
 from edl.data.recordio.reader import RecordFile
 from edl.data.recordio.writer import Writer

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from edl.cli.data import app
 from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.cli.data import app
 from edl.data import dataset_writer, mnist, sample_datasets
 from edl.data.digits import Digits, enlarge, load_digits, resize, split
 from edl.data.mnist import MnistUnavailableError

@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from edl.api.errors import BadInputError
 from edl.core.shards import permuted
 from edl.core.shuffle import Blocks, Order
-from edl.data.record_blocks import blocks_of, order_of
 from edl.data.csv_reader import CsvReader
-from edl.data.reader_factory import open_reader
 from edl.data.reader import (
     BlockSizes,
     CorruptRange,
@@ -27,6 +25,8 @@ from edl.data.reader import (
     PackedRecords,
     Source,
 )
+from edl.data.reader_factory import open_reader
+from edl.data.record_blocks import blocks_of, order_of
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import ShuffledReader, permuted_all

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
+from edl.data.tf_example import serialize_example
 from edl.testing.counted_steps import CountedStep
 from edl.testing.jobs import JobProcess
 from edl.testing.ledger import Recount, problems, recount

@@ -14,9 +14,9 @@ import pytest
 from faults.linear_job import LinearJob
 from rpc import half_open
 
+from edl.testing.jobs import JobProcess
 from edl.transport.control_methods import Master, PsControl
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
-from edl.testing.jobs import JobProcess
 
 Make = Callable[..., LinearJob]
 CONNECTIONS = 20

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.shards import Plan, Source
 from edl.core.ledger import Ledger
+from edl.core.shards import Plan, Source
 from edl.storage.journal import Journal
 from edl.testing.journal_bytes import JournalDamagedError, read_entries
 from edl.testing.ledger import LedgerError, Recount, problems

@@ -1,7 +1,7 @@
 """Every reason that the code can give, read off its source: what ``edl why``, ``submit`` and ``doctor`` say.
 
 A reason is a template: ``there is no PersistentVolumeClaim …``, where ``…`` stands for what is known only at run time.
-Those of a master - why a job fails, what it warns of - are found in the core, as arguments of ``end`` and ``tell``.
+Those of a master - why a job fails, what it warns of - are found in the core, as arguments of ``end`` and ``Warned``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EDL = Path(__file__).resolve().parents[2] / "edl"
-TEXT_OF: Mapping[str, int] = {"Complaint": 1, "Wait": 1, "_rule": 1, "Finding": 0, "Checkup": 2, "Warned": 1}
+TEXT_OF: Mapping[str, int] = {"Complaint": 1, "Wait": 1, "_rule": 1, "Finding": 0, "Checkup": 2, "Warned": 0}
 """Calls that make a reason, and which of their arguments is its text."""
 TABLES = {"_CONTAINER", "_REFUSALS"}
 """Tables of a module whose rows begin with a reason: the values of a mapping, or rows of their own."""
@@ -73,8 +73,6 @@ def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:
                 yield args[TEXT_OF[name]]
         case ast.Call(func=ast.Attribute(attr="end"), args=[ast.Constant(value="Failed"), text, *_]):
             yield text
-        case ast.Call(func=ast.Attribute(attr="tell"), args=[ast.Constant(value="warning")], keywords=[message]):
-            yield message.value
         case ast.Call(func=ast.Name(id="Decision"), args=[ast.Constant(value=None), text]):
             yield text
         case ast.Call(func=ast.Name(id="Decision"), args=[ast.Attribute(value=ast.Name(id="Step")), text, *_]):

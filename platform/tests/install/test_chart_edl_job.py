@@ -21,9 +21,9 @@ from ruamel.yaml import YAML
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.security_context import of_container, of_pod
 from edl.jobfile.job_spec import JobSpec
+from edl.jobfile.json_schema import job_schema
 from edl.jobfile.loader import dump, load, loads
 from edl.jobfile.pod_spec import RunAs
-from edl.jobfile.json_schema import job_schema
 
 JOB_FILES = sorted((ROOT / "model_zoo").glob("*/job*.yaml"))
 MINIMAL = JOB_CHART / "ci" / "minimal-values.yaml"

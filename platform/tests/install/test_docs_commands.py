@@ -13,8 +13,8 @@ import typer.main
 from handbook import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, copies, exported
 from install.chart_tools import attempt, output
 
-from edl.cli.app import app
 from edl.api.errors import EdlError
+from edl.cli.app import app
 from edl.jobfile.loader import load
 
 pytestmark = pytest.mark.install

@@ -14,8 +14,8 @@ from install.elasticdl_flags import FLAGS
 
 from edl.cli.app import COMMANDS
 from edl.cluster.kubernetes.job_manifests import problems
-from edl.jobfile.loader import load
 from edl.jobfile.json_schema import job_schema
+from edl.jobfile.loader import load
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/migrating-from-elasticdl.md"
 CODE = re.compile(r"`([^`]+)`")

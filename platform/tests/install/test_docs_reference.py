@@ -13,8 +13,8 @@ import pytest
 
 from edl.cli.app import COMMANDS
 from edl.jobfile.job_spec import JobSpec
-from edl.jobfile.loader import load
 from edl.jobfile.json_schema import job_schema
+from edl.jobfile.loader import load
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 STALE = "docs/reference/{} is stale: make reference"

@@ -68,8 +68,8 @@ def each_way(name, job):
 class Core:
     def act(self, role):
         self.end("Failed", "the core ends it")
-        self.tell("warning", message=f"{role.name}-{role.index} is told of")
-        self.tell("progress", message="nothing to read")
+        self.emit(Warned(f"{role.name}-{role.index} is told of"))
+        self.emit(Progressed("nothing to read"))
 """
 
 

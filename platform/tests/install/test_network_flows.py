@@ -13,10 +13,10 @@ from install.flow_table import Flow, Table, read
 from kube.cluster_jobs import MNIST
 
 from edl.api.cluster_port import Role
-from edl.ops.helper_pod import Visit, pod
 from edl.cluster.kubernetes.job_manifests import render_pod
-from edl.ops.node_matching import matches
 from edl.jobfile.pod_spec import RunAs
+from edl.ops.helper_pod import Visit, pod
+from edl.ops.node_matching import matches
 
 pytestmark = pytest.mark.install
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.data.tf_example import serialize_example
 from edl.data.recordio.writer import Writer
+from edl.data.tf_example import serialize_example
 from edl.storage.checkpoint_manifest import cut_directory, cuts_in
 from edl.testing.jobs import JobProcess
 

@@ -22,12 +22,12 @@ import pytest
 from jobs.places import MODEL_ZOO, Digits, Place
 
 from edl.api.cluster_port import PLAIN, Phase, PodSeen, Role, Synced, Wish
-from edl.master.master_process import serve_job
-from edl.master.backend import OneMachine
-from edl.pod.role_preparation import prepare
-from edl.transport.process_identity import Identity
 from edl.jobfile.loader import load
+from edl.master.backend import OneMachine
+from edl.master.master_process import serve_job
+from edl.pod.role_preparation import prepare
 from edl.storage.run_directory import read_json
+from edl.transport.process_identity import Identity
 
 pytestmark = [
     pytest.mark.jobs,

@@ -8,10 +8,10 @@ from kube.api_server import SIGKILL, SIGTERM, ApiServer
 from edl.api.cluster_port import Role, Wish
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api, Connection, Pacing
-from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.cluster.kubernetes.rate_limiter import Backoff
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
 from edl.cluster.kubernetes.pod_watch import Manners
+from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 JOB, JOB_UID, NAMESPACE = "mnist", "uid-of-the-job", "team"
 BRISK = Manners(seconds=30, silence=1.0, backoff=Backoff(first=0.01, longest=0.05), chance=lambda: 0.5)

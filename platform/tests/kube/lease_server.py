@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from edl.cluster.kubernetes.api_client import Answer, JSON_PATCH, MERGE, STRATEGIC
+from edl.cluster.kubernetes.api_client import JSON_PATCH, MERGE, STRATEGIC, Answer
 from edl.cluster.kubernetes.api_errors import AwayError, ConflictError, InvalidError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import Kind, kind_of
 

@@ -12,9 +12,9 @@ import rights_page
 from ruamel.yaml import YAML
 
 from edl.cluster.kubernetes import names
-from edl.ops.helper_pod import ROLE as COPY_ROLE
-from edl.ops.access_reviews import MASTERS, NEEDED
 from edl.cluster.kubernetes.api_errors import PolicyError, translate
+from edl.ops.access_reviews import MASTERS, NEEDED
+from edl.ops.helper_pod import ROLE as COPY_ROLE
 
 BASE = Path(__file__).parents[3] / "kustomize" / "base"
 

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from kube.lease_server import LeaseServer
 
-from edl.cluster.status_port import Desired
-from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes import names, status_publisher
 from edl.cluster.kubernetes.api_client import Listing
 from edl.cluster.kubernetes.api_errors import AwayError, NoRightError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS
 from edl.cluster.kubernetes.rate_limiter import Backoff
-from edl.cluster.kubernetes import status_publisher
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS
 from edl.cluster.kubernetes.status_publisher import KubeBoard
+from edl.cluster.status_port import Desired
 
 JOB = "digits"
 STATUS = names.status(JOB)

@@ -7,16 +7,16 @@ from cluster_contract import Watching
 from kube.api_server import LONGEST_WAIT, Refusal
 from kube.kube_stand import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
 
-from edl.api.cluster_port import Cause, PLAIN, Phase, PodSeen, Role
+from edl.api.cluster_port import PLAIN, Cause, Phase, PodSeen, Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Pacing, Unpaced
 from edl.cluster.kubernetes.api_errors import ForbiddenError
-from edl.cluster.kubernetes.rate_limiter import Backoff, Pace
 from edl.cluster.kubernetes.lease_fence import LeaseFence
 from edl.cluster.kubernetes.master_backend import Place, Platform
 from edl.cluster.kubernetes.pod_garbage_collector import KEPT
 from edl.cluster.kubernetes.pod_watch import Manners
+from edl.cluster.kubernetes.rate_limiter import Backoff, Pace
 from edl.jobfile.job_spec import JobSpec, Model
 
 

@@ -13,11 +13,11 @@ from wording import unsaid
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
-from edl.ops import helper_pod
-from edl.ops.helper_pod import Place, Visit, place, visited
 from edl.cluster.kubernetes.api_errors import PodSecurityError, translate
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.pod_spec import RunAs
+from edl.ops import helper_pod
+from edl.ops.helper_pod import Place, Visit, place, visited
 
 VISIT = Visit("files", "edl/submitter:1", RunAs(4711, 4712), read_only=True, seconds=600)
 RUNNING = {"phase": "Running"}

@@ -21,17 +21,17 @@ from published_job import (
 from small_cluster import NOW, SmallCluster
 from wording import unsaid
 
+from edl.api.cluster_port import Role
 from edl.api.events import RecordsLeased, RecordsReturned, RoleEnded, RoleLeaving, RolledBack, Warned
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, TableStatus
-from edl.api.cluster_port import Role
-from edl.ops.job_findings import Complaint, listed_briefly
-from edl.ops.diagnosis import Evidence, diagnose, refusal_remedy
-from edl.ops.kubernetes_events import Happening, of_job
-from edl.ops.job_view import JobSeen
-from edl.ops.slowdown_diagnosis import average_workers, slowed
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.published_status import Failure, Moment, Publication
+from edl.ops.diagnosis import Evidence, diagnose, refusal_remedy
+from edl.ops.job_findings import Complaint, listed_briefly
+from edl.ops.job_view import JobSeen
+from edl.ops.kubernetes_events import Happening, of_job
+from edl.ops.slowdown_diagnosis import average_workers, slowed
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
 CALM = Publication(replace(STATUS, workers_wanted=2))

@@ -14,18 +14,18 @@ from wording import unsaid
 from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Answer
-from edl.ops.doctor_findings import Checkup, Classes, Level, claims, pod_security, priorities, version
-from edl.ops.doctor_checks import before_uninstall, examine, pull
 from edl.cluster.kubernetes.api_errors import NoRightError, granted_by
-from edl.cluster.kubernetes.service_account import connect_in_pod
 from edl.cluster.kubernetes.install_hints import ONE_TEAM_MORE, installed, with_helm
 from edl.cluster.kubernetes.resource_kinds import (
-    Manifest,
     NAMESPACES,
     PRIORITY_CLASSES,
     ROLE_BINDINGS,
     SERVICE_ACCOUNTS,
+    Manifest,
 )
+from edl.cluster.kubernetes.service_account import connect_in_pod
+from edl.ops.doctor_checks import before_uninstall, examine, pull
+from edl.ops.doctor_findings import Checkup, Classes, Level, claims, pod_security, priorities, version
 
 
 class Patient(SmallCluster):

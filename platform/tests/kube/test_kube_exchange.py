@@ -19,8 +19,8 @@ from edl.api.events import Event, RoleEnded, RoleStarted
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatus
 from edl.cli.why import lines
-from edl.ops.push_diagnosis import exchanged
 from edl.jobfile.published_status import Publication
+from edl.ops.push_diagnosis import exchanged
 
 SCENARIOS = sorted((Path(__file__).parent / "exchange").glob("*.txt"))
 UPDATE = re.compile(r"update (\d+) of (\d+) came, awaits ([\d ]+) for (\d+) s")

@@ -11,8 +11,8 @@ import urllib3
 from kube.exec_server import Channel, ExecServer
 
 from edl.cluster.kubernetes.api_client import Connection
-from edl.cluster.kubernetes.pod_exec import Execution
 from edl.cluster.kubernetes.api_errors import AwayError, NoRightError
+from edl.cluster.kubernetes.pod_exec import Execution
 
 INPUT, OUTPUT, ERRORS, END = range(4)
 SUCCESS = b'{"status": "Success"}'

@@ -79,6 +79,7 @@ def test_a_pod_without_an_account_is_told_which_it_needs(tmp_path: Path) -> None
 
 
 def test_a_master_in_a_pod_never_imports_the_client() -> None:
-    imports = "import sys, edl.master.master_process, edl.cluster.kubernetes.master_backend, edl.cluster.kubernetes.service_account"
+    kube = "edl.cluster.kubernetes"
+    imports = f"import sys, edl.master.master_process, {kube}.master_backend, {kube}.service_account"
     code = f"{imports}; sys.exit('kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,9 +9,9 @@ from wording import unsaid
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.ops.job_view import UnknownJobError, find, label_of, listed, pods_of
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, Manifest
 from edl.jobfile.published_status import Publication
+from edl.ops.job_view import UnknownJobError, find, label_of, listed, pods_of
 
 
 @pytest.mark.parametrize(

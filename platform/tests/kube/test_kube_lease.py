@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from kube.lease_server import LeaseServer
 
-from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import NoRightError
-from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS
 from edl.cluster.kubernetes.lease_fence import Candidate, LeaseFence, has_ended
+from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS
+from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS
 
 JOB = "digits"
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "edl-digits-master", "uid": "job-uid"}

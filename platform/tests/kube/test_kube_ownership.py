@@ -10,9 +10,9 @@ from wording import unsaid
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, AwayError, NoRightError
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, SECRETS, SERVICES
 from edl.cluster.kubernetes.job_manifests import owner
 from edl.cluster.kubernetes.owner_references import adopt, dependants, take_token_along
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Kind
 
 JOB, UID = "digits", "job-uid"
 TOKEN = names.token(JOB)

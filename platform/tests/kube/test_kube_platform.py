@@ -14,12 +14,11 @@ from kube.lease_server import LeaseServer
 
 from edl.api.cluster_port import Role, Wish
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes import master_backend, names
 from edl.cluster.kubernetes.api_client import Listing
 from edl.cluster.kubernetes.api_errors import AwayError, ForbiddenError, InvalidError
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, LEASES, PODS, SECRETS
-from edl.cluster.kubernetes import master_backend
 from edl.cluster.kubernetes.master_backend import Place, Platform
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, Kind
 from edl.jobfile.job_spec import JobSpec, Model
 from edl.jobfile.pod_spec import Storage
 

@@ -14,20 +14,20 @@ from edl.cluster.kubernetes.api_errors import AwayError, BusyError
 from edl.cluster.kubernetes.resource_kinds import (
     CLAIMS,
     JOBS,
-    Manifest,
     NODES,
     PODS,
     PRIORITY_CLASSES,
     QUOTAS,
     SECRETS,
-    SERVICES,
     SERVICE_ACCOUNTS,
+    SERVICES,
+    Manifest,
 )
-from edl.ops.preflight import PreflightError, Survey, survey
-from edl.ops.submission_request import Request, request_of
-from edl.ops.job_submission import create
 from edl.jobfile.job_spec import JobSpec, Workers
 from edl.jobfile.pod_spec import Pod
+from edl.ops.job_submission import create
+from edl.ops.preflight import PreflightError, Survey, survey
+from edl.ops.submission_request import Request, request_of
 
 PULLED = replace(SPEC, pod=Pod(image_pull_secrets=("puller",)))
 

@@ -9,8 +9,8 @@ from small_cluster import NOW, SmallCluster, when
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import NoRightError
-from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, Manifest, NODES, PODS, SECRETS
 from edl.cluster.kubernetes.job_manifests import owner
+from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, NODES, PODS, SECRETS, Manifest
 from edl.ops.job_deletion import Remains, Removal, StillThereError, deletions, is_stuck, remains
 from edl.ops.job_submission import create
 

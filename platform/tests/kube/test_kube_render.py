@@ -19,8 +19,8 @@ from kube.restricted import violations
 
 from edl.api.cluster_port import Role, Wish
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.resource_kinds import Manifest, kind_of
 from edl.cluster.kubernetes.job_manifests import master_pod, notes, problems, render_job, render_pod
+from edl.cluster.kubernetes.resource_kinds import Manifest, kind_of
 from edl.jobfile.job_spec import JobSpec, Workers
 from edl.jobfile.loader import load
 from edl.jobfile.path_resolution import pod_storage

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kube.cluster_jobs import MNIST
 from wording import unsaid
 
-from edl.api.job import Strategy
 from edl.api.cluster_port import Role
-from edl.cluster.kubernetes.spec_validation import notes, problems
+from edl.api.job import Strategy
 from edl.cluster.kubernetes.job_manifests import render_job, render_pod
+from edl.cluster.kubernetes.spec_validation import notes, problems
 from edl.jobfile.job_spec import Data, Export, JobSpec
 from edl.jobfile.loader import load
 from edl.jobfile.pod_spec import Pod, RunAs, SecretKey, Security, Storage, Volume

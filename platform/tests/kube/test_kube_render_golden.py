@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.reporting.manifest_yaml import yaml_text
 from edl.api.cluster_port import Role, Wish
 from edl.cluster.kubernetes.job_manifests import problems, render_job, render_pod
 from edl.jobfile.loader import load
+from edl.reporting.manifest_yaml import yaml_text
 
 GOLDEN = Path(__file__).with_name("golden")
 CASES = sorted(path.name.removesuffix(".job.yaml") for path in GOLDEN.glob("*.job.yaml"))

@@ -6,8 +6,8 @@ from small_cluster import RUNNING, SmallCluster
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import AwayError
-from edl.cluster.kubernetes.resource_kinds import EVENTS, Manifest, PODS
-from edl.ops.master_start import Lookout, START_SECONDS, Sight, Stage, await_start, classify
+from edl.cluster.kubernetes.resource_kinds import EVENTS, PODS, Manifest
+from edl.ops.master_start import START_SECONDS, Lookout, Sight, Stage, await_start, classify
 
 
 def pod(status: Manifest, *, node: str = "n1") -> Manifest:

@@ -9,11 +9,11 @@ from wording import unsaid
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import AwayError, ConflictError, InvalidError
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, Manifest, PODS, SECRETS, SERVICES, kind_of
 from edl.cluster.kubernetes.job_manifests import render_job
-from edl.ops.job_submission import begin, create, furnish, is_begun, reserve, withdraw
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest, kind_of
 from edl.jobfile.job_spec import Data, JobSpec, Model
 from edl.jobfile.pod_spec import Volume
+from edl.ops.job_submission import begin, create, furnish, is_begun, reserve, withdraw
 
 SPEC = JobSpec(
     "j",

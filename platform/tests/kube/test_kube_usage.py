@@ -11,8 +11,8 @@ from small_cluster import SmallCluster
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.api_client import Listing
 from edl.cluster.kubernetes.api_errors import translate
+from edl.cluster.kubernetes.resource_kinds import POD_METRICS, Kind, Manifest
 from edl.ops.pod_usage import NoMetricsError, combine, uses
-from edl.cluster.kubernetes.resource_kinds import Kind, Manifest, POD_METRICS
 from edl.ops.resource_quantities import all_said
 
 MEASURED = {

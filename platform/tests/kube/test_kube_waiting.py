@@ -7,8 +7,8 @@ from published_job import container, unscheduled
 from published_job import ran as running
 from wording import unsaid
 
-from edl.ops.pod_problems import waits_for
 from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.ops.pod_problems import waits_for
 
 PREEMPTION = " preemption: 0/3 nodes are available: 3 No preemption victims found for incoming pod."
 TAINT = "1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }"

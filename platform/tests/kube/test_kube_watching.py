@@ -16,9 +16,9 @@ from edl.api.cluster_port import PLAIN, PodSeen, Role
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes.api_client import Api, Listing
 from edl.cluster.kubernetes.api_errors import AwayError, BusyError, GoneError, LoginError
-from edl.cluster.kubernetes.rate_limiter import Backoff
 from edl.cluster.kubernetes.pod_cache import Register
 from edl.cluster.kubernetes.pod_watch import Manners, Watching
+from edl.cluster.kubernetes.rate_limiter import Backoff
 
 PODS = 4
 FAULTS: dict[str, type[EdlError] | None] = {

@@ -9,13 +9,12 @@ from published_job import put_job
 from small_cluster import SmallCluster
 from wording import unsaid
 
-from edl.cluster.status_port import Desired
 from edl.api.errors import BadInputError
-from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes import desired_state, names
 from edl.cluster.kubernetes.api_errors import translate
-from edl.cluster.kubernetes import desired_state
-from edl.ops.job_view import find
 from edl.cluster.kubernetes.resource_kinds import JOBS
+from edl.cluster.status_port import Desired
+from edl.ops.job_view import find
 
 COUNTS = st.none() | st.integers(0, 100)
 DESIRED = st.builds(Desired, COUNTS, st.none() | st.integers(1, 100), st.booleans())

@@ -8,10 +8,10 @@ from small_cluster import SmallCluster, when
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest, PODS
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, Manifest
+from edl.ops.job_deletion import Remains
 from edl.ops.release.release_cleanup import Clearing, departing
 from edl.ops.release.submitter_decision import Master
-from edl.ops.job_deletion import Remains
 
 OLD = Master("mnist", "old", "submitter-a")
 

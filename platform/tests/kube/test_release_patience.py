@@ -4,16 +4,16 @@ import pytest
 
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes.api_errors import AwayError, BusyError, NoRightError
+from edl.ops.master_start import SETTLE_SECONDS, Sight, Stage
 from edl.ops.release.submitter_timeouts import (
     AWAY_SECONDS,
     CLEAR_SECONDS,
-    ClearPatience,
-    Patience,
     REFUSED_SECONDS,
     START_SECONDS,
+    ClearPatience,
+    Patience,
     StartPatience,
 )
-from edl.ops.master_start import SETTLE_SECONDS, Sight, Stage
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,13 @@ def test_watch_that_was_cut_off_lists_again_and_derives_what_it_missed(play: Cal
     cluster = play(
         listing(*pods, synced),
         listing(supervisor_protocol.pod_message(ended), pods[2]),  # cut off before it is synced: says nothing
-        listing(supervisor_protocol.pod_message(ended), pods[2], supervisor_protocol.pod_message(pod(3)), synced, supervisor_protocol.pod_message(pod(4))),
+        listing(
+            supervisor_protocol.pod_message(ended),
+            pods[2],
+            supervisor_protocol.pod_message(pod(3)),
+            synced,
+            supervisor_protocol.pod_message(pod(4)),
+        ),
     )
     seen: list[PodSeen | Synced] = []
     with pytest.raises(RetryableError, match="away"):

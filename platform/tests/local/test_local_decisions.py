@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from edl.api.cluster_port import Phase, PodSeen, Role
 from edl.api.errors import BadInputError, RefusedError
-from edl.cluster.watch_cache import Sightings
 from edl.cluster.local import orphan_reaper, restart_policy, supervisor_protocol
-from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.local.exit_status import Ending
+from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.local.pod_table import ENDED_REMEMBERED, PodTable
 from edl.cluster.local.restart_policy import RestartPolicy
 from edl.cluster.local.role_environment import RoleEnvironment
+from edl.cluster.watch_cache import Sightings
 from edl.transport.process_identity import Identity
 
 

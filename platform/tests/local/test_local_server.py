@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from edl.api.cluster_port import Phase, PodSeen, Role
-from edl.cluster.local import supervisor_server as server_module
 from edl.cluster.local import supervisor_protocol
+from edl.cluster.local import supervisor_server as server_module
 from edl.cluster.local.event_loop import Loop
 from edl.cluster.local.supervisor_server import Server
 
@@ -112,7 +112,9 @@ def test_stranger_is_refused_and_left(desk: Desk, said: bytes, answer: str) -> N
         {},
     ],
 )
-def test_wrong_request_is_answered_and_the_connection_goes_on(desk: Desk, request_message: supervisor_protocol.Message) -> None:
+def test_wrong_request_is_answered_and_the_connection_goes_on(
+    desk: Desk, request_message: supervisor_protocol.Message
+) -> None:
     client = desk.connect()
     client.sendall(supervisor_protocol.encode(supervisor_protocol.hello("secret")))
     assert json.loads(desk.read(client)) == {"edl": 1}
@@ -130,7 +132,9 @@ def test_silent_stranger_is_left_after_a_while(desk: Desk, monkeypatch: pytest.M
 def test_slow_reader_is_left_and_never_blocks_the_server(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "LONGEST_BACKLOG", 10_000)
     client = desk.connect()
-    client.sendall(supervisor_protocol.encode(supervisor_protocol.hello("secret")) + supervisor_protocol.encode({"op": "watch"}))
+    client.sendall(
+        supervisor_protocol.encode(supervisor_protocol.hello("secret")) + supervisor_protocol.encode({"op": "watch"})
+    )
     desk.loop.turn()
     for _ in range(10_000):
         desk.server.publish(POD)

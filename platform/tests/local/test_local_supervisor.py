@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from local.stage import PATIENCE, Actor, Stage
 
-from edl.api.events import RoleEnded
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RefusedError
+from edl.api.events import RoleEnded
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.jobfile import event_json
 

@@ -15,30 +15,30 @@ from typing import Any
 import numpy as np
 from master.stage import LONG, TOKEN
 
-from edl.api.variables import VariableSpec
 from edl.api.cluster_port import PodSeen, Role
 from edl.api.errors import EdlError, RefusedError
-from edl.master.master_process import Master, serve_job
-from edl.master.backend import OneMachine, Surroundings
-from edl.ps.control_service import ControlPlane
-from edl.numerics.model_declaration import Declaration
-from edl.ps.applied_steps import Admission
-from edl.ps.parameter_server import ParameterServer
-from edl.ps.master_registration import keep_registered
-from edl.ps.sync_rounds import Share
-from edl.ps.shard_writer import ShardWriter
-from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import Channel, Retry, connect, serve
-from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
-from edl.transport.process_identity import Identity
-from edl.transport.control_methods import Master as Methods
+from edl.api.variables import VariableSpec
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load
+from edl.master.backend import OneMachine, Surroundings
+from edl.master.master_process import Master, serve_job
+from edl.numerics.model_declaration import Declaration
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.ps.applied_steps import Admission
+from edl.ps.control_service import ControlPlane
+from edl.ps.master_registration import keep_registered
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.shard_writer import ShardWriter
+from edl.ps.sync_rounds import Share
 from edl.storage.journal import Journal
 from edl.storage.run_directory import RunDir, read_json
 from edl.testing.clock import VirtualClock
 from edl.testing.cluster import FakeCluster
+from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import Channel, Retry, connect, serve
+from edl.transport.control_methods import Master as Methods
+from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
+from edl.transport.process_identity import Identity
 
 MODEL = Declaration((VariableSpec("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
 RECORDS, VALIDATION = 40, 12

@@ -25,10 +25,10 @@ from edl.core.events import (
 from edl.core.job import JobState
 from edl.core.state import Settings
 from edl.master.shell import Shell
+from edl.storage.segment_format import encode
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import serve
 from edl.transport.edl_pb2_grpc import PsControlServicer, add_PsControlServicer_to_server
-from edl.storage.segment_format import encode
 
 TOKEN = "the-token-of-these-tests"
 LONG = 30.0

@@ -19,8 +19,8 @@ from edl.api.errors import EdlError
 from edl.master.master_service import Servicer
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import Channel, connect, serve
-from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.control_methods import Master
+from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.peer_errors import Refused, kind_of
 
 THREADS = 4

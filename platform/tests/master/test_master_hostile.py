@@ -21,20 +21,20 @@ from master.test_master_border import METHODS, refusal_of
 from master.test_master_servicer import CONTEXT, WORKER, Stage
 from rpc.horrors import messages_with
 
+from edl.api.cluster_port import Phase, PodSeen, Role
+from edl.api.errors import RefusedError
 from edl.api.status import Status
 from edl.core import events as ev
 from edl.core.callback_decisions import BestCheckpoint, EarlyStopping, ReduceLROnPlateau, to_json
-from edl.api.cluster_port import Phase, PodSeen, Role
-from edl.api.errors import RefusedError
 from edl.core.job import JobState
+from edl.jobfile import json_object
 from edl.master.message_conversion import task_of
 from edl.master.status_reporter import Reporter
+from edl.storage.run_directory import RunDir
+from edl.testing import promises
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import Channel, connect, serve
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.jobfile import json_object
-from edl.storage.run_directory import RunDir
-from edl.testing import promises
 
 TURNS = 400
 """That an honest job takes at most."""

@@ -12,8 +12,8 @@ import pytest
 from master.stage import LONG, TOKEN, PlayedPs, played_ps
 from wording import unsaid
 
-from edl.api.events import Warned
 from edl.api.errors import BadInputError, RetryableError
+from edl.api.events import Warned
 from edl.core.events import (
     AttachPs,
     CheckpointSaved,
@@ -37,11 +37,11 @@ from edl.core.events import (
 from edl.core.partition import placement
 from edl.master.checkpoint_coordinator import Checkpoints
 from edl.master.ps_client import ParameterServers
-from edl.master.ps_requests import Asker, RESTORE_DEADLINE
-from edl.transport import edl_pb2 as pb
-from edl.transport.peer_errors import Refused
+from edl.master.ps_requests import RESTORE_DEADLINE, Asker
 from edl.storage.checkpoint_commit import commit
 from edl.storage.checkpoint_manifest import Manifest, cut_directory
+from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import Refused
 
 INCARNATION = 4
 ATTACH = AttachPs("ps-0-a", floor=5, revoked=(7,), live=(8, 9), cut=2)

@@ -16,19 +16,19 @@ import pytest
 from master.played_job import RECORDS, VALIDATION, PlayedJob, PlayedWorker, played_job
 from master.stage import LONG, TOKEN
 
-from edl.core import lease_timeouts, snapshots
 from edl.api.errors import RefusedError, StorageError
-from edl.core.job import JobState
 from edl.cluster.local.local_cluster import LocalCluster
-from edl.master import checkpoint_coordinator, master_process
-from edl.master.ps_client import ParameterServers
-from edl.master.master_process import main
-from edl.master.backend import OneMachine
-from edl.transport.control_client import Retry
+from edl.core import lease_timeouts, snapshots
+from edl.core.job import JobState
 from edl.jobfile.loader import dump
+from edl.master import checkpoint_coordinator, master_process
+from edl.master.backend import OneMachine
+from edl.master.master_process import main
+from edl.master.ps_client import ParameterServers
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.run_directory import read_json, write_json
 from edl.storage.segment_chain import SegmentChain
+from edl.transport.control_client import Retry
 
 
 def test_a_job_trains_evaluates_and_exports() -> None:
@@ -54,7 +54,9 @@ def test_workers_describe_the_data_of_a_users_own_reader() -> None:
 
 
 def test_a_master_that_is_told_to_go_leaves_the_job_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_timeouts, "SILENCE_FLOOR", LONG)  # a busy machine makes no worker lose its lease between the two
+    monkeypatch.setattr(
+        lease_timeouts, "SILENCE_FLOOR", LONG
+    )  # a busy machine makes no worker lose its lease between the two
     with played_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 3}) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
         assert job.run_master() == 143

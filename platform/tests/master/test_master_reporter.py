@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.stage import FIRST_CUT, Parts
 
+from edl.api.cluster_port import Cause, Phase, PodSeen, Role
 from edl.api.events import (
     EVENTS,
     NOT_STAMPED,
@@ -41,7 +42,6 @@ from edl.api.events import (
 )
 from edl.api.events import CheckpointSaved as CheckpointSavedEvent
 from edl.api.status import Status, Summary
-from edl.api.cluster_port import Cause, Phase, PodSeen, Role
 from edl.core.events import (
     CheckpointSaved,
     EmitEvent,
@@ -58,10 +58,10 @@ from edl.core.events import (
     Tick,
     TrainingStalled,
 )
-from edl.master.throughput import Rate, WINDOW_SECONDS
-from edl.master.status_reporter import Reporter, began, rate_since, records_total
 from edl.jobfile.event_json import parse
 from edl.jobfile.json_object import from_json, to_json
+from edl.master.status_reporter import Reporter, began, rate_since, records_total
+from edl.master.throughput import WINDOW_SECONDS, Rate
 from edl.storage.run_directory import RunDir, append_line, read_json
 
 # ---------------------------------------------------------------------------------------------- rates

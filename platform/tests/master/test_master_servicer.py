@@ -28,9 +28,9 @@ from edl.core.events import (
     Tick,
     UpdatesHeld,
 )
-from edl.master.ps_connection import Link
-from edl.master.message_conversion import result_of, steps_of
 from edl.master.master_service import Servicer
+from edl.master.message_conversion import result_of, steps_of
+from edl.master.ps_connection import Link
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import Refused
 

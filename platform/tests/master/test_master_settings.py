@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.master.dataset_description import describe
-from edl.master.spec_settings import may_define_reader, settings_of
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load
+from edl.master.dataset_description import describe
+from edl.master.spec_settings import may_define_reader, settings_of
 
 
 def spec_of(folder: Path, **sections: Any) -> JobSpec:

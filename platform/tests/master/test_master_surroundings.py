@@ -15,18 +15,18 @@ import pytest
 from master.played_job import RECORDS, PlayedJob, played_job
 from master.stage import LONG, Parts
 
-from edl.api.events import Warned
-from edl.cluster.status_port import Desired
 from edl.api.cluster_port import Phase, PodSeen, Role
 from edl.api.errors import BadInputError, RetryableError
-from edl.core.events import LeaseWanted, PodChanged, Tick
+from edl.api.events import Warned
 from edl.cluster.local.local_cluster import LocalCluster
+from edl.cluster.status_port import Desired
+from edl.core.events import LeaseWanted, PodChanged, Tick
+from edl.jobfile.published_status import Publication
 from edl.master import status_publication, status_reporter
+from edl.master.backend import OneMachine, surroundings_of
 from edl.master.fenced_clock import CoreTime
 from edl.master.master_process import BEGINS_ANEW, serve_job
 from edl.master.shell import FrozenError, MasterEndsError
-from edl.master.backend import OneMachine, surroundings_of
-from edl.jobfile.published_status import Publication
 from edl.storage.run_directory import read_json
 
 EPOCHS = 20
@@ -274,7 +274,11 @@ def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
 
         return written
 
-    for module, name in ((status_reporter, "write_json"), (status_publication, "write_json"), (status_reporter, "append_line")):
+    for module, name in (
+        (status_reporter, "write_json"),
+        (status_publication, "write_json"),
+        (status_reporter, "append_line"),
+    ):
         monkeypatch.setattr(module, name, patient(getattr(module, name)))
     with played_job() as job:
         pod = Pod(job)

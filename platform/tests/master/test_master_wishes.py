@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from edl.cluster.status_port import Desired
-from edl.core.saved_checkpoint import STOPPED
 from edl.core.events import ScaleWanted, StopWanted, WishUnreadable
+from edl.core.saved_checkpoint import STOPPED
 from edl.master.desired_state_events import CHECKPOINT_SECONDS, events_of
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from edl.api.errors import StorageError
 from edl.pod.files import Files
+from edl.storage.copy_protocol import ANSWER, DATA, ERROR, REQUEST, Frame, frame, message, read_frame
 from edl.storage.durable_files import translated
 from edl.storage.partial_upload import part_of
-from edl.storage.copy_protocol import ANSWER, DATA, ERROR, Frame, REQUEST, frame, message, read_frame
 
 CONTENT = bytes(range(256)) * 4096
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from wording import unsaid
 
+from edl.api.errors import BadInputError
 from edl.api.events import RunStarted
 from edl.api.status import Status
-from edl.api.errors import BadInputError
-from edl.pod.run_selection import LATEST, Wanted, open_run, prove_writable
 from edl.jobfile.event_json import parse
 from edl.jobfile.job_spec import Data, JobSpec, Model
-from edl.jobfile.loader import load
 from edl.jobfile.json_object import to_json
+from edl.jobfile.loader import load
+from edl.pod.run_selection import LATEST, Wanted, open_run, prove_writable
 from edl.storage.checkpoint_commit import commit
-from edl.storage.journal import Journal
 from edl.storage.checkpoint_manifest import DATASET, Manifest, cut_directory
+from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay
 from edl.storage.run_directory import RunDir, write_json
 

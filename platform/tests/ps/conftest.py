@@ -17,12 +17,12 @@ from edl.ps.bulk_handler import BulkPlane
 from edl.ps.control_service import ControlPlane
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
+from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkServer, Kind
 from edl.transport.control_client import connect, serve
-from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.control_methods import PsControl
-from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
+from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 
 TOKEN = "the-token-of-these-tests"
 INCARNATION = 1

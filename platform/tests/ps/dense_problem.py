@@ -10,8 +10,8 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.numerics.parameter_store import Gradients, RowGradients
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, RowGradients
 
 STEPS = 200
 ROWS, DIM = 12, 3

@@ -1,7 +1,7 @@
 """The optimizers once more, for the tests: on one row at a time, in float64, from the papers' formulas.
 
-Nothing is shared with ``edl.numerics.optimizers``. A row that is not touched stands still, and so do its slot variables:
-they are not even looked at.
+Nothing is shared with ``edl.numerics.optimizers``. A row that is not touched stands still, and so do its slot
+variables: they are not even looked at.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from functools import partial
 import numpy as np
 
 from edl.core.cuts import Cut, Stage
-from edl.ps.messages import Origin
-from edl.ps.cut_state import Cuts
-from edl.ps.applied_steps import Admission, Leases
-from edl.ps.sync_rounds import Share
 from edl.numerics.parameter_store import Gradients
-from edl.ps.sync_updates import Together
+from edl.ps.applied_steps import Admission, Leases
+from edl.ps.cut_state import Cuts
+from edl.ps.messages import Origin
 from edl.ps.push_updates import Offered
+from edl.ps.sync_rounds import Share
+from edl.ps.sync_updates import Together
 
 Action = Callable[[], None]
 NUMBER = 1 << 32

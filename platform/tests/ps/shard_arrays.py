@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edl.ps.shard_restore import Cut
 from edl.ps.shard_content import to_shard
+from edl.ps.shard_restore import Cut
 
 
 def shard_arrays(cut: Cut) -> tuple[dict[str, np.ndarray], dict[str, str]]:

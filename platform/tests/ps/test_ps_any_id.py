@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared
 
 from edl.api.errors import BadInputError
-from edl.numerics.optimizers import rule
-from edl.ps import request_parsing
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import rule
+from edl.numerics.table_limits import MAX_ROWS
+from edl.ps import request_parsing
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import Refused
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.table_limits import MAX_ROWS
 
 EXTREMES = [-(2**63), -1, 0, 7, 2**63 - 1]
 any_id = st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from(EXTREMES))

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import RefusedError
+from edl.numerics.table_limits import MAX_DIM
 from edl.ps.bulk_handler import BulkPlane
 from edl.ps.messages import Attachment
 from edl.ps.parameter_server import ParameterServer
@@ -26,7 +27,6 @@ from edl.ps.store_factory import NATIVE, NUMPY, Stores
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import Answer, Frame, Kind
 from edl.transport.bulk_server import refusal
-from edl.numerics.table_limits import MAX_DIM
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable

@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.shard_arrays import shard_arrays
 
+from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import StorageError
 from edl.core.partition import owner_of_name, placement, slot_of_row
-from edl.ps.shard_restore import Cut, from_shard, merge, owned
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.transport.bulk_client import BulkRefused
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.shard_restore import Cut, from_shard, merge, owned
+from edl.transport.bulk_client import BulkRefused
 
 TABLE = TableSpec("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,8 +13,8 @@ from ps.chosen_ids import alike_in_a_product, with_hashes
 from table_contract import OPTIMIZERS, declared, initial
 
 from edl.core.partition import mix
-from edl.numerics.optimizers import rule
 from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.optimizers import rule
 from edl.numerics.row_retention import Retention
 
 if importlib.util.find_spec("edl.numerics._native") is not None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edl.api.errors import RetryableError, StorageError
-from edl.ps.cut_state import CUTS_AHEAD, CutError, Cuts, HOLD_SECONDS
-from edl.ps.shard_writer import ShardWriter
 from edl.numerics.parameter_snapshot import PinError
 from edl.numerics.table_store import TableStore
+from edl.ps.cut_state import CUTS_AHEAD, HOLD_SECONDS, CutError, Cuts
+from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkRefused
 from edl.transport.peer_errors import Refused

@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.shard_arrays import shard_arrays
 
+from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import StorageError
 from edl.core.partition import placement
-from edl.ps.shard_restore import Cut, from_shard, load
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.numerics.parameter_store import Gradients, RowGradients
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.shard_restore import Cut, from_shard, load
 from edl.storage.checkpoint_shards import Manifest, Skipped, commit, cut_directory, newest, write_shard
 
 TABLE = TableSpec("emb", 50, 3, {"name": "zeros"}, seed=3)

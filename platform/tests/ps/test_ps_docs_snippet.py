@@ -12,12 +12,12 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.ps.shard_restore import Cut
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.ps.shard_writer import write_cut
-from edl.numerics.parameter_store import Gradients, RowGradients
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.shard_restore import Cut
+from edl.ps.shard_writer import write_cut
 
 PAGE = Path(__file__).parents[3] / "docs/reference/checkpoints.md"
 TABLE = TableSpec("users/embeddings", 1000, 2, {"name": "zeros"}, seed=0)

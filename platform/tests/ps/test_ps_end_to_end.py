@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edl.core.partition import placement
+from edl.numerics.initializers import initial_rows
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkRefused, Kind
-from edl.numerics.initializers import initial_rows
 
 W = {"w": np.array([[1, 2], [3, 4]], np.float32), "stat": np.array([10], np.float32)}
 LEASE = (1 << 32) + 1

@@ -18,22 +18,22 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import placement
 from edl.numerics import numpy_table
+from edl.numerics.flat_parameters import Slab
+from edl.numerics.gradient_merging import merged
+from edl.numerics.memory_errors import REMEDY, NoMemoryError, TornError
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.applied_steps import Admission
 from edl.ps.bulk_handler import BulkPlane
 from edl.ps.messages import Attachment
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.memory_errors import NoMemoryError, REMEDY, TornError
-from edl.ps.applied_steps import Admission
-from edl.numerics.gradient_merging import merged
 from edl.ps.parameter_server import ParameterServer
-from edl.ps.sync_rounds import Share
 from edl.ps.shard_writer import ShardWriter
-from edl.numerics.flat_parameters import Slab
-from edl.numerics.parameter_store import Gradients, RowGradients
 from edl.ps.store_factory import NATIVE, NUMPY, Stores
+from edl.ps.sync_rounds import Share
+from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import Frame, Kind
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
 
 USERS, ITEMS = (TableSpec(name, rows, 8, {"name": "zeros"}, seed=1) for name, rows in (("users", 0), ("items", 1000)))
 DECLARED = Declaration((VariableSpec("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.ps.messages import Attachment, Origin
 from edl.numerics.model_declaration import Declaration
-from edl.ps.statistics_collector import Figures, Scales, TABLES_TOLD
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.row_retention import Retention, TableFullError
+from edl.ps.messages import Attachment, Origin
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.push_counts import PushCounts, PushTally
-from edl.numerics.row_retention import Retention, TableFullError
-from edl.ps.sync_rounds import Forming, Rounds, Seat, Share
 from edl.ps.shard_writer import ShardWriter
-from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.statistics_collector import TABLES_TOLD, Figures, Scales
 from edl.ps.store_factory import NUMPY, Stores
+from edl.ps.sync_rounds import Forming, Rounds, Seat, Share
 from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import Refused
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 LEASE = 1 << 32
 

@@ -17,9 +17,9 @@ import pytest
 from ps.test_ps_border import refusal_of
 from rpc.horrors import messages_with
 
+from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_methods import PsControl
-from edl.storage.checkpoint_manifest import cut_directory
 
 METHODS = [getattr(PsControl, name) for name in vars(PsControl) if not name.startswith("_")]
 PERMITTED = frozenset(

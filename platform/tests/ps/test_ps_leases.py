@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edl.api.errors import RetryableError
-from edl.ps.applied_steps import Admission, Leases, MASTERS_AHEAD, NotAttachedError, StaleMasterError
+from edl.ps.applied_steps import MASTERS_AHEAD, Admission, Leases, NotAttachedError, StaleMasterError
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

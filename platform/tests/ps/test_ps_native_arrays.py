@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from table_contract import declared, initial
 
-from edl.numerics.parameter_snapshot import StoredRows
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_snapshot import StoredRows
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics import _native

@@ -14,17 +14,17 @@ from ps.lazy_reference import LazyReference
 from ps.optimizer_cases import CASES
 from table_contract import PATIENT, array, declared
 
+from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import BadInputError
-from edl.numerics.optimizers import rule
-from edl.numerics.model_declaration import Declaration
-from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.flat_parameters import Slab
-from edl.numerics.parameter_store import Gradients
 from edl.numerics.hyperparameters import RULES
 from edl.numerics.initializers import initial_rows
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import rule
+from edl.numerics.parameter_store import Gradients
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_kernels import OPTIMIZERS, slab_rule

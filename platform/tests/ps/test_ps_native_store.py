@@ -12,8 +12,8 @@ from table_contract import OPTIMIZERS
 
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.ps.store_factory import Stores
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.ps.store_factory import Stores
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_store import NativeStore

@@ -6,8 +6,8 @@ import pytest
 from retention_contract import RetentionContract
 from table_contract import Make, TableContract
 
-from edl.numerics.optimizers import rule
 from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.optimizers import rule
 
 
 class TestNumpyTable(TableContract, RetentionContract):

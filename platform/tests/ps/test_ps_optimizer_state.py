@@ -14,13 +14,13 @@ from ps.shard_arrays import shard_arrays
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import placement
-from edl.numerics.optimizers import Scratch, Update, rule
-from edl.numerics.optimizers.adam import factors_so_far
-from edl.ps.shard_restore import Cut, from_shard, load
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.numerics.parameter_store import Gradients, RowGradients
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import Scratch, Update, rule
+from edl.numerics.optimizers.adam import factors_so_far
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.shard_restore import Cut, from_shard, load
 from edl.storage.checkpoint_shards import Manifest, commit, cut_directory, write_shard
 
 TABLE = TableSpec("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)

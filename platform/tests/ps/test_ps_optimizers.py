@@ -10,11 +10,11 @@ from ps.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, close, rat
 from ps.lazy_reference import FORMULAS, LazyReference
 from ps.optimizer_cases import CASES, KERAS
 
+from edl.numerics.hyperparameters import RULES
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.numerics.hyperparameters import RULES
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.parameter_store import Gradients, RowGradients
 
 
 @pytest.fixture(params=CASES)

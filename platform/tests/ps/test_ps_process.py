@@ -19,8 +19,8 @@ import pytest
 from edl.ps.store_factory import Stores
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import connect, serve
-from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.control_methods import PsControl
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 TOKEN = "a-token"
 SPEC = json.dumps(

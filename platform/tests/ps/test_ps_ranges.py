@@ -10,18 +10,18 @@ import pytest
 from ps.conftest import Ps
 
 from edl.api.variables import VariableSpec
+from edl.core.ledger import Lease, Work
 from edl.core.partition import placement
 from edl.core.revocation_settlement import Revocation, settle
-from edl.core.ledger import Lease, Work
+from edl.numerics.model_declaration import Declaration
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.ps.bulk_handler import BulkPlane
 from edl.ps.control_service import ControlPlane
-from edl.numerics.model_declaration import Declaration
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkRefused, Frame, Kind
 from edl.transport.peer_errors import Refused
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 LEASE = (1 << 32) + 1
 HUGE = 1 << 62

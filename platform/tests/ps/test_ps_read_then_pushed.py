@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from table_contract import PATIENT, array, declared, dyadic
 
-from edl.numerics.optimizers import rule
 from edl.numerics.array_types import Ids
-from edl.numerics.numpy_table import NumpyTable
-from edl.numerics.row_retention import Retention
 from edl.numerics.embedding_table import Table
+from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import rule
+from edl.numerics.row_retention import Retention
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics.native_table import NativeTable

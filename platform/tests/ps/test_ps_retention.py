@@ -13,20 +13,20 @@ from wording import unsaid
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import placement
-from edl.ps.shard_restore import Cut, from_shard, load, merge
-from edl.ps.messages import Attachment
 from edl.numerics.model_declaration import Declaration
-from edl.ps.applied_steps import Admission
-from edl.ps.parameter_server import ParameterServer
-from edl.numerics.row_retention import Retention, TableFullError
-from edl.ps.sync_rounds import Share
-from edl.ps.shard_writer import ShardWriter, write_cut
-from edl.numerics.parameter_store import Gradients, RowGradients
-from edl.ps.store_factory import Extension, NATIVE, NUMPY, Stores
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.storage.safetensors_file import read_arrays
-from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
+from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.numerics.row_retention import Retention, TableFullError
+from edl.ps.applied_steps import Admission
+from edl.ps.messages import Attachment
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.shard_restore import Cut, from_shard, load, merge
+from edl.ps.shard_writer import ShardWriter, write_cut
+from edl.ps.store_factory import NATIVE, NUMPY, Extension, Stores
+from edl.ps.sync_rounds import Share
 from edl.storage.checkpoint_contents import contents_of
+from edl.storage.checkpoint_shards import Manifest, ShardInfo, commit, cut_directory
+from edl.storage.safetensors_file import read_arrays
 
 SMALL, LARGE = (TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in ("small", "large"))
 DECLARED = Declaration((VariableSpec("w", (2,)),), (SMALL, LARGE), OptimizerSpec("adagrad"), "model")

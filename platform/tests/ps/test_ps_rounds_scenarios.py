@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from ps.rounds_theatre import NOTHING, NUMBER, Server
 
-from edl.ps.messages import Origin
 from edl.ps.applied_steps import Admission
-from edl.ps.sync_rounds import Share
+from edl.ps.messages import Origin
 from edl.ps.push_updates import Offered
+from edl.ps.sync_rounds import Share
 
 SCENARIOS = sorted((Path(__file__).parent / "rounds").glob("*.txt"))
 PUSH = re.compile(

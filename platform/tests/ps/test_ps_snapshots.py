@@ -12,15 +12,15 @@ from ps.shard_arrays import shard_arrays
 from table_contract import array, declared
 
 from edl.api.errors import StorageError
-from edl.ps.shard_restore import Cut
-from edl.ps.messages import Attachment
 from edl.numerics.model_declaration import Declaration
-from edl.ps.parameter_server import ParameterServer
-from edl.ps.shard_writer import Saved, ShardWriter
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import FrozenRows, PinError
 from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.messages import Attachment
+from edl.ps.parameter_server import ParameterServer
+from edl.ps.shard_restore import Cut
+from edl.ps.shard_writer import Saved, ShardWriter
 from edl.ps.store_factory import Stores
-from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.safetensors_file import read_arrays
 
 if importlib.util.find_spec("edl.numerics._native") is not None:

@@ -12,13 +12,13 @@ import numpy as np
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import placement
+from edl.keras.flat_buffer import Layout
 from edl.ps.shard_restore import load
-from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import Kind
-from edl.storage.checkpoint_shards import load_manifest, read_shard
 from edl.storage.checkpoint_contents import contents_of
 from edl.storage.checkpoint_manifest import Manifest
-from edl.keras.flat_buffer import Layout
+from edl.storage.checkpoint_shards import load_manifest, read_shard
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import Kind
 from edl.worker.stored_weights import StoredWeights
 
 VARIABLES = (

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_contract import PATIENT, SGD, TABLE, UNIFORM, Make, StoreContract
 
+from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import BadInputError
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
 from edl.numerics.numpy_table import sum_duplicates

@@ -10,16 +10,16 @@ import pytest
 from wording import unsaid
 
 from edl.api.tables import TableSpec
-from edl.ps import store_factory
-from edl.ps.model_state import Contents
+from edl.jobfile.job_spec import ParameterServers
+from edl.jobfile.pod_spec import Resources
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
-from edl.ps.server_process import cores, threads
-from edl.ps.store_factory import Extension, NATIVE, NUMPY, Stores, choose
-from edl.transport.peer_errors import Refused
-from edl.jobfile.job_spec import ParameterServers
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.jobfile.pod_spec import Resources
+from edl.ps import store_factory
+from edl.ps.model_state import Contents
+from edl.ps.server_process import cores, threads
+from edl.ps.store_factory import NATIVE, NUMPY, Extension, Stores, choose
+from edl.transport.peer_errors import Refused
 
 BUILT = Extension(("sgd", "adam"))
 ABSENT = Extension(problem="the native extension cannot be imported (no such file)")

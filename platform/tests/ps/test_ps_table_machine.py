@@ -21,16 +21,16 @@ from table_contract import array, declared, dyadic, initial
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.optimizers import Scratch, Update
-from edl.numerics.optimizers import rule as rule_of
 from edl.numerics.array_types import Floats, Ids
+from edl.numerics.embedding_table import Table
 from edl.numerics.model_declaration import Declaration
 from edl.numerics.numpy_store import NumpyStore
 from edl.numerics.numpy_table import NumpyTable
+from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers import Scratch, Update
+from edl.numerics.optimizers import rule as rule_of
 from edl.numerics.parameter_snapshot import FrozenRows, Snapshot, StoredRows, joined
 from edl.numerics.parameter_store import Gradients, ParameterStore, RowGradients
-from edl.numerics.embedding_table import Table
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 HAS_NATIVE = importlib.util.find_spec("edl.numerics._native") is not None
 if HAS_NATIVE:

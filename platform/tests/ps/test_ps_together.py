@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as arrays
 from ps.conftest import Ps, Worker
 
 from edl.api.job import Strategy
-from edl.ps.messages import Attachment
 from edl.numerics.gradient_merging import merged
 from edl.numerics.parameter_store import Gradients, RowGradients
+from edl.ps.messages import Attachment
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkRefused
 

@@ -24,8 +24,8 @@ from edl.api.errors import RefusedError, RetryableError
 from edl.transport import bulk_server
 from edl.transport.bulk_client import Answer, BulkClient, BulkRefused, BulkServer, Frame, Kind
 from edl.transport.bulk_connection import Connection
-from edl.transport.edl_pb2 import Refusal
 from edl.transport.bulk_frames import MAX_META, encode_head
+from edl.transport.edl_pb2 import Refusal
 from edl.transport.handshake import PROTOCOL_VERSION
 from edl.transport.peer_errors import Refused
 

@@ -12,7 +12,7 @@ import pytest
 
 from edl.api.errors import RetryableError
 from edl.transport.bulk_connection import AHEAD, Connection
-from edl.transport.bulk_frames import Kind, Limits, MAX_META, encode_head
+from edl.transport.bulk_frames import MAX_META, Kind, Limits, encode_head
 
 LIMITS = Limits(MAX_META, 1 << 34)
 SLACK = 1 << 20

@@ -21,8 +21,8 @@ from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.transport import control_client, control_server
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import Channel, ControlServer, Retry, connect, serve
-from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.control_methods import Master, PsControl
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.grpc_options import MAX_MESSAGE
 from edl.transport.handshake import PROTOCOL_VERSION
 from edl.transport.peer_errors import Refused

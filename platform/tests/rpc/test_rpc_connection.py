@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edl.api.errors import RetryableError
 from edl.transport.bulk_connection import Connection, remaining, send_all
-from edl.transport.bulk_frames import Answer, HEAD_SIZE, Kind, Limits, MAX_META, encode_head
+from edl.transport.bulk_frames import HEAD_SIZE, MAX_META, Answer, Kind, Limits, encode_head
 from edl.transport.peer_errors import Refused
 
 LIMITS = Limits(MAX_META, 1 << 26)

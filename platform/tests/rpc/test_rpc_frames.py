@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.transport.bulk_frames import HEAD_SIZE, Kind, Limits, MAX_META, decode_head, encode_head
+from edl.transport.bulk_frames import HEAD_SIZE, MAX_META, Kind, Limits, decode_head, encode_head
 from edl.transport.handshake import PROTOCOL_VERSION
 from edl.transport.peer_errors import Refused
 

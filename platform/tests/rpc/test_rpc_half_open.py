@@ -17,8 +17,8 @@ from rpc.half_open import HalfOpenConnection
 
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlServer, connect, serve
-from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.control_methods import Master
+from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 
 TOKEN = "0123456789abcdef" * 4

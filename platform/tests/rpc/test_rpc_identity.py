@@ -8,7 +8,7 @@ import pytest
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.transport.process_identity import Identity, VARIABLES
+from edl.transport.process_identity import VARIABLES, Identity
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from edl.ps.server_process import addresses
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import Answer, BulkClient, BulkServer, Kind
 from edl.transport.control_client import connect, serve
+from edl.transport.control_methods import Master
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.process_identity import Identity
-from edl.transport.control_methods import Master
 
 TOKEN = "a-token-of-these-tests"
 

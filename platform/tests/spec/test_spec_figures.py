@@ -9,8 +9,8 @@ from wording import unsaid
 
 from edl.api.job import Strategy
 from edl.api.status import ParametersStatus, Summary, TableStatus
-from edl.reporting.summary_text import block, rows
 from edl.reporting.ps_statistics_text import mode, percent, size
+from edl.reporting.summary_text import block, rows
 
 SYNC = Strategy(mode="sync", grads_to_wait=2, version_tolerance=1)
 

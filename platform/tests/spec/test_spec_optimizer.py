@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from wording import unsaid
 
 from edl.api.errors import BadInputError
-from edl.numerics.hyperparameters import Hyperparameter, Parameter, RULES
+from edl.numerics.hyperparameters import RULES, Hyperparameter, Parameter
 from edl.numerics.optimizer_spec import OptimizerSpec
 
 

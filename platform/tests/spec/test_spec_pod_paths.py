@@ -8,8 +8,8 @@ import pytest
 
 from edl.api.errors import BadInputError
 from edl.jobfile.job_spec import Data, Export, JobSpec, Model
-from edl.jobfile.pod_spec import Storage, Volume
 from edl.jobfile.pod_paths import MODEL_ZOO, resolve_pod
+from edl.jobfile.pod_spec import Storage, Volume
 
 SPEC = JobSpec(name="digits", model=Model("m.custom_model"), data=Data(training=("/data/train", "odps://table")))
 

@@ -15,14 +15,14 @@ from edl.api.events import EVENTS, Event
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import consistency_rules, event_json
 from edl.jobfile.composite_types import Anything, ListOf, Named, Nullable, Paths, TextOr
-from edl.jobfile.job_spec import JOB, JobSpec
-from edl.jobfile.scalar_types import Choice, Flag, Number, Text, Whole
-from edl.jobfile.loader import changes, dump, load
 from edl.jobfile.document_tree import Place, tree
-from edl.jobfile.problems import Problem
-from edl.jobfile.quantities import Quantity
+from edl.jobfile.job_spec import JOB, JobSpec
 from edl.jobfile.json_object import from_json, section_of, to_json
 from edl.jobfile.json_schema import job_schema
+from edl.jobfile.loader import changes, dump, load
+from edl.jobfile.problems import Problem
+from edl.jobfile.quantities import Quantity
+from edl.jobfile.scalar_types import Choice, Flag, Number, Text, Whole
 from edl.jobfile.section_type import Option, Section, defaults, options
 
 # specs are large, and this machine may be busy

@@ -15,8 +15,8 @@ from edl.jobfile.problems import SpecError
 from edl.jobfile.published_status import (
     EVENTS_BYTES,
     EVENTS_KEPT,
-    Failure,
     MOMENTS_KEPT,
+    Failure,
     Moment,
     Publication,
     extended,

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.api.errors import StorageError
-from edl.storage.safetensors_header import StoredArray, read_header
 from edl.storage.array_statistics import mapped, statistics
 from edl.storage.safetensors_file import write_arrays
+from edl.storage.safetensors_header import StoredArray, read_header
 
 ARRAYS = {
     "scalar": np.array(7, np.int64),

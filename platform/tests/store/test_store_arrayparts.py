@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edl.storage.crc32_combine import combined
 from edl.storage.safetensors_file import read_arrays, write_arrays
 from edl.storage.safetensors_writer import ArrayShape, write_parts
-from edl.storage.crc32_combine import combined
 
 PATIENT = settings(deadline=None, max_examples=40)
 

@@ -11,10 +11,10 @@ from wording import unsaid
 from edl.api.errors import BadInputError, StorageError
 from edl.core.job import JobState
 from edl.core.job_settings import Settings
-from edl.storage.checkpoint_restart import explained, plan_restart, restart_journal
 from edl.storage.checkpoint_commit import commit
-from edl.storage.journal import Journal
 from edl.storage.checkpoint_manifest import DATASET, Manifest, cut_directory
+from edl.storage.checkpoint_restart import explained, plan_restart, restart_journal
+from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay
 from edl.storage.run_directory import RunDir, make
 

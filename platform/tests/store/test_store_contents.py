@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edl.api.errors import StorageError
-from edl.storage.checkpoint_shards import write_shard
 from edl.storage.checkpoint_contents import variables_in
+from edl.storage.checkpoint_shards import write_shard
 
 
 def test_the_names_in_a_shard(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.status import RoleStatus, Status
-from edl.storage.training_history import History, PERIOD_SECONDS
 from edl.storage.run_directory import RunDir
+from edl.storage.training_history import PERIOD_SECONDS, History
 
 STATUS = Status("digits", "r1", "/r1", "Training", 100.0, step=10, records_done=640, loss=0.5, samples_per_second=99.0)
 

@@ -197,7 +197,10 @@ def test_what_was_read_is_durable_before_the_fence_says_that_it_counts(
 
 
 def test_the_light_client_reads_runs_and_journals_without_numpy() -> None:
-    script = "import sys, edl.storage.journal, edl.storage.run_directory, edl.storage.checkpoint_manifest; print('numpy' in sys.modules)"
+    script = (
+        "import sys, edl.storage.journal, edl.storage.run_directory, edl.storage.checkpoint_manifest; "
+        "print('numpy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60)
 
     assert done.stdout == b"False\n"

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from edl.api.journal_entries import JournalEntry
-from edl.core.saved_checkpoint import Checkpoint
 from edl.api.errors import StorageError
+from edl.api.journal_entries import JournalEntry
 from edl.core.job import JobState
 from edl.core.job_settings import Settings
-from edl.storage.journal import Journal
-from edl.storage.journal_truncation import KnownCuts, check_end, stands_in
+from edl.core.saved_checkpoint import Checkpoint
 from edl.storage.checkpoint_manifest import MANIFEST, Manifest, cut_directory
+from edl.storage.journal import Journal
 from edl.storage.journal_replay import JournalDamagedError, replay
+from edl.storage.journal_truncation import KnownCuts, check_end, stands_in
 from edl.storage.run_directory import RunDir, make, write_json
 
 LEDGER = {"done_steps": 0}

@@ -14,12 +14,12 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.api.tables import TableSpec
 from edl.api.errors import StorageError
+from edl.api.tables import TableSpec
 from edl.core.partition import owner_of_name, placement, slot_of_row
 from edl.storage import checkpoint_export
-from edl.storage.checkpoint_shards import write_shard
 from edl.storage.checkpoint_contents import contents_of
+from edl.storage.checkpoint_shards import write_shard
 
 OPTIMIZER = {"name": "adam", "hyperparameters": {"beta_1": 0.9}}
 INITIALIZER = {"name": "uniform", "minval": -1, "maxval": 1}
@@ -56,7 +56,9 @@ def declaration(own: Mapping[str, Any], fingerprint: str = "model") -> str:
 
 def exported(paths: list[Path], file: Path, *, slots: bool = True) -> dict[str, np.ndarray]:
     contents = contents_of(paths)
-    checkpoint_export.write(file, checkpoint_export.columns(contents, slots=slots), checkpoint_export.described(contents), lambda _: None)
+    checkpoint_export.write(
+        file, checkpoint_export.columns(contents, slots=slots), checkpoint_export.described(contents), lambda _: None
+    )
     if file.suffix == ".npz":
         with np.load(file, allow_pickle=False) as archive:
             return dict(archive)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edl.storage import safetensors_file, safetensors_writer
+from edl.storage.paced_writer import SteadyFile
 from edl.storage.safetensors_file import stream
 from edl.storage.safetensors_writer import ArrayShape, write_parts
-from edl.storage.paced_writer import SteadyFile
 
 PART = memoryview(bytes(range(256)) * 4)
 

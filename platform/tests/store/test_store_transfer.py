@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import RefusedError
-from edl.storage.copy_protocol import ANSWER, DATA, ERROR, Frame, REQUEST, frame, read_frame
+from edl.storage.copy_protocol import ANSWER, DATA, ERROR, REQUEST, Frame, frame, read_frame
 
 FRAMES = st.builds(Frame, st.sampled_from([REQUEST, ANSWER, DATA, ERROR]), st.binary(max_size=2000))
 

@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.numerics.initializers import initial_rows
 from edl.keras import model_export
+from edl.keras.flat_buffer import Rows
 from edl.keras.model_contract import ModelModule
 from edl.keras.network import Network
-from edl.keras.flat_buffer import Rows
+from edl.numerics.initializers import initial_rows
 
 SERVE_ALL = 1
 """A threshold that every table reaches."""

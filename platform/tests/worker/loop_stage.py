@@ -14,30 +14,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edl.api.errors import RetryableError
 from edl.api.job import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import RetryableError
 from edl.core.partition import placement as first_placement
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source
+from edl.keras.flat_buffer import Layout
+from edl.keras.user_callbacks import NoCallbacks
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.ps.bulk_handler import BulkPlane
 from edl.ps.parameter_server import Attachment, ParameterServer, State
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkServer
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.keras.user_callbacks import NoCallbacks
 from edl.worker.corrupt_records import CorruptRecords, Window
 from edl.worker.gradient_compensation import Foresight
-from edl.worker.shutdown_gate import Gate
 from edl.worker.lease_client import Leased, Leases
 from edl.worker.local_updater import LocalSteps
-from edl.worker.step_schedule import Schedule, in_turn
+from edl.worker.master_session import Session
 from edl.worker.parameter_client import Parameters
 from edl.worker.progress_reporter import Progress
-from edl.worker.master_session import Session
-from edl.keras.flat_buffer import Layout
 from edl.worker.record_stream import RecordStream
+from edl.worker.shutdown_gate import Gate
+from edl.worker.step_schedule import Schedule, in_turn
 from edl.worker.trainer import Trainer
 
 TOKEN = "the-token-of-these-tests"

@@ -21,17 +21,17 @@ from worker.embedding_stage import write_export  # noqa: E402
 from worker.loop_stage import LinearNetwork, LinearStep, Stage, task  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.layers import Embedding  # noqa: E402
+from edl.keras.flat_buffer import Rows  # noqa: E402
+from edl.keras.model_contract import ModelModule  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
 from edl.keras.out_of_range_ids import outside  # noqa: E402
 from edl.keras.user_callbacks import NoCallbacks  # noqa: E402
-from edl.keras.model_contract import ModelModule  # noqa: E402
+from edl.keras.user_code import ModuleError, user_code  # noqa: E402
+from edl.layers import Embedding  # noqa: E402
 from edl.worker.evaluator import Evaluator  # noqa: E402
 from edl.worker.lease_client import Leased  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
 from edl.worker.record_errors import of_records  # noqa: E402
-from edl.keras.flat_buffer import Rows  # noqa: E402
-from edl.keras.user_code import ModuleError, user_code  # noqa: E402
 
 SERVED, DENSE = 1, 1 << 40
 

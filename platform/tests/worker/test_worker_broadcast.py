@@ -20,8 +20,8 @@ from wording import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 from edl.keras.network import Network  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 FEATURES = np.random.default_rng(0).random((4, 2), np.float32)
 FLAT, COLUMN = np.zeros(4, np.float32), np.zeros((4, 1), np.float32)

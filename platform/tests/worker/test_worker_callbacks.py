@@ -21,8 +21,8 @@ from wording import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.callback_params import params_of  # noqa: E402
-from edl.keras.user_callbacks import NoCallbacks, watcher  # noqa: E402
 from edl.keras.unsupported_callbacks import refuse  # noqa: E402
+from edl.keras.user_callbacks import NoCallbacks, watcher  # noqa: E402
 from edl.keras.user_code import ModuleError  # noqa: E402
 
 CALLBACKS = keras.callbacks

@@ -19,10 +19,10 @@ import tensorflow as tf  # noqa: E402
 from worker.embedding_stage import check_step, module_of, network_of, rows_for, write_export  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.flat_buffer import Rows  # noqa: E402
+from edl.keras.unsupported_embedding import NotServedError  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
-from edl.keras.unsupported_embedding import NotServedError  # noqa: E402
-from edl.keras.flat_buffer import Rows  # noqa: E402
 
 LABELS = np.array([[1.0], [0.0], [0.5]], np.float32)
 IDS = np.array([[3, 1, 1], [0, 2, 0], [4, 4, 4]])

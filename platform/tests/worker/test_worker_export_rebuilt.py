@@ -23,10 +23,10 @@ import tensorflow as tf  # noqa: E402
 from worker.embedding_stage import module_of, network_of, plain_of, rows_for, write_export  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.layers import Embedding  # noqa: E402
 from edl.keras import model_export  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 from edl.keras.flat_buffer import Rows  # noqa: E402
+from edl.layers import Embedding  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 IDS = np.array([[1, 2, 3], [3, 4, 0], [6, 0, 0]])
 ALL_DENSE = 1 << 30

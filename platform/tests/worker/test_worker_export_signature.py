@@ -17,8 +17,8 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from worker.embedding_stage import network_of, rows_for, write_export  # noqa: E402
 
-from edl.layers import Embedding  # noqa: E402
 from edl.keras.feature_spec import named_parts  # noqa: E402
+from edl.layers import Embedding  # noqa: E402
 
 TAGS = tf.ragged.constant([[3, 1], [], [2]], tf.int64)
 PRICES = tf.constant([[1.0], [2.0], [3.0]])

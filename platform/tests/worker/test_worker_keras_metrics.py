@@ -20,8 +20,8 @@ pytestmark = pytest.mark.tensorflow
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from edl.core import evaluation  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.core import evaluation  # noqa: E402
 from edl.keras.evaluation_metrics import Metrics  # noqa: E402
 
 RECORDS, CLASSES = 24, 3

@@ -8,8 +8,8 @@ import pytest
 from worker.loop_stage import MINIBATCH, LinearNetwork, Stage, task
 
 from edl.keras.user_callbacks import NoCallbacks
-from edl.worker.parameter_client import Parameters
 from edl.worker.gradient_push import Push
+from edl.worker.parameter_client import Parameters
 from edl.worker.trainer import Trainer
 
 STEPS = 4

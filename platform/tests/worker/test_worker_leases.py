@@ -11,9 +11,9 @@ from worker.loop_stage import LEASE, MEMBER, ScriptedMaster, task
 
 from edl.transport import edl_pb2 as pb
 from edl.worker.graceful_shutdown import Departure
-from edl.worker.shutdown_gate import Gate, LeavingError
 from edl.worker.lease_client import Leased, Leases
 from edl.worker.master_session import MasterLostError, Session
+from edl.worker.shutdown_gate import Gate, LeavingError
 
 
 def session(master: ScriptedMaster) -> Session:

@@ -205,7 +205,7 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
     job = local()
     whole, _ = job.run(shuffle={"window": 0})
     parted, _ = job.run(max_steps=11, shuffle={"window": 0})
-    monkeypatch.setattr(local_training.checkpoint, "newest", older)
+    monkeypatch.setattr(local_training.checkpoint_shards, "newest", older)
     job.run(parted)
     monkeypatch.undo()
     expected, found = arrays(whole), arrays(parted)

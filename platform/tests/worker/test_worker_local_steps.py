@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from worker.loop_stage import FEATURES, LEASE, SGD, LinearNetwork, Stage, task
 
-from edl.api.variables import VariableSpec
 from edl.api.errors import BadInputError
-from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, Kind
+from edl.api.variables import VariableSpec
 from edl.numerics.hyperparameters import RULES
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient, Kind
+from edl.worker.gradient_push import Push
 from edl.worker.serial_executor import Lane
 from edl.worker.step_schedule import Overlapped, Schedule, in_turn
-from edl.worker.gradient_push import Push
 
 STEPS = 3
 

@@ -13,14 +13,14 @@ import pytest
 from worker.loop_stage import LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
 from edl.api.errors import BadInputError, RefusedError
-from edl.transport import edl_pb2 as pb
 from edl.keras.user_callbacks import NoCallbacks
+from edl.transport import edl_pb2 as pb
 from edl.worker.evaluator import Evaluator
-from edl.worker.shutdown_gate import LeavingError
-from edl.worker.lease_client import Leased, PLACEMENT
-from edl.worker.task_loop import Loop
 from edl.worker.finite_check import NotFiniteError
+from edl.worker.lease_client import PLACEMENT, Leased
 from edl.worker.model_redeclaration import follow_placement
+from edl.worker.shutdown_gate import LeavingError
+from edl.worker.task_loop import Loop
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.keras.model_contract import load  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 from edl.keras.network import Network  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 MODEL = """
 import keras, tensorflow as tf

@@ -19,11 +19,11 @@ from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick
 from edl.core.job import JobState
 from edl.core.job_settings import Settings
 from edl.core.shuffle import Blocks
+from edl.jobfile.loader import dump, load
+from edl.storage.run_directory import create
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.process_identity import Identity
-from edl.jobfile.loader import dump, load
-from edl.storage.run_directory import create
 from edl.worker.shutdown_gate import Gate
 
 pytestmark = [
@@ -153,9 +153,9 @@ class Deciding(ScriptedMaster):
 def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     """A worker with parameter servers, up to its first minibatch."""
     from edl.worker import training_setup
+    from edl.worker.import_slots import Turn
     from edl.worker.runtime import Coordination
     from edl.worker.worker_process import _work
-    from edl.worker.import_slots import Turn
 
     spec = load(folder / "spec.json")
     servers, master = Servers(spec.ps.count), Deciding(spec)

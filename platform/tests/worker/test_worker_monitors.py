@@ -18,8 +18,8 @@ pytestmark = [
 
 import keras  # noqa: E402
 
-from edl.core.callback_decisions import Callbacks, Evaluation, from_json, to_json  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.core.callback_decisions import Callbacks, Evaluation, from_json, to_json  # noqa: E402
 from edl.keras.monitor_callbacks import check_monitors, declared, is_monitor  # noqa: E402
 
 K = keras.callbacks

@@ -22,12 +22,12 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError, StorageError  # noqa: E402
-from edl.numerics.initializers import initial_rows  # noqa: E402
 from edl.keras import model_export  # noqa: E402
+from edl.keras.flat_buffer import Rows  # noqa: E402
 from edl.keras.model_contract import ModelModule, load  # noqa: E402
 from edl.keras.network import Network  # noqa: E402
-from edl.keras.flat_buffer import Rows  # noqa: E402
 from edl.keras.user_code import ModuleError  # noqa: E402
+from edl.numerics.initializers import initial_rows  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 RNG = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from wording import unsaid
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.worker.lease_client import Leased
 from edl.worker.finite_check import NotFiniteError, culprit, is_finite, report_not_finite
+from edl.worker.lease_client import Leased
 
 NETWORK: Any = SimpleNamespace(
     variables=[

@@ -17,13 +17,13 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from edl.core import evaluation  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.core import evaluation  # noqa: E402
 from edl.keras import model_contract  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
 from edl.keras.model_loss import Objective  # noqa: E402
-from edl.worker.feed_pipeline import FeedError, Feeder  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
+from edl.worker.feed_pipeline import Feeder, FeedError  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 RNG = np.random.default_rng(3)
 N, BATCH = 40, 16

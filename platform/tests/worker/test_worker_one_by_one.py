@@ -24,10 +24,10 @@ from worker.loop_stage import (
 from edl.core.crashing_ranges import FED_AHEAD
 from edl.worker import feed_pipeline
 from edl.worker.corrupt_records import CorruptRecords, Window
-from edl.worker.serial_executor import Lane
 from edl.worker.lease_client import Leased
-from edl.worker.step_schedule import Overlapped, Schedule, in_turn
 from edl.worker.record_stream import RecordStream
+from edl.worker.serial_executor import Lane
+from edl.worker.step_schedule import Overlapped, Schedule, in_turn
 
 pytestmark = pytest.mark.tensorflow
 

@@ -17,16 +17,16 @@ pytestmark = [
 
 import keras  # noqa: E402
 
-from edl.api.variables import VariableSpec  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.variables import VariableSpec  # noqa: E402
+from edl.keras.group_ftrl import GroupFtrl  # noqa: E402
+from edl.keras.model_contract import ModelModule  # noqa: E402
+from edl.keras.network import Network  # noqa: E402
+from edl.keras.optimizer_translation import name_in_keras, refuse_spread_tables, reproduce  # noqa: E402
+from edl.keras.user_callbacks import KerasCallbacks  # noqa: E402
 from edl.numerics.model_declaration import Declaration  # noqa: E402
 from edl.numerics.numpy_store import NumpyStore  # noqa: E402
 from edl.numerics.parameter_store import Gradients  # noqa: E402
-from edl.keras.user_callbacks import KerasCallbacks  # noqa: E402
-from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.group_ftrl import GroupFtrl  # noqa: E402
-from edl.keras.network import Network  # noqa: E402
-from edl.keras.optimizer_translation import name_in_keras, refuse_spread_tables, reproduce  # noqa: E402
 
 CLASSES = {
     name: kind

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from worker.loop_stage import LEASE, MINIBATCH, SGD, TOKEN, LinearNetwork, LinearStep, Stage, record, task
 
 from edl.api.errors import RetryableError
+from edl.keras.user_callbacks import NoCallbacks
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, Frame, Kind
-from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.keras.user_callbacks import NoCallbacks
-from edl.worker.shutdown_gate import LeavingError
-from edl.worker.serial_executor import Lane
 from edl.worker.finite_check import NotFiniteError
-from edl.worker.step_schedule import Overlapped
-from edl.worker.parameter_client import STALE_SECONDS
 from edl.worker.gradient_push import Push
+from edl.worker.parameter_client import STALE_SECONDS
+from edl.worker.serial_executor import Lane
+from edl.worker.shutdown_gate import LeavingError
+from edl.worker.step_schedule import Overlapped
 
 RATE = 0.01
 

@@ -9,10 +9,10 @@ import pytest
 from worker.loop_stage import FEATURES, LEASE, LinearNetwork, Stage
 
 from edl.api.errors import JobFailedError, RefusedError
-from edl.ps.parameter_server import Attachment
-from edl.worker.parameter_client import STALE_SECONDS
-from edl.worker.gradient_push import Push
 from edl.keras.flat_buffer import Rows
+from edl.ps.parameter_server import Attachment
+from edl.worker.gradient_push import Push
+from edl.worker.parameter_client import STALE_SECONDS
 
 
 @pytest.fixture(params=[1, 2, 3])

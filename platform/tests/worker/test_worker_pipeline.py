@@ -17,12 +17,12 @@ pytestmark = pytest.mark.tensorflow
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
+from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load  # noqa: E402
+from edl.keras.user_code import ModuleError  # noqa: E402
 from edl.worker.corrupt_records import Window  # noqa: E402
 from edl.worker.feed_pipeline import FeedError, minibatches  # noqa: E402
-from edl.keras.user_code import ModuleError  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 RECORDS = [serialize_example({"x": [float(i), i + 0.5], "y": i}) for i in range(20)]

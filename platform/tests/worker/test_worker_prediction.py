@@ -11,9 +11,9 @@ import pytest
 from worker.loop_stage import LEASE, LinearNetwork, Stage, record, task
 
 from edl.api.errors import BadInputError, StorageError
+from edl.keras.user_code import ModuleError
 from edl.worker.lease_client import Leased
 from edl.worker.predictor import Files, Output, Predictor, Processed, named_outputs
-from edl.keras.user_code import ModuleError
 from edl.worker.stored_weights import PredictRun, StoredWeights
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from worker.loop_stage import LEASE, TOKEN, Servers
 
+from edl.jobfile.loader import dump, load
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import serve
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
-from edl.jobfile.loader import dump, load
 
 pytestmark = [
     pytest.mark.tensorflow,

@@ -10,8 +10,8 @@ from worker.loop_stage import LEASE, MEMBER, ScriptedMaster
 from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb
 from edl.worker.lease_client import Leased
-from edl.worker.progress_reporter import Progress
 from edl.worker.master_session import MasterLostError, Session
+from edl.worker.progress_reporter import Progress
 
 
 class Talk:

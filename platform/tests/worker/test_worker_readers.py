@@ -16,8 +16,8 @@ from edl.api.errors import BadInputError
 from edl.core.shards import Source
 from edl.data.reader import BlockSizes
 from edl.jobfile.job_spec import Data
-from edl.worker.data_readers import GuardedReader, describe
 from edl.keras.user_code import ModuleError
+from edl.worker.data_readers import GuardedReader, describe
 
 ZOO = Path(__file__).parent
 DATA = Data(training=("a",), validation=("b",), prediction=("c",))

@@ -15,10 +15,10 @@ import keras  # noqa: E402
 from wording import unsaid  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.keras.user_callbacks import watcher  # noqa: E402
 from edl.keras.model_contract import load  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 from edl.keras.network import Network  # noqa: E402
+from edl.keras.user_callbacks import watcher  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 REST = """
 import keras, tensorflow as tf

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.tensorflow
 
 import keras  # noqa: E402
 
-from edl.numerics.initializers import initial_rows  # noqa: E402
 from edl.keras.row_initializer import row_initializer  # noqa: E402
+from edl.numerics.initializers import initial_rows  # noqa: E402
 
 CLASSES = {
     name: kind

@@ -17,10 +17,10 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from worker.embedding_stage import check_step, network_of, rows_for  # noqa: E402
 
-from edl.api.tables import TableSpec  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
-from edl.layers import Embedding as AnyId  # noqa: E402
+from edl.api.tables import TableSpec  # noqa: E402
 from edl.keras.unsupported_embedding import NotServedError  # noqa: E402
+from edl.layers import Embedding as AnyId  # noqa: E402
 
 RNG = np.random.default_rng(0)
 IDS = RNG.integers(0, 50, (12, 5))

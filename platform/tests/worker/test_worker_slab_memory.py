@@ -16,9 +16,9 @@ pytestmark = [
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
+from edl.keras.flat_buffer import Floats, Layout, SlabPair  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import Network  # noqa: E402
-from edl.keras.flat_buffer import Floats, Layout, SlabPair  # noqa: E402
 from edl.keras.traced_function import Traced, array  # noqa: E402
 
 SIZE = 640

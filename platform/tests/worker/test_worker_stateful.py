@@ -17,8 +17,8 @@ pytestmark = [
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import load  # noqa: E402
-from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 from edl.keras.network import Network  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 MODEL = """
 import keras

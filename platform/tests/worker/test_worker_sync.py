@@ -10,8 +10,8 @@ import pytest
 from worker.loop_stage import FEATURES, LEASE, MINIBATCH, LinearNetwork, Stage, record, task
 
 from edl.api.job import Strategy
-from edl.worker.parameter_client import Parameters
 from edl.worker.gradient_push import Push
+from edl.worker.parameter_client import Parameters
 
 SECOND = LEASE + 9
 

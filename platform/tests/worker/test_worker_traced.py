@@ -12,9 +12,9 @@ pytestmark = pytest.mark.tensorflow
 
 import tensorflow as tf  # noqa: E402
 
-from edl.numerics import aligned_memory  # noqa: E402
 from edl.keras import traced_function as traced_module  # noqa: E402
 from edl.keras.traced_function import Traced, array  # noqa: E402
+from edl.numerics import aligned_memory  # noqa: E402
 
 
 @pytest.mark.parametrize("argument", [np.zeros((2, 3), np.float32), tf.ragged.constant([[1.0], [2.0, 3.0]])])
@@ -54,7 +54,8 @@ def columns() -> Any:
 
 
 @pytest.mark.parametrize(
-    "make", [misaligned, not_writable, columns, lambda: aligned_memory.empty(0), lambda: np.zeros(64, bool), lambda: 3.0]
+    "make",
+    [misaligned, not_writable, columns, lambda: aligned_memory.empty(0), lambda: np.zeros(64, bool), lambda: 3.0],
 )
 def test_what_tensorflow_cannot_take_as_it_is_is_copied(make: Callable[[], Any]) -> None:
     values = make()

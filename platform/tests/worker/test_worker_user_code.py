@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from edl.api.errors import EdlError, JobFailedError, StorageError
-from edl.worker import failure_report
 from edl.keras.user_code import ModuleError, user_code
+from edl.worker import failure_report
 
 GRAPH = """Graph execution error:
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from wording import unsaid
 
+from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.api.errors import BadInputError, StorageError
-from edl.numerics.model_declaration import Declaration
 from edl.numerics.initializers import initial_rows
+from edl.numerics.model_declaration import Declaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage import checkpoint_shards
 from edl.worker.failure_report import describe

@@ -1,13 +1,9 @@
-"""A job made of pods: manifests, the cluster port over the API server, what the command line does with a cluster.
+"""A job made of pods: the API client, manifests, the cluster port, leader election, the status ConfigMap.
 
-``manifests`` renders a job without a cluster; ``pods`` is the cluster port; ``platform`` is what a master in a pod
-stands on; ``submission``, ``inspection``, ``removal``, ``doctor`` and ``copying`` are what people do, as values that
-the command line prints. Below all of them: ``api`` (requests), ``stream`` (watches, logs), ``errors``, ``kinds`` and
-``names``.
+``api_client`` makes requests, ``response_stream`` reads watches and logs, ``job_manifests`` renders
+a job without a cluster, ``kube_cluster`` is the cluster port, ``master_backend`` is what a master
+in a pod stands on. Manifests are plain dicts. What commands do with a cluster is in ``edl.ops``.
+``kubeconfig`` alone imports the Kubernetes client, so that a master starts without it.
 
-Manifests are plain dicts. ``connection`` is the only module that imports the Kubernetes client, so that rendering, and
-a master in its pod, stay light. Decisions (what a pod's status means, how fast to ask, whether a Lease has passed) are
-functions over values; everything that talks is a thin shell around them.
-
-May import: edl.jobfile, edl.core. Never: printing, prompting, exiting (edl.cli does), TensorFlow, gRPC.
+May import: edl.api, edl.core, edl.jobfile. Never: printing, prompting, exiting, TensorFlow, gRPC.
 """

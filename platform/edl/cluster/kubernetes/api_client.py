@@ -19,7 +19,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from edl.cluster.kubernetes.api_errors import AwayError, BusyError, translate
-from edl.cluster.kubernetes.resource_kinds import Kind, Manifest, PODS, kind_of
+from edl.cluster.kubernetes.resource_kinds import PODS, Kind, Manifest, kind_of
 from edl.cluster.kubernetes.response_stream import Stream, said
 
 MERGE, STRATEGIC, JSON_PATCH = "merge", "strategic", "json"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from edl.cluster.status_port import Desired
 from edl.api.cluster_port import MOST_WORKERS
 from edl.api.errors import BadInputError
-from edl.core.strict_json import decode_json
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import ConflictError
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
+from edl.cluster.status_port import Desired
+from edl.core.strict_json import decode_json
 
 _ATTEMPTS = 5
 _SHOWN = 80

@@ -10,10 +10,10 @@ import math
 
 from edl.api.cluster_port import PLAIN, Role, Wish
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, Manifest, PODS, SECRETS, SERVICES
+from edl.cluster.kubernetes.pod_template import Place, template
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Kind, Manifest
 from edl.cluster.kubernetes.spec_validation import notes as notes
 from edl.cluster.kubernetes.spec_validation import problems as problems
-from edl.cluster.kubernetes.pod_template import Place, template
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import dump
 from edl.jobfile.problems import Problem, SpecError

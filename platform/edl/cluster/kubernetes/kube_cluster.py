@@ -12,10 +12,10 @@ from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import AwayError, BusyError, ConflictError, ForbiddenError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import Manifest, PODS
 from edl.cluster.kubernetes.pod_cache import Register
 from edl.cluster.kubernetes.pod_garbage_collector import ROUND_SECONDS, Undertaker, witnesses
 from edl.cluster.kubernetes.pod_watch import Manners, Watching
+from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
 
 Render = Callable[[Role, int, Wish], Manifest]
 """The manifest of a pod, with the Job as its owner."""
@@ -89,7 +89,7 @@ class KubeCluster:
         return self._settle(manifest)
 
     def delete(self, uid: str, *, grace: float) -> None:
-        """Tell a pod to go; see ``edl.api.cluster_port.Cluster.delete``. What the server cannot do now is done later."""
+        """Tell a pod to go; see ``Cluster.delete``. What the server cannot do now is done later."""
         self._require_open()
         self._register.ask(uid)
         seconds = math.ceil(max(grace, 0.0))

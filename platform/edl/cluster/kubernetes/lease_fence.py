@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from edl.core.decision import Decision
 from edl.api.errors import RetryableError
-from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS, LeaseSeen, RENEW_SECONDS, decide
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, Manifest, PODS
+from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS, Manifest
+from edl.core.decision import Decision
+from edl.core.leader_election import DECIDE_SECONDS, LEASE_SECONDS, RENEW_SECONDS, LeaseSeen, decide
 
 log = logging.getLogger(__name__)
 

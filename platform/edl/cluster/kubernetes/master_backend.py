@@ -19,14 +19,14 @@ from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api, Pacing
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
-from edl.cluster.kubernetes.service_account import connect_in_pod
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
 from edl.cluster.kubernetes.job_manifests import owner, render_pod
-from edl.cluster.kubernetes.rate_limiter import Pace
-from edl.cluster.kubernetes.status_publisher import KubeBoard
+from edl.cluster.kubernetes.kube_cluster import KubeCluster
 from edl.cluster.kubernetes.lease_fence import Candidate, LeaseFence
 from edl.cluster.kubernetes.owner_references import adopt, take_token_along
-from edl.cluster.kubernetes.kube_cluster import KubeCluster
+from edl.cluster.kubernetes.rate_limiter import Pace
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
+from edl.cluster.kubernetes.service_account import connect_in_pod
+from edl.cluster.kubernetes.status_publisher import KubeBoard
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.path_resolution import is_shared
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from edl.api.errors import RetryableError
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_client import Api, JSON_PATCH, STRATEGIC
+from edl.cluster.kubernetes.api_client import JSON_PATCH, STRATEGIC, Api
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, InvalidError, NoRightError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Kind, Manifest, SECRETS, SERVICES
 from edl.cluster.kubernetes.job_manifests import owner
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Kind, Manifest
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.strategic_merge import MERGE_KEYS, told_apart
 from edl.cluster.kubernetes.pod_template import SAFE_TO_EVICT
-from edl.jobfile.pod_spec import Pod
+from edl.cluster.kubernetes.strategic_merge import MERGE_KEYS, told_apart
 from edl.jobfile.consistency_rules import Broken
+from edl.jobfile.pod_spec import Pod
 
 _OURS = {*names.labels("job", Role.MASTER, 0), SAFE_TO_EVICT, "job-name", "controller-uid", "HOME"}
 _OUR_PREFIXES = ("edl.dev/", "batch.kubernetes.io/", "EDL_")

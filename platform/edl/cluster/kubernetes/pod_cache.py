@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edl.api.cluster_port import PodSeen
-from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.cluster.kubernetes import pod_status
+from edl.cluster.kubernetes.resource_kinds import Manifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any
 from edl.api.cluster_port import Cause, Phase, PodSeen, Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.cluster.kubernetes.timestamps import moment
 from edl.cluster.kubernetes.termination_message import last_line
+from edl.cluster.kubernetes.timestamps import moment
 
 DELETED = "Deleted"
 _OUT_OF_MEMORY = "OOMKilled"

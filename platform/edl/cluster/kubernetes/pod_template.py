@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edl.core import worker_priority
 from edl.api.cluster_port import PLAIN, Role, Wish
-from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes import names, security_context, volume_mounts
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.cluster.kubernetes import security_context, volume_mounts
 from edl.cluster.kubernetes.strategic_merge import merge
-from edl.jobfile.job_spec import JobSpec, Master, ParameterServers, Workers
+from edl.core import worker_priority
 from edl.jobfile.document_tree import Json
+from edl.jobfile.job_spec import JobSpec, Master, ParameterServers, Workers
 from edl.jobfile.path_resolution import pod_storage
 from edl.jobfile.pod_spec import Resources, SecretKey
 from edl.jobfile.quantities import cores_text, size_text

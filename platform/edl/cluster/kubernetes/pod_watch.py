@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 
 from edl.api.cluster_port import PodSeen, Synced
 from edl.api.errors import RetryableError
-from edl.cluster.watch_cache import Sightings
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import BusyError, ForbiddenError
-from edl.cluster.kubernetes.resource_kinds import Manifest, PODS
-from edl.cluster.kubernetes.rate_limiter import Backoff
 from edl.cluster.kubernetes.pod_cache import Register
+from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
 from edl.cluster.kubernetes.response_stream import Stream
+from edl.cluster.watch_cache import Sightings
 
 log = logging.getLogger(__name__)
 

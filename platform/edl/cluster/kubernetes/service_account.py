@@ -16,8 +16,8 @@ from edl.api.errors import BadInputError
 from edl.cluster.kubernetes.api_client import Connection
 from edl.cluster.kubernetes.api_errors import AwayError
 from edl.cluster.kubernetes.install_hints import installed
-from edl.cluster.kubernetes.socket_options import FORGETFUL
 from edl.cluster.kubernetes.names import MASTER_ACCOUNT
+from edl.cluster.kubernetes.socket_options import FORGETFUL
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 60.0

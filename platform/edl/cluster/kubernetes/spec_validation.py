@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes import volume_mounts
+from edl.cluster.kubernetes import names, volume_mounts
 from edl.cluster.kubernetes.pod_additions import added
+from edl.jobfile.consistency_rules import Broken
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.path_resolution import UNSHARED_STORAGE, is_shared, pod_storage, volume_of
 from edl.jobfile.pod_spec import SecretKey, Volume
-from edl.jobfile.consistency_rules import Broken
 
 _LARGEST_ID = 2**31 - 1
 SHORTEST_TTL = 60

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from edl.cluster.status_port import Desired
 from edl.api.errors import RetryableError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import ApiError, BusyError, NotFoundError
 from edl.cluster.kubernetes.desired_state import desired_of
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
 from edl.cluster.kubernetes.rate_limiter import Backoff
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
 from edl.cluster.kubernetes.response_stream import Stream
+from edl.cluster.status_port import Desired
 
 log = logging.getLogger(__name__)
 

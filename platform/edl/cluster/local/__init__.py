@@ -1,11 +1,10 @@
 """A cluster made of processes on this machine.
 
-The supervisor (``python -m edl.cluster.local``, started by ``launch``) is to processes what kubelet and Job controller are to
-pods; ``client`` is the implementation of the port ``edl.api.cluster_port.Cluster`` that the master uses. May import:
-edl.jobfile, edl.core. Starts in a tenth of a second: imports neither edl.jobfile nor anything outside the standard library.
+The supervisor (``python -m edl.cluster.local``) is to processes what kubelet and Job controller are
+to pods. ``local_cluster`` is the cluster port that a master uses: it talks to the supervisor in the
+protocol of ``supervisor_protocol``. ``restart_policy``, ``exit_status``, ``pod_table`` and
+``role_environment`` decide; ``supervisor``, ``event_loop``, ``role_process`` and ``orphan_reaper``
+act.
 
-* decisions: ``restart`` (when a dead master starts again), ``ending`` (what an exit code means), ``pods`` (what a
-  change means for a pod), ``wire`` (the protocol), ``roles`` (how a role starts);
-* effects: ``supervisor`` on its ``loop``, ``process``, ``server``, ``record`` (what it writes), ``runtime`` (its
-  private folder), ``lineage`` and ``guard`` (nobody outlives their parent).
+May import: edl.api, edl.core, the standard library. It starts in a tenth of a second.
 """

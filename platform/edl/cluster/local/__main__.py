@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from edl.cluster.local.parent_death import die_with_parent
 from edl.cluster.local.event_loop import Loop
+from edl.cluster.local.parent_death import die_with_parent
 from edl.cluster.local.role_environment import RoleCommand, role_command
 from edl.cluster.local.runtime_directory import RuntimeDir
 from edl.cluster.local.supervisor import Supervisor
@@ -47,7 +47,9 @@ def _lifeline(supervisor: Supervisor) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m edl.cluster.local", description="Supervise the processes of one job.")
+    parser = argparse.ArgumentParser(
+        prog="python -m edl.cluster.local", description="Supervise the processes of one job."
+    )
     parser.add_argument("run_dir", type=Path, help="the run directory, which holds spec.json")
     parser.add_argument(
         "--parent",

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edl.api.cluster_port import PLAIN, PodSeen, Role, Synced, Wish
 from edl.api.errors import BadInputError, RetryableError
-from edl.cluster.watch_cache import Sightings
 from edl.cluster.local import supervisor_protocol
+from edl.cluster.watch_cache import Sightings
 
 ANSWER_SECONDS = 10.0
 """How long one answer may take; starting a process takes milliseconds."""
@@ -157,7 +157,9 @@ class LocalCluster:
                 raise RetryableError("The cluster is closed", where=str(self._path))
             self._open.add(connection)
         try:
-            supervisor_protocol.raise_error(connection.ask(supervisor_protocol.hello(self._token)), where=str(self._path))
+            supervisor_protocol.raise_error(
+                connection.ask(supervisor_protocol.hello(self._token)), where=str(self._path)
+            )
         except BaseException:
             self._release(connection)
             raise

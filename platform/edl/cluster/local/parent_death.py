@@ -1,7 +1,8 @@
 """Ties a process's life to its parent's, so that a SIGKILL anywhere leaves nothing behind.
 
 On Linux the kernel does it (``PR_SET_PDEATHSIG``): the child gets SIGKILL when the *thread* that forked it ends, also
-when the child is stopped. All forks therefore happen in the main thread. Elsewhere see ``edl.cluster.local.orphan_reaper``.
+when the child is stopped. All forks therefore happen in the main thread. Elsewhere see
+``edl.cluster.local.orphan_reaper``.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ from pathlib import Path
 from edl.api.cluster_port import PodSeen, Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.local import parent_death
+from edl.cluster.local.event_loop import Loop
 from edl.cluster.local.exit_status import Ending
 from edl.cluster.local.orphan_reaper import Guard
-from edl.cluster.local.event_loop import Loop
 from edl.cluster.local.pod_table import PodTable
-from edl.cluster.local.role_process import RoleProcess
-from edl.cluster.local.run_log import Record
 from edl.cluster.local.restart_policy import RestartPolicy
 from edl.cluster.local.role_environment import RoleCommand, RoleEnvironment
+from edl.cluster.local.role_process import RoleProcess
+from edl.cluster.local.run_log import Record
 from edl.cluster.local.runtime_directory import RuntimeDir
 from edl.cluster.local.supervisor_server import Server
 

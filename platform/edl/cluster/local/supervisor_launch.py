@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def start_supervisor(run_dir: Path, program: Sequence[str] = ("-P", "-m", "edl.cluster.local")) -> subprocess.Popen[bytes]:
+def start_supervisor(
+    run_dir: Path, program: Sequence[str] = ("-P", "-m", "edl.cluster.local")
+) -> subprocess.Popen[bytes]:
     """Start ``python -m edl.cluster.local RUN_DIR`` in a session of its own and return it at once.
 
     The supervisor and all roles are killed when the calling *thread* ends, so this belongs in the main thread. Keep

@@ -1,4 +1,4 @@
-"""Serves start, delete and watch to the master over a Unix socket; the protocol stands in ``edl.cluster.local.supervisor_protocol``."""
+"""Serves start, delete and watch to the master over a Unix socket."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class Server:
         """
         if message.get("edl") != supervisor_protocol.VERSION:
             raise RefusedError(
-                f"The supervisor speaks version {supervisor_protocol.VERSION} of its protocol, the client {message.get('edl')!r}"
+                f"The supervisor speaks version {supervisor_protocol.VERSION} of its protocol, "
+                f"the client {message.get('edl')!r}"
             )
         if not hmac.compare_digest(str(message.get("token", "")).encode(), self._token):
             raise RefusedError("The token is not this job's")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError
 from edl.data.data_files import unreadable
-from edl.data.reader_options import Options
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
+from edl.data.reader_options import Options
 from edl.data.recordio.chunk import (
     COMPRESSORS,
     HEADER_BYTES,

@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
 from edl.numerics.optimizer_spec import OptimizerSpec
+from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
 
 
 def adagrad(optimizer: OptimizerSpec) -> Rule:

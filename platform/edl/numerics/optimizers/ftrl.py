@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
 from edl.numerics.portable_math import power as power_of
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 SQUARE_ROOT = 0.5
 """The usual power."""

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers.adam import rest
 from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 def sgd(optimizer: OptimizerSpec) -> Rule:

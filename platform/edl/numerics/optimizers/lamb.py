@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers.adam import correction, move_moments
 from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 def lamb(optimizer: OptimizerSpec) -> Rule:

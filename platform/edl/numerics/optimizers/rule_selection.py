@@ -9,13 +9,13 @@ from functools import partial
 import numpy as np
 
 from edl.api.variables import VariableSpec
+from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers.adagrad import adadelta, adagrad, rmsprop
 from edl.numerics.optimizers.adam import adam, adamax, nadam
-from edl.numerics.optimizers.gradient_descent import lion, momentum, sgd
 from edl.numerics.optimizers.ftrl import ftrl, makes_groups
+from edl.numerics.optimizers.gradient_descent import lion, momentum, sgd
 from edl.numerics.optimizers.lamb import lamb
 from edl.numerics.optimizers.update_rule import Floats, Rule, Scratch, Update
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 _RULES: Mapping[str, Callable[[OptimizerSpec], Rule]] = {
     "sgd": sgd,

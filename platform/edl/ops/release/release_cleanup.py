@@ -14,9 +14,9 @@ from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import ConflictError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import JOBS, Kind, Manifest, PODS
-from edl.ops.release.submitter_decision import Master
+from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Kind, Manifest
 from edl.ops.job_deletion import Remains, is_stuck, remains
+from edl.ops.release.submitter_decision import Master
 
 
 class Clearing:

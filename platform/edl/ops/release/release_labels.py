@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
-from edl.ops.release.submitter_identity import Identity
 from edl.ops.release.release_view import INSTANCE, SUBMITTED
+from edl.ops.release.submitter_identity import Identity
 
 
 def belonging(manifests: Sequence[Manifest], me: Identity) -> list[Manifest]:

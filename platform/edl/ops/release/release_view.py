@@ -8,9 +8,9 @@ from edl.cluster.kubernetes.api_client import Api
 from edl.cluster.kubernetes.api_errors import NotFoundError
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
 from edl.cluster.kubernetes.timestamps import created
+from edl.ops.job_submission import is_begun
 from edl.ops.release.submitter_decision import Master, Submitter, View
 from edl.ops.release.submitter_identity import Identity
-from edl.ops.job_submission import is_begun
 
 INSTANCE = "app.kubernetes.io/instance"
 SUBMITTER = "submitter"

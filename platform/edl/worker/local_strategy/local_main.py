@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from edl.api.status import Status
 from edl.jobfile.job_spec import JobSpec
 from edl.jobfile.loader import load
+from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import printable
 from edl.storage.run_directory import JobLock, RunDir
 from edl.worker import failure_report
 from edl.worker.local_strategy.local_report import LocalReport
-from edl.worker.local_strategy.stop_request import StopRequest, StoppedError
-from edl.keras.tensorflow_import import import_tensorflow
+from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
@@ -82,14 +82,14 @@ def _training(spec: JobSpec, run: RunDir, report: LocalReport, stop: StopRequest
     import_tensorflow()
     from edl.keras import model_contract, user_callbacks
     from edl.keras.callback_params import params_of
+    from edl.keras.monitor_callbacks import check_monitors
     from edl.worker.corrupt_records import CorruptRecords
+    from edl.worker.data_readers import SETS, open_set
+    from edl.worker.feed_pipeline import Feeder
+    from edl.worker.first_minibatch import first_features
     from edl.worker.local_strategy.local_model import LocalModel
     from edl.worker.local_strategy.local_training import LocalTraining
-    from edl.keras.monitor_callbacks import check_monitors
-    from edl.worker.feed_pipeline import Feeder
     from edl.worker.worker_process import set_threads
-    from edl.worker.data_readers import SETS, open_set
-    from edl.worker.first_minibatch import first_features
 
     set_threads(workers=1)
     module: ModelModule = model_contract.load(spec.model, evaluates=bool(spec.data.validation))

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from edl.core import evaluation
 from edl.api.errors import BadInputError
-from edl.keras.out_of_range_ids import dense_ids, ids_within_tables
-from edl.keras.model_contract import ModelModule
-from edl.keras.model_building import new_model
-from edl.keras.loss_scaling import scales_dynamically, warn_if_unscaled
+from edl.core import evaluation
 from edl.keras.evaluation_metrics import Metrics, output_names
+from edl.keras.loss_scaling import scales_dynamically, warn_if_unscaled
+from edl.keras.model_building import new_model
+from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import Objective
-from edl.keras.user_code import user_code
 from edl.keras.model_variables import Variables
+from edl.keras.out_of_range_ids import dense_ids, ids_within_tables
+from edl.keras.user_code import user_code
 
 Arrays = dict[str, Any]
 

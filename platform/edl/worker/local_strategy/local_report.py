@@ -11,13 +11,13 @@ from typing import Any
 
 from edl.api.events import Event, JobEnded, RoleEnded, RoleStarted
 from edl.api.status import Status, Summary
-from edl.reporting import summary_text
 from edl.jobfile.event_json import line
 from edl.jobfile.json_object import to_json
-from edl.reporting.terminal_text import printable
+from edl.reporting import summary_text
 from edl.reporting.event_text import clock, sentence
-from edl.storage.training_history import History
+from edl.reporting.terminal_text import printable
 from edl.storage.run_directory import RunDir, append_line, write_json
+from edl.storage.training_history import History
 
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 2.0

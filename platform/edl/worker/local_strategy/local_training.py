@@ -16,28 +16,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from edl.api.errors import BadInputError
 from edl.api.events import CallbackDecided, CheckpointSaved, EvaluationEnded, EvaluationStarted, Exported, Warned
 from edl.core import shards
 from edl.core.saved_checkpoint import STOPPED
-from edl.api.errors import BadInputError
 from edl.core.shuffle import SHUFFLED
-from edl.data.record_blocks import order_of, window_of
 from edl.data.reader import Reader
+from edl.data.record_blocks import order_of, window_of
 from edl.data.shuffled_reader import ShuffledReader
 from edl.jobfile.job_spec import JobSpec
-from edl.storage import checkpoint_shards
-from edl.storage.run_directory import RunDir
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
+from edl.storage import checkpoint_shards
+from edl.storage.run_directory import RunDir
 from edl.worker.corrupt_records import CorruptRecords, Window
+from edl.worker.feed_pipeline import Feeder, fed
+from edl.worker.finite_check import report_not_finite
 from edl.worker.lease_client import Leased, Named
 from edl.worker.local_strategy.local_model import LocalModel
 from edl.worker.local_strategy.local_report import LocalReport
-from edl.worker.finite_check import report_not_finite
-from edl.worker.feed_pipeline import Feeder, fed
+from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
 from edl.worker.record_errors import of_records
 from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL, export_directory
-from edl.worker.local_strategy.stop_request import StopRequest, StoppedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -315,7 +315,9 @@ class LocalTraining:
             "callbacks": self._watcher.state(),
         }
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        checkpoint_shards.commit(directory, checkpoint_shards.Manifest(self._step, self._step, created, (shard,), ledger))
+        checkpoint_shards.commit(
+            directory, checkpoint_shards.Manifest(self._step, self._step, created, (shard,), ledger)
+        )
         checkpoint_shards.prune(self._run.checkpoints, self._spec.checkpoint.keep)
         self._saved = self._step
         pause = time.perf_counter() - began

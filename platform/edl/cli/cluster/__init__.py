@@ -1,1 +1,0 @@
-"""What commands about jobs on a cluster share."""

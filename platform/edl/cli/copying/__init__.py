@@ -1,1 +1,0 @@
-"""What ``edl data`` does to move files between this machine and volumes."""

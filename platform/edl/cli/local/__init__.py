@@ -1,1 +1,0 @@
-"""What commands about runs on this machine share."""

@@ -1,0 +1,1 @@
+"""Strategy Local: every epoch in one process, without a master and without parameter servers."""
