@@ -72,10 +72,10 @@ SANITIZERS := $(BIN)/python platform/tests/ps/native/sanitizers.py
 # Progress is Ninja's own: a line that counts on a terminal, a line for each file in a log. Nothing is printed where nothing
 # is to be done, because every target that starts parameter servers begins with this one.
 native: $(RUNTIME) ## compile native code into the package, where there is a C++20 compiler
-	@$(NATIVE) -B build/native -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE >/dev/null
-	@if ! $(BIN)/ninja -C build/native -n | grep -q 'no work to do'; then \
+	@$(NATIVE) -B build/extensions -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" --log-level=NOTICE >/dev/null
+	@if ! $(BIN)/ninja -C build/extensions -n | grep -q 'no work to do'; then \
 	  echo "Compiling native code; all of it takes up to two minutes:"; \
-	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/native; fi
+	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
 
 native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
 	$(BIN)/pytest -q -n 2 -m native platform/tests/ps $(ONCE_MORE)

@@ -47,7 +47,7 @@ class Sanitizer:
     @property
     def build(self) -> Path:
         """Where it is compiled."""
-        return ROOT / "build" / f"native-{self.flags.partition(',')[0]}"
+        return ROOT / "build" / f"extensions-{self.flags.partition(',')[0]}"
 
     @property
     def program(self) -> Path:
