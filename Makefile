@@ -67,7 +67,7 @@ unit: $(STAMP) native ## tests but for those of whole jobs
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
 # and all goes on without the extensions; with EDL_NATIVE=1 that is an error, and so are skipped tests of them.
 NATIVE := PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S platform/edl/numerics/native
-SANITIZERS := $(BIN)/python platform/tests/ps/native/sanitizers.py
+SANITIZERS := $(BIN)/python platform/tests/numerics/native/sanitizers.py
 
 # Progress is Ninja's own: a line that counts on a terminal, a line for each file in a log. Nothing is printed where nothing
 # is to be done, because every target that starts parameter servers begins with this one.
@@ -78,10 +78,10 @@ native: $(RUNTIME) ## compile native code into the package, where there is a C++
 	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
 
 native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
-	$(BIN)/pytest -q -n 2 -m native platform/tests/ps $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 -m native platform/tests/numerics $(ONCE_MORE)
 	$(SANITIZERS)
 
-sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/ps/native/sanitizers.json
+sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/numerics/native/sanitizers.json
 	$(SANITIZERS) --full
 
 charts: $(STAMP) ## charts, Kustomize and docs: lint, suites, schemas, drift (wants helm, helm-unittest, helm-docs, kubectl)
@@ -94,7 +94,7 @@ faults: $(STAMP) native ## the same with real signals: every process is killed
 	$(BIN)/pytest -q -n 2 --dist load -m "faults and not thorough" platform/tests/faults $(ONCE_MORE)
 
 faults-all: $(STAMP) native ## every process is killed at several steps, in every mode, and further jobs; one test at a time
-	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs platform/tests/rpc $(ONCE_MORE)
+	$(BIN)/pytest -q -m "faults or thorough" platform/tests/faults platform/tests/jobs platform/tests/transport $(ONCE_MORE)
 
 chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # a busy machine is no failure: how long things take is for benchmarks
 
-HOMES = {"faults": "faults", "install": "install", "jobs": "jobs", "native": "ps"}
+HOMES = {"faults": "faults", "install": "install", "jobs": "jobs", "native": "numerics"}
 """Folder of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""
 EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records")
 
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",
         action="store_true",
-        help="write what is rendered and said now into the golden files of tests/kube and tests/spec",
+        help="write what is rendered and said now into the golden files of tests/cluster, tests/ops and tests/jobfile",
     )
 
 

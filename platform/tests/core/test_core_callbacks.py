@@ -1,4 +1,4 @@
-"""What the job's callbacks remember and forget; that they decide as Keras' is in worker/test_worker_monitors.py."""
+"""What callbacks of the job remember and forget; edl_keras/test_keras_monitor_callbacks.py compares them with Keras."""
 
 from __future__ import annotations
 

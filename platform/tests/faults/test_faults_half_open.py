@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from faults.linear_job import LinearJob
-from rpc import half_open
+from transport import half_open
 
 from edl.testing.jobs import JobProcess
 from edl.transport.control_methods import Master, PsControl

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.kubernetes.cluster_jobs import MNIST
 from install.chart_tools import CHART, KUSTOMIZE, ROOT, built, rendered
 from install.flow_table import Flow, Table, read
-from kube.cluster_jobs import MNIST
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.job_manifests import render_pod

@@ -1,6 +1,6 @@
 """Every mistake in a job file gets a message that names file, line, path, what was found and what is allowed.
 
-``pytest platform/tests/spec -n 0 --update-golden`` writes the messages of bad_jobs.txt anew.
+``pytest platform/tests/jobfile -n 0 --update-golden`` writes the messages of bad_jobs.txt anew.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from master.stage import TOKEN
 from master.test_master_servicer import WORKER, Stage
-from rpc.horrors import messages_with
+from transport.horrors import messages_with
 
 from edl.api.errors import EdlError
 from edl.master.master_service import Servicer

@@ -19,7 +19,7 @@ import pytest
 from master.stage import TOKEN
 from master.test_master_border import METHODS, refusal_of
 from master.test_master_servicer import CONTEXT, WORKER, Stage
-from rpc.horrors import messages_with
+from transport.horrors import messages_with
 
 from edl.api.cluster_port import Phase, PodSeen, Role
 from edl.api.errors import RefusedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from ps.optimizer_cases import KERAS
+from numerics.optimizer_cases import KERAS
 from table_contract import Table
 
 from edl.api.tables import TableSpec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ps.chosen_ids import alike_in_a_product, with_hashes
+from numerics.chosen_ids import alike_in_a_product, with_hashes
 from table_contract import OPTIMIZERS, declared, initial
 
 from edl.core.partition import mix

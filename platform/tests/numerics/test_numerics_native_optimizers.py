@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ps.dense_problem import DIM, ROWS, TABLE, DenseProblem, close, rates
-from ps.lazy_reference import LazyReference
-from ps.optimizer_cases import CASES
+from numerics.dense_problem import DIM, ROWS, TABLE, DenseProblem, close, rates
+from numerics.lazy_reference import LazyReference
+from numerics.optimizer_cases import CASES
 from table_contract import PATIENT, array, declared
 
 from edl.api.errors import BadInputError

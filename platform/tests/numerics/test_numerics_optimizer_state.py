@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ps.optimizer_cases import CASES
+from numerics.optimizer_cases import CASES
 from ps.shard_arrays import shard_arrays
 
 from edl.api.tables import TableSpec

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from ps.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, close, rates
-from ps.lazy_reference import FORMULAS, LazyReference
-from ps.optimizer_cases import CASES, KERAS
+from numerics.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, close, rates
+from numerics.lazy_reference import FORMULAS, LazyReference
+from numerics.optimizer_cases import CASES, KERAS
 
 from edl.numerics.hyperparameters import RULES
 from edl.numerics.model_declaration import Declaration

@@ -1,6 +1,6 @@
 """Each id once, and where each look-up finds it: for any ids, in any number of tables.
 
-The native finder has the same tests in ``platform/tests/ps/test_ps_native_distinct.py``.
+The native finder has the same tests in ``platform/tests/numerics/test_numerics_native_unique_ids.py``.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> N
 
 
 def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: SmallCluster) -> None:
-    """tests/kube/exchange/*.txt has all that can be said of them."""
+    """tests/ops/exchange/*.txt has all that can be said of them."""
     full = ParametersStatus(Strategy(), tables=(TableStatus("users", 9, 900, 0, 9, 1.0),), tables_total=1)
     told = replace(TOLD, status=replace(STATUS, parameters=full))
     table, slow, _ = complaints(seen(told), [put_pod(cluster, Role.MASTER)])

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from kube.restricted import violations
+from cluster.kubernetes.restricted import violations
 from small_cluster import SmallCluster
 from wording import unsaid
 

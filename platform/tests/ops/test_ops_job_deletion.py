@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from kube.test_kube_submit import manifests
+from ops.test_ops_job_submission import manifests
 from small_cluster import NOW, SmallCluster, when
 
 from edl.api.cluster_port import Role

@@ -4,7 +4,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from kube.test_kube_submit import SPEC
+from ops.test_ops_job_submission import SPEC
 from small_cluster import Admission, SmallCluster
 from wording import unsaid
 

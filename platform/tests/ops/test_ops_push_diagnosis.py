@@ -1,6 +1,6 @@
-"""What ``edl why`` says of updates, refused pushes and full tables, as text: tests/kube/exchange/*.txt.
+"""What ``edl why`` says of updates, refused pushes and full tables, as text: tests/ops/exchange/*.txt.
 
-``pytest platform/tests/kube --update-golden`` writes them anew.
+``pytest platform/tests/ops --update-golden`` writes them anew.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_scenario(path: Path, pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("update_golden"):
         path.write_text(now, encoding="utf-8")
     assert now == path.read_text(encoding="utf-8"), (
-        "if this is what it should be now: pytest platform/tests/kube --update-golden, and read the difference"
+        "if this is what it should be now: pytest platform/tests/ops --update-golden, and read the difference"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rpc.horrors import messages_with
+from transport.horrors import messages_with
 
 from edl.api.errors import EdlError
 from edl.transport import edl_pb2 as pb

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from time import monotonic
 
 import pytest
-from rpc.test_rpc_bulk import MAX_BODY, TOKEN, client_of, echo, stranger
+from transport.test_transport_bulk import MAX_BODY, TOKEN, client_of, echo, stranger
 
 from edl.api.errors import RetryableError
 from edl.transport.bulk_client import BulkServer, Kind

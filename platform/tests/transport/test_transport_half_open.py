@@ -12,8 +12,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from rpc import half_open
-from rpc.half_open import HalfOpenConnection
+from transport import half_open
+from transport.half_open import HalfOpenConnection
 
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlServer, connect, serve

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from rpc.horrors import DOCUMENTS, MESSAGES, horrors, messages_with
+from transport.horrors import DOCUMENTS, MESSAGES, horrors, messages_with
 
 from edl.transport import edl_pb2 as pb
 from edl.transport.message_validation import check, parse

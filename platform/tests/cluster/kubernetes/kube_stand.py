@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib3
-from kube.api_server import SIGKILL, SIGTERM, ApiServer
+from cluster.kubernetes.api_server import SIGKILL, SIGTERM, ApiServer
 
 from edl.api.cluster_port import Role, Wish
 from edl.cluster.kubernetes import names

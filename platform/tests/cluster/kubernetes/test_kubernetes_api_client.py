@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import urllib3
-from kube.alive import assert_keeps_alive
-from kube.byte_server import STAY, ByteServer, chunked, reply
+from cluster.kubernetes.alive import assert_keeps_alive
+from cluster.kubernetes.byte_server import STAY, ByteServer, chunked, reply
 from wording import unsaid
 
 from edl.api.errors import BadInputError, RefusedError, RetryableError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from cluster.kubernetes.api_server import LONGEST_WAIT, Refusal
+from cluster.kubernetes.kube_stand import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
 from cluster_contract import Watching
-from kube.api_server import LONGEST_WAIT, Refusal
-from kube.kube_stand import JOB, JOB_UID, NAMESPACE, KubeStand, owner, render
 
 from edl.api.cluster_port import PLAIN, Cause, Phase, PodSeen, Role
 from edl.api.errors import BadInputError, RetryableError

@@ -1,6 +1,6 @@
 """What jobs look like on Kubernetes: golden/NAME.job.yaml gives golden/NAME.yaml, which is meant to be read.
 
-``pytest platform/tests/kube --update-golden`` writes them anew.
+``pytest platform/tests/cluster --update-golden`` writes them anew.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_golden(name: str, pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("update_golden"):
         file.write_text(now, encoding="utf-8")
     assert now == file.read_text(encoding="utf-8"), (
-        "if this is what it should be now: pytest platform/tests/kube --update-golden, and read the difference"
+        "if this is what it should be now: pytest platform/tests/cluster --update-golden, and read the difference"
     )
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.kubernetes.cluster_jobs import MNIST, fit_jobs
+from cluster.kubernetes.restricted import violations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kube.cluster_jobs import MNIST, fit_jobs
-from kube.restricted import violations
 
 from edl.api.cluster_port import Role, Wish
 from edl.cluster.kubernetes import names

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from kube.lease_server import LeaseServer
+from cluster.kubernetes.lease_server import LeaseServer
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import NoRightError

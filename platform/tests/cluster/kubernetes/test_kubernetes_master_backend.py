@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kube.lease_server import LeaseServer
+from cluster.kubernetes.lease_server import LeaseServer
 
 from edl.api.cluster_port import Role, Wish
 from edl.api.errors import BadInputError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from kube.lease_server import LeaseServer
+from cluster.kubernetes.lease_server import LeaseServer
 from wording import unsaid
 
 from edl.cluster.kubernetes import names

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import urllib3
-from kube.exec_server import Channel, ExecServer
+from cluster.kubernetes.exec_server import Channel, ExecServer
 
 from edl.cluster.kubernetes.api_client import Connection
 from edl.cluster.kubernetes.api_errors import AwayError, NoRightError

@@ -8,9 +8,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from cluster.kubernetes.kube_stand import JOB_UID, render
 from hypothesis import given
 from hypothesis import strategies as st
-from kube.kube_stand import JOB_UID, render
 
 from edl.api.cluster_port import PLAIN, PodSeen, Role
 from edl.api.errors import EdlError

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.kubernetes.cluster_jobs import MNIST
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kube.cluster_jobs import MNIST
 from wording import unsaid
 
 from edl.api.cluster_port import Role

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kube.lease_server import LeaseServer
+from cluster.kubernetes.lease_server import LeaseServer
 
 from edl.cluster.kubernetes import names, status_publisher
 from edl.cluster.kubernetes.api_client import Listing

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from local.test_local_server import Desk
+from cluster.local.test_local_server import Desk
 
 LINES = [
     rb'{"edl": 1, "token": "\ud800"}',

@@ -1,8 +1,9 @@
 """Native code under the sanitizers for addresses, undefined behaviour and threads: any report is a failure.
 
-python platform/tests/ps/native/sanitizers.py           the table without Python, once
-python platform/tests/ps/native/sanitizers.py --full    with more seeds; then the tests of Python, on extensions that
-                                                        were compiled so. What came out is written beside this file.
+python platform/tests/numerics/native/sanitizers.py           the table without Python, once
+python platform/tests/numerics/native/sanitizers.py --full    with more seeds; then the tests of Python, on extensions
+                                                              that were compiled so. What came out is written beside
+                                                              this file.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ def tests(sanitizer: Sanitizer) -> Run:
         "--capture=sys",  # a report goes to the file of stderr before the process ends: pytest would take it along
         *sanitizer.tests,
     ]
-    said = _run(*words, ROOT / "platform/tests/ps", environment=environment)
+    said = _run(*words, ROOT / "platform/tests/numerics", environment=environment)
     passed = re.search(r"(\d+) passed", said)
     if passed is None:
         raise SystemExit(f"no test ran under {sanitizer.flags}:\n{said}")
