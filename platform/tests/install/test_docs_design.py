@@ -1,0 +1,84 @@
+"""Pages about the code name files and modules that exist, and 0001 has every module of the core."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from handbook import DOCS, ROOT
+
+pytestmark = pytest.mark.install
+
+PACKAGE = ROOT / "platform/edl"
+LAYERS = DOCS / "design/0001-layers.md"
+WALKS_BEFORE = DOCS / "design/0009-walks-before.md"
+"""Names the files of an old commit."""
+
+PAGES = [
+    *(page for page in sorted((DOCS / "design").glob("*.md")) if page != WALKS_BEFORE),
+    DOCS / "testing.md",
+    ROOT / "CONTRIBUTING.md",
+]
+FOLDERS = "bench|docs|e2e|edl|helm|images|kustomize|model_zoo|platform|tests"
+SUFFIXES = "cpp|hpp|md|proto|py|pyi|txt"
+
+
+def _paths(text: str) -> set[str]:
+    """Files in backquotes: by their suffix, or below a folder of the repository."""
+    quoted = re.findall(r"`([^`\s]+)`", text)
+    pattern = rf"(?:(?:{FOLDERS})/)[\w./*-]+|[\w./*-]+\.(?:{SUFFIXES})"
+    return {token for token in quoted if re.fullmatch(pattern, token)}
+
+
+def _exists(path: str, page: Path) -> bool:
+    if "/" not in path:  # a bare name: the text says in which folder
+        below = (found for folder in ("platform", "e2e", "docs") for found in (ROOT / folder).rglob(path))
+        return (ROOT / path).exists() or any(below)
+    if path.startswith("e2e/artifacts/"):  # made by tests
+        return True
+    bases = (ROOT, ROOT / "platform", PACKAGE, page.parent)
+    return any(found for base in bases for name in (path, f"{path}.py") for found in base.glob(name.rstrip("/")))
+
+
+def _is_module_or_name(dotted: str) -> bool:
+    path = PACKAGE
+    parts = dotted.split(".")[1:]
+    for number, part in enumerate(parts):
+        source = next((file for end in (".py", ".pyi") if (file := path / f"{part}{end}").is_file()), None)
+        if source is not None:
+            text = source.read_text(encoding="utf-8")
+            return all(re.search(rf"\b{name}\b", text) for name in parts[number + 1 :])
+        if not (path / part).is_dir():
+            init = path / "__init__.py"
+            return init.is_file() and bool(re.search(rf"\b{part}\b", init.read_text(encoding="utf-8")))
+        path /= part
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = _paths(page.read_text(encoding="utf-8"))
+    assert sorted(path for path in named if not _exists(path, page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page: Path) -> None:
+    named = set(re.findall(r"`(edl(?:\.\w+)+)`", page.read_text(encoding="utf-8")))
+    assert sorted(name for name in named if not _is_module_or_name(name)) == []
+
+
+def test_the_notes_name_files() -> None:
+    """So that a change of the pages' form does not make the tests above empty."""
+    assert len(set[str]().union(*(_paths(page.read_text(encoding="utf-8")) for page in PAGES))) > 60
+
+
+def test_the_layers_have_every_room_and_every_module_of_the_core() -> None:
+    rooms, _, core = LAYERS.read_text(encoding="utf-8").partition("## How `core` is split")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", rooms, re.MULTILINE)) == sorted(
+        folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()
+    )
+    rows = re.findall(r"^\| (`[^|]*) \|", core, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(
+        module.stem for module in (PACKAGE / "core").glob("*.py") if module.stem != "__init__"
+    )
