@@ -135,7 +135,7 @@ containers:
   - name: submitter
     image: {{ include "edl-job.image" .root | quote }}
     imagePullPolicy: {{ $submitter.image.pullPolicy }}
-    args: [submit, /etc/edl/jobfile/job.json]
+    args: [submit, /etc/edl/spec/job.json]
     env:
       {{- range $name, $value := $submitter.env }}
       - {name: {{ $name }}, value: {{ $value | quote }}}
@@ -150,7 +150,7 @@ containers:
     # the last lines of a submission that was refused stand in the pod's status
     terminationMessagePolicy: FallbackToLogsOnError
     volumeMounts:
-      - {name: spec, mountPath: /etc/edl/jobfile, readOnly: true}
+      - {name: spec, mountPath: /etc/edl/spec, readOnly: true}
       - {name: home, mountPath: /home/edl}
       - {name: tmp, mountPath: /tmp}
 volumes:

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from edl.transport import edl_pb2 as edl_dot_rpc_dot_edl__pb2
+from edl.transport import edl_pb2 as edl_dot_transport_dot_edl__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -38,33 +38,33 @@ class MasterStub:
         """
         self.Register = channel.unary_unary(
                 '/edl.v1.Master/Register',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.RegisterRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.RegisterReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.RegisterRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.RegisterReply.FromString,
                 _registered_method=True)
         self.Lease = channel.unary_unary(
                 '/edl.v1.Master/Lease',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.LeaseRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.LeaseReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.LeaseRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.LeaseReply.FromString,
                 _registered_method=True)
         self.Progress = channel.unary_unary(
                 '/edl.v1.Master/Progress',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.ProgressRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.ProgressReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.ProgressReply.FromString,
                 _registered_method=True)
         self.Report = channel.unary_unary(
                 '/edl.v1.Master/Report',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.ReportRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.ReportReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.ReportRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.ReportReply.FromString,
                 _registered_method=True)
         self.Fail = channel.unary_unary(
                 '/edl.v1.Master/Fail',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.FailRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.FailReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.FailRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.FailReply.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/edl.v1.Master/Leave',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.LeaveReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.LeaveReply.FromString,
                 _registered_method=True)
 
 
@@ -120,33 +120,33 @@ def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Register': grpc.unary_unary_rpc_method_handler(
                     servicer.Register,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.RegisterRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.RegisterReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.RegisterRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.RegisterReply.SerializeToString,
             ),
             'Lease': grpc.unary_unary_rpc_method_handler(
                     servicer.Lease,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.LeaseRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.LeaseReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.LeaseRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.LeaseReply.SerializeToString,
             ),
             'Progress': grpc.unary_unary_rpc_method_handler(
                     servicer.Progress,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.ProgressRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.ProgressReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.ProgressRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.ProgressReply.SerializeToString,
             ),
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.ReportRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.ReportReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.ReportRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.ReportReply.SerializeToString,
             ),
             'Fail': grpc.unary_unary_rpc_method_handler(
                     servicer.Fail,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.FailRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.FailReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.FailRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.FailReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.LeaveRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.LeaveReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.LeaveRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.LeaveReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,8 +176,8 @@ class Master:
             request,
             target,
             '/edl.v1.Master/Register',
-            edl_dot_rpc_dot_edl__pb2.RegisterRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.RegisterReply.FromString,
+            edl_dot_transport_dot_edl__pb2.RegisterRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.RegisterReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -203,8 +203,8 @@ class Master:
             request,
             target,
             '/edl.v1.Master/Lease',
-            edl_dot_rpc_dot_edl__pb2.LeaseRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.LeaseReply.FromString,
+            edl_dot_transport_dot_edl__pb2.LeaseRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.LeaseReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -230,8 +230,8 @@ class Master:
             request,
             target,
             '/edl.v1.Master/Progress',
-            edl_dot_rpc_dot_edl__pb2.ProgressRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.ProgressReply.FromString,
+            edl_dot_transport_dot_edl__pb2.ProgressRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.ProgressReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -257,8 +257,8 @@ class Master:
             request,
             target,
             '/edl.v1.Master/Report',
-            edl_dot_rpc_dot_edl__pb2.ReportRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.ReportReply.FromString,
+            edl_dot_transport_dot_edl__pb2.ReportRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.ReportReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -284,8 +284,8 @@ class Master:
             request,
             target,
             '/edl.v1.Master/Fail',
-            edl_dot_rpc_dot_edl__pb2.FailRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.FailReply.FromString,
+            edl_dot_transport_dot_edl__pb2.FailRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.FailReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -311,8 +311,8 @@ class Master:
             request,
             target,
             '/edl.v1.Master/Leave',
-            edl_dot_rpc_dot_edl__pb2.LeaveRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.LeaveReply.FromString,
+            edl_dot_transport_dot_edl__pb2.LeaveRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.LeaveReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -337,43 +337,43 @@ class PsControlStub:
         """
         self.Attach = channel.unary_unary(
                 '/edl.v1.PsControl/Attach',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.AttachRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.AttachReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.AttachRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.AttachReply.FromString,
                 _registered_method=True)
         self.Revoke = channel.unary_unary(
                 '/edl.v1.PsControl/Revoke',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.RevokeRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.RevokeReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.RevokeReply.FromString,
                 _registered_method=True)
         self.Prepare = channel.unary_unary(
                 '/edl.v1.PsControl/Prepare',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.PrepareRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.PrepareReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.PrepareReply.FromString,
                 _registered_method=True)
         self.Hold = channel.unary_unary(
                 '/edl.v1.PsControl/Hold',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.HoldRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.HoldReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.HoldRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.HoldReply.FromString,
                 _registered_method=True)
         self.Snapshot = channel.unary_unary(
                 '/edl.v1.PsControl/Snapshot',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.SnapshotRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.SnapshotReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.SnapshotReply.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/edl.v1.PsControl/Release',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.ReleaseReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.ReleaseReply.FromString,
                 _registered_method=True)
         self.Unpin = channel.unary_unary(
                 '/edl.v1.PsControl/Unpin',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.UnpinRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.UnpinReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.UnpinReply.FromString,
                 _registered_method=True)
         self.Saved = channel.unary_unary(
                 '/edl.v1.PsControl/Saved',
-                request_serializer=edl_dot_rpc_dot_edl__pb2.SavedRequest.SerializeToString,
-                response_deserializer=edl_dot_rpc_dot_edl__pb2.SavedReply.FromString,
+                request_serializer=edl_dot_transport_dot_edl__pb2.SavedRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.SavedReply.FromString,
                 _registered_method=True)
 
 
@@ -441,43 +441,43 @@ def add_PsControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attach': grpc.unary_unary_rpc_method_handler(
                     servicer.Attach,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.AttachRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.AttachReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.AttachRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.AttachReply.SerializeToString,
             ),
             'Revoke': grpc.unary_unary_rpc_method_handler(
                     servicer.Revoke,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.RevokeRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.RevokeReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.RevokeRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.RevokeReply.SerializeToString,
             ),
             'Prepare': grpc.unary_unary_rpc_method_handler(
                     servicer.Prepare,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.PrepareRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.PrepareReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.PrepareRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.PrepareReply.SerializeToString,
             ),
             'Hold': grpc.unary_unary_rpc_method_handler(
                     servicer.Hold,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.HoldRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.HoldReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.HoldRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.HoldReply.SerializeToString,
             ),
             'Snapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.Snapshot,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.SnapshotRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.SnapshotReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.SnapshotRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.SnapshotReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.ReleaseRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.ReleaseReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.ReleaseRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.ReleaseReply.SerializeToString,
             ),
             'Unpin': grpc.unary_unary_rpc_method_handler(
                     servicer.Unpin,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.UnpinRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.UnpinReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.UnpinRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.UnpinReply.SerializeToString,
             ),
             'Saved': grpc.unary_unary_rpc_method_handler(
                     servicer.Saved,
-                    request_deserializer=edl_dot_rpc_dot_edl__pb2.SavedRequest.FromString,
-                    response_serializer=edl_dot_rpc_dot_edl__pb2.SavedReply.SerializeToString,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.SavedRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.SavedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -507,8 +507,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Attach',
-            edl_dot_rpc_dot_edl__pb2.AttachRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.AttachReply.FromString,
+            edl_dot_transport_dot_edl__pb2.AttachRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.AttachReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -534,8 +534,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Revoke',
-            edl_dot_rpc_dot_edl__pb2.RevokeRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.RevokeReply.FromString,
+            edl_dot_transport_dot_edl__pb2.RevokeRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.RevokeReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -561,8 +561,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Prepare',
-            edl_dot_rpc_dot_edl__pb2.PrepareRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.PrepareReply.FromString,
+            edl_dot_transport_dot_edl__pb2.PrepareRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.PrepareReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -588,8 +588,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Hold',
-            edl_dot_rpc_dot_edl__pb2.HoldRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.HoldReply.FromString,
+            edl_dot_transport_dot_edl__pb2.HoldRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.HoldReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -615,8 +615,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Snapshot',
-            edl_dot_rpc_dot_edl__pb2.SnapshotRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.SnapshotReply.FromString,
+            edl_dot_transport_dot_edl__pb2.SnapshotRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.SnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -642,8 +642,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Release',
-            edl_dot_rpc_dot_edl__pb2.ReleaseRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.ReleaseReply.FromString,
+            edl_dot_transport_dot_edl__pb2.ReleaseRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.ReleaseReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -669,8 +669,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Unpin',
-            edl_dot_rpc_dot_edl__pb2.UnpinRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.UnpinReply.FromString,
+            edl_dot_transport_dot_edl__pb2.UnpinRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.UnpinReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -696,8 +696,8 @@ class PsControl:
             request,
             target,
             '/edl.v1.PsControl/Saved',
-            edl_dot_rpc_dot_edl__pb2.SavedRequest.SerializeToString,
-            edl_dot_rpc_dot_edl__pb2.SavedReply.FromString,
+            edl_dot_transport_dot_edl__pb2.SavedRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.SavedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,7 +28,7 @@ CONTAINER = "edl"
 """The one container of every pod."""
 
 SPEC_KEY, TOKEN_KEY = "job.json", "token"
-SPEC_DIR, TOKEN_DIR = "/etc/edl/jobfile", "/etc/edl/token"
+SPEC_DIR, TOKEN_DIR = "/etc/edl/spec", "/etc/edl/token"
 RUNTIME_DIR, HOME_DIR = "/run/edl", "/home/edl"
 
 

@@ -1,0 +1,34 @@
+"""Names that users' models and exported files import: they stay importable from where they are, whatever moves."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+USER_IMPORTS = (
+    ("edl.layers", "Embedding"),
+    ("edl.layers.embedding", "Embedding"),  # the module that `.keras` files name
+    ("edl.data", "Writer"),
+    ("edl.data", "serialize_example"),
+    ("edl.data", "open_reader"),
+    ("edl.data", "Reader"),
+    ("edl.data", "Source"),
+    ("edl.data", "Metadata"),
+    ("edl.data.recordio.reader", "RecordIOReader"),
+    ("edl.data.recordio.writer", "Writer"),
+    ("edl.keras.group_ftrl", "GroupFtrl"),
+    ("edl.worker.group_ftrl", "GroupFtrl"),  # its documented place before there was edl.keras
+)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(("module", "name"), USER_IMPORTS)
+def test_what_users_import_stays_where_it_is(module: str, name: str) -> None:
+    assert isinstance(getattr(import_module(module), name), type) or callable(getattr(import_module(module), name))
+
+
+@pytest.mark.tensorflow
+def test_the_earlier_place_of_group_ftrl_has_the_same_class() -> None:
+    places = [getattr(import_module(module), name) for module, name in USER_IMPORTS if name == "GroupFtrl"]
+    assert places[0] is places[1]
