@@ -120,6 +120,10 @@ def clicks(
     _make(load, out, file_format, compression, records_per_file, force)
 
 
+_DISTRIBUTION_BY_MODULE = {"google": "protobuf"}
+"""Packages whose modules have another name than the one that pip installs."""
+
+
 def _make(
     load: Callable[[], DataSet], out: Path, file_format: Format, compression: Compression, per_file: int, force: bool
 ) -> None:
@@ -132,9 +136,9 @@ def _make(
         with console(sys.stderr).status("Loading"):
             data = load()
     except ImportError as error:
-        raise BadInputError(
-            f"making data needs the package {error.name}", hint="pip install 'edl-platform[train]'"
-        ) from error
+        package = _DISTRIBUTION_BY_MODULE.get((error.name or "").partition(".")[0], error.name)
+        hint = "pip install 'edl-platform[train]'"
+        raise BadInputError(f"making data needs the package {package}", hint=hint) from error
     _write(data, out, layout)
 
 
