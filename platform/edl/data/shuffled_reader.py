@@ -8,44 +8,34 @@ rest of the two blocks that its ends lie in.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.core.shards import scrambled
 from edl.core.shuffle import Block, EpochOrder, Order, named
 from edl.data.gather import fastest_gather
+from edl.data.permuted_positions import fastest_permuted_range
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
-
-Positions: TypeAlias = npt.NDArray[np.uint64]
 
 _AT_ONCE = 4096
 """Positions that are looked up together: NumPy is slow for the few records of a minibatch."""
 _GATHER = fastest_gather()
-
-
-def permuted_all(indices: Positions, count: int, key: int) -> Positions:
-    """``edl.core.shards.permuted`` of many indices."""
-    found = scrambled(indices, count, key)
-    while (beyond := np.flatnonzero(found >= count)).size:
-        found[beyond] = scrambled(found[beyond], count, key)
-    return found  # type: ignore[no-any-return]
+_PERMUTED_RANGE = fastest_permuted_range()
 
 
 class _Piece(NamedTuple):
-    """Positions ``[start, end)``: the block of each, and its record before the window's were mixed."""
+    """Positions ``[start, end)``, and the record of each before the window's were mixed."""
 
     epoch: int
     start: int
     end: int
-    blocks: npt.NDArray[np.int64]
     unmixed: npt.NDArray[np.int64]
 
 
 class _PackedWindow:
-    """The payloads of one window's blocks, and where each of its records lies in them: two numbers a record.
+    """The payloads of one window's blocks, and where each of its records lies in them: three numbers a record.
 
     Args:
         start: first record of the window's blocks, before mixing.
@@ -57,6 +47,7 @@ class _PackedWindow:
         self._start, self._first = start, blocks.start
         self._payloads = [b""] * len(blocks)
         self.blocks = len(blocks)
+        self._owners = np.zeros(end - start, np.int64)
         self._begins = np.zeros(end - start, np.int64)
         self._ends = np.zeros(end - start, np.int64)
         self.held: set[int] = set()
@@ -65,15 +56,16 @@ class _PackedWindow:
         """Hold a block, whose first record is ``first`` before mixing."""
         bounds = np.frombuffer(packed.bounds, np.uint64).astype(np.int64)
         part = slice(first - self._start, first - self._start + len(packed))
+        self._owners[part] = block - self._first
         self._begins[part] = bounds[:-1] + packed.gap
         self._ends[part] = bounds[1:]
         self._payloads[block - self._first] = packed.payload
         self.held.add(block)
 
-    def take(self, blocks: npt.NDArray[np.int64], unmixed: npt.NDArray[np.int64]) -> Sequence[Record]:
-        """The records that are these before mixing; each is in its own of the blocks, which are held."""
+    def take(self, unmixed: npt.NDArray[np.int64]) -> Sequence[Record]:
+        """The records that are these before mixing; their blocks are held."""
         at = unmixed - self._start
-        return _GATHER(self._payloads, blocks - self._first, self._begins[at], self._ends[at])
+        return _GATHER(self._payloads, self._owners[at], self._begins[at], self._ends[at])
 
 
 class ShuffledReader:
@@ -91,7 +83,7 @@ class ShuffledReader:
         self._ends: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._firsts: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._packed = getattr(reader, "packed_records", None)  # of RecordIO alone
-        self._piece = _Piece(-1, 0, 0, np.empty(0, np.int64), np.empty(0, np.int64))
+        self._piece = _Piece(-1, 0, 0, np.empty(0, np.int64))
         self._packed_window = _PackedWindow(0, 0, range(0))
         self._window: tuple[int, int] = (-1, -1)
         self._blocks: tuple[Block, ...] = ()
@@ -113,7 +105,7 @@ class ShuffledReader:
             until = min(end, piece.end)
             part = slice(start - piece.start, until - piece.start)
             self._enter(epoch, start)
-            self._take(found, piece.blocks[part], piece.unmixed[part], on_corrupt)
+            self._take(found, piece.unmixed[part], on_corrupt)
             start = until
         return found
 
@@ -121,21 +113,18 @@ class ShuffledReader:
         """Which records are at positions ``[start, end)``, for people."""
         return named(self.order.epoch(epoch).ranges(start, end))
 
-    def _take(
-        self,
-        found: list[Record],
-        numbers: npt.NDArray[np.int64],
-        unmixed: npt.NDArray[np.int64],
-        on_corrupt: OnCorrupt | None,
-    ) -> None:
-        held = self._held
-        if len(held) < self._packed_window.blocks:
-            for number in set(numbers.tolist()).difference(held):
-                self._hold(number, self._load(number, on_corrupt))
-        if len(self._packed_window.held) == len(held):
-            found += self._packed_window.take(numbers, unmixed)
+    def _take(self, found: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> None:
+        held, window = self._held, self._packed_window
+        if len(held) == window.blocks == len(window.held):
+            found += window.take(unmixed)
             return
+        numbers = np.searchsorted(self._ends, unmixed, side="right")
         blocks = numbers.tolist()
+        for number in set(blocks).difference(held):
+            self._hold(number, self._load(number, on_corrupt))
+        if len(window.held) == len(held):
+            found += window.take(unmixed)
+            return
         records = (unmixed - self._firsts[numbers]).tolist()
         taken = [held[block][record] for block, record in zip(blocks, records, strict=True)]
         if self._damaged.isdisjoint(blocks):
@@ -202,10 +191,8 @@ class ShuffledReader:
         order = self._of(epoch)
         start, size, key = order.window_at(position)
         end = min(position + _AT_ONCE, start + size)
-        offsets = np.arange(position - start, end - start, dtype=np.uint64)
-        unmixed = permuted_all(offsets, size, key).astype(np.int64) + start
-        blocks = np.searchsorted(self._ends, unmixed, side="right")
-        self._piece = _Piece(epoch, position, end, blocks.astype(np.int64), unmixed)
+        unmixed = _PERMUTED_RANGE(position - start, end - start, size, key) + start
+        self._piece = _Piece(epoch, position, end, unmixed)
         return self._piece
 
     def _of(self, epoch: int) -> EpochOrder:

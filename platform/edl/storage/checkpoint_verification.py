@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from edl.api.errors import StorageError
+from edl.numerics.checksum import crc32
 from edl.storage.checkpoint_commit import check_size
 from edl.storage.checkpoint_manifest import Manifest, ShardInfo, Skipped, cut_directory, cuts_in, load_manifest
 from edl.storage.durable_files import translated
@@ -72,5 +72,5 @@ def crc32_of(path: Path) -> int:
     checksum = 0
     with translated(path, "read a checkpoint"), path.open("rb", buffering=0) as file:
         while chunk := file.read(_CHUNK):
-            checksum = zlib.crc32(chunk, checksum)
+            checksum = crc32(chunk, checksum)
     return checksum

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from edl.api.errors import StorageError
+from edl.numerics.checksum import crc32
 from edl.storage.durable_files import translated
 from edl.storage.paced_writer import SteadyFile
 from edl.storage.safetensors_writer import Array, ArrayShape, write_parts
@@ -51,7 +51,7 @@ def stream(path: Path, parts: Iterable[memoryview]) -> tuple[int, int]:
     with SteadyFile(path) as file:
         for part in parts:
             file.write(part)
-            checksum = zlib.crc32(part, checksum)
+            checksum = crc32(part, checksum)
             size += part.nbytes
         file.sync()
     return size, checksum

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.numerics.checksum import crc32
 from edl.storage.crc32_combine import combined
 from edl.storage.durable_files import publish, removed_on_error, translated
 from edl.storage.free_space import ensure_room
@@ -71,7 +71,7 @@ def write_parts(
         with removed_on_error(temporary):
             _write(temporary, header, places, parts)
             publish(temporary, path)
-    size, checksum = header.nbytes, zlib.crc32(header)
+    size, checksum = header.nbytes, crc32(header)
     for place in places.values():
         size, checksum = size + place.array.nbytes, combined(checksum, place.checksum, place.array.nbytes)
     return size, checksum
@@ -98,7 +98,7 @@ class _Place:
         if self.at + data.nbytes > self.end:
             raise ValueError(f"array {self.array.name!r} has more values than {list(self.array.shape)}")
         file.write_at(self.at, data)
-        self.checksum = zlib.crc32(data, self.checksum)
+        self.checksum = crc32(data, self.checksum)
         self.at += data.nbytes
 
 

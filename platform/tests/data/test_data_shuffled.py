@@ -16,6 +16,7 @@ from edl.api.errors import BadInputError
 from edl.core.shards import permuted
 from edl.core.shuffle import Blocks, Order
 from edl.data.csv_reader import CsvReader
+from edl.data.permuted_positions import fastest_permuted_range, permuted_in_python
 from edl.data.reader import (
     BlockSizes,
     CorruptRange,
@@ -29,7 +30,7 @@ from edl.data.reader_factory import open_reader
 from edl.data.record_blocks import blocks_of, order_of
 from edl.data.recordio.reader import RecordIOReader
 from edl.data.recordio.writer import Writer
-from edl.data.shuffled_reader import ShuffledReader, permuted_all
+from edl.data.shuffled_reader import ShuffledReader
 
 sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=4)
 
@@ -74,16 +75,13 @@ def shuffled(reader: MemoryReader, window: int, seed: int = 0) -> ShuffledReader
     return ShuffledReader(reader, order_of(reader, window, seed))
 
 
-@given(
-    st.integers(1, 3000).flatmap(lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n - 1), max_size=50))),
-    st.integers(0, 2**64 - 1),
-)
-def test_many_indices_are_permuted_as_one_is(drawn: tuple[int, list[int]], key: int) -> None:
-    import numpy as np
-
-    count, indices = drawn
-    found = permuted_all(np.array(indices, np.uint64), count, key).tolist()
-    assert found == [permuted(index, count, key) for index in indices]
+@given(st.integers(1, 3000), st.data(), st.integers(0, 2**64 - 1))
+def test_many_positions_are_permuted_as_one_is(count: int, data: st.DataObject, key: int) -> None:
+    first = data.draw(st.integers(0, count))
+    last = data.draw(st.integers(first, min(count, first + 50)))
+    expected = [permuted(index, count, key) for index in range(first, last)]
+    assert permuted_in_python(first, last, count, key).tolist() == expected
+    assert fastest_permuted_range()(first, last, count, key).tolist() == expected
 
 
 @given(sizes, st.integers(1, 200), st.integers(1, 40), st.integers(0, 2**40), st.integers(0, 2), st.integers(0, 2))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.core.shards import permuted
 from edl.data.gather import fastest_gather, gather_in_python
 
 if importlib.util.find_spec("edl.data._records") is not None:
@@ -93,3 +94,17 @@ def test_lengths_that_do_not_add_up_are_found(records: list[bytes], more: int, c
 def test_no_memory_is_taken_for_more_records_than_a_payload_can_hold(count: int) -> None:
     assert _records.record_ends(b"\xff\xff\xff\xff", count) is None
     assert _records.record_ends(b"", count) is None
+
+
+@given(st.integers(1, 1 << 62), st.data(), st.integers(0, 2**64 - 1))
+def test_positions_are_permuted_as_python_does(count: int, data: st.DataObject, key: int) -> None:
+    first = data.draw(st.integers(0, count))
+    last = data.draw(st.integers(first, min(count, first + 20)))
+    found = np.frombuffer(_records.permuted_range(first, last, count, key), np.int64).tolist()
+    assert found == [permuted(index, count, key) for index in range(first, last)]
+
+
+@pytest.mark.parametrize(("first", "last", "count"), [(1, 0, 1), (0, 2, 1), (0, 1, 1 + (1 << 62))])
+def test_positions_outside_of_the_permutation_are_refused(first: int, last: int, count: int) -> None:
+    with pytest.raises(ValueError, match="count"):
+        _records.permuted_range(first, last, count, 0)

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from edl.api.errors import BadInputError
+from edl.numerics.checksum import crc32
 
 try:  # a twentieth of the time: workers walk through the chunks of a shuffled window several times an epoch
     from edl.data import _records
@@ -84,7 +85,7 @@ def encode_chunk(records: Iterable[bytes], compression: Compression) -> bytes:
     for record in records:
         parts += (_LENGTH.pack(len(record)), record)
     stored = _compress(b"".join(parts), compression)
-    return Header(zlib.crc32(stored), COMPRESSORS[compression], len(stored), len(parts) // 2).pack() + stored
+    return Header(crc32(stored), COMPRESSORS[compression], len(stored), len(parts) // 2).pack() + stored
 
 
 def decode_chunk(header: Header, stored: bytes) -> DecodedChunk:
@@ -95,7 +96,7 @@ def decode_chunk(header: Header, stored: bytes) -> DecodedChunk:
     """
     if len(stored) < header.size:
         raise CorruptChunkError(f"the payload is truncated: {len(stored)} of {header.size} bytes")
-    checksum = zlib.crc32(stored)
+    checksum = crc32(stored)
     if checksum != header.checksum:
         raise CorruptChunkError(f"checksum {checksum:#010x} instead of {header.checksum:#010x}")
     payload = _decompress(stored, header.compressor)

@@ -1,4 +1,4 @@
-// edl.data._records: where records lie in a payload of RecordIO, and records out of payloads in any order.
+// edl.data._records: where records lie in a payload of RecordIO, records out of payloads in any order, and that order.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string_view>
 #include <vector>
+
+#include "hash.hpp"
 
 namespace nb = nanobind;
 
@@ -84,10 +86,42 @@ nb::object record_ends(const nb::bytes& payload, std::size_t records) {
   return at == size ? found : nb::none();
 }
 
+// Where a keyed permutation of range(count) sends [first, last): edl.core.shards.permuted of each, a Feistel network whose walks
+// go on until they are back in the range.
+nb::object permuted_range(std::uint64_t first, std::uint64_t last, std::uint64_t count, std::uint64_t key) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  constexpr int kTurns = 4;
+  if (first > last || last > count || count > kMost) throw std::invalid_argument("0 <= first <= last <= count <= 2**62");
+  unsigned bits = 1;
+  for (std::uint64_t rest = std::max<std::uint64_t>(count, 2) - 1; rest > 1; rest >>= 1) ++bits;
+  const unsigned half = std::max(1U, (bits + 1) / 2);
+  const std::uint64_t mask = (std::uint64_t{1} << half) - 1;
+  std::uint64_t keys[kTurns];
+  for (int turn = 0; turn < kTurns; ++turn) keys[turn] = mix((key << 3) + static_cast<std::uint64_t>(turn));
+  nb::object found = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>((last - first) * sizeof first)));
+  if (!found.is_valid()) throw nb::python_error();
+  char* out = PyBytes_AS_STRING(found.ptr());
+  for (std::uint64_t index = first; index < last; ++index, out += sizeof index) {
+    std::uint64_t at = index;
+    do {
+      std::uint64_t left = at >> half, right = at & mask;
+      for (const std::uint64_t one : keys) {
+        const std::uint64_t next = left ^ (mix(right ^ one) & mask);
+        left = right;
+        right = next;
+      }
+      at = (left << half) | right;
+    } while (at >= count);
+    std::memcpy(out, &at, sizeof at);
+  }
+  return found;
+}
+
 }  // namespace
 
 NB_MODULE(_records, module) {
   module.def("record_ends", &record_ends, nb::arg("payload"), nb::arg("records"));
+  module.def("permuted_range", &permuted_range, nb::arg("first"), nb::arg("last"), nb::arg("count"), nb::arg("key"));
   module.def("gather", &gather, nb::arg("payloads"), nb::arg("owners").noconvert(), nb::arg("begins").noconvert(),
              nb::arg("ends").noconvert());
 }
